@@ -5,7 +5,6 @@ set(MONOIDREDUCE_CPU_ISA_SOURCES
     csrc/cpu/attention.cpp
     csrc/cpu/cross_entropy.cpp
     csrc/cpu/distillation.cpp
-    csrc/cpu/engine.cpp
     csrc/cpu/fold_tiles.cpp
     csrc/cpu/gated_mlp.cpp
     csrc/cpu/log_probs.cpp

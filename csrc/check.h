@@ -153,7 +153,7 @@ inline void check(const Launch& launch) {
 template <class Call>
 void check(const Call& x) {
   constexpr const auto& description = kDescription<Call>;
-  Checker checker(std::get<0>(description.fields), leading(x), description.only_cuda);
+  Checker checker(std::get<0>(description.fields), leading(x), !description.has(kCpu | kAnyCpu));
   std::apply([&](const auto&... field) { (checker(x, field), ...); }, description.fields);
 }
 

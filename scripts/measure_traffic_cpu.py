@@ -88,7 +88,8 @@ def build(compiler: str, folder: Path) -> Path:
 
     def compiled(source: Path) -> Path:
         to = folder / f"{source.stem}.o"
-        command = [compiler, *FLAGS, f"-I{ROOT / 'csrc' / 'include'}", "-c", str(source), "-o", str(to)]
+        headers = (f"-I{ROOT / folder}" for folder in ("csrc", "csrc/include"))
+        command = [compiler, *FLAGS, *headers, "-c", str(source), "-o", str(to)]
         run_or_exit(command, "cannot be compiled")
         return to
 

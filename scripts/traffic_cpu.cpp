@@ -16,17 +16,9 @@
 #include <new>
 #include <vector>
 
-#include "monoidreduce/cpu/isa.h"
+#include "cpu/engine.h"
 #include "monoidreduce/cpu/panels.h"
 #include "monoidreduce/operators.h"
-
-namespace monoidreduce::cpu::MR_CPU_ISA {
-void attention_forward(const AttentionForward& x, const Launch& launch);
-void attention_backward(const AttentionBackward& x, const Launch& launch);
-void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch);
-void cross_entropy_backward(const CrossEntropyBackward& x, const Launch& launch);
-CpuTiles fold_tiles(const FoldProblem& problem, bool bias_gradient, int threads);
-}  // namespace monoidreduce::cpu::MR_CPU_ISA
 
 namespace mr = monoidreduce;
 namespace engine = monoidreduce::cpu::MR_CPU_ISA;
@@ -95,7 +87,8 @@ void count(std::int64_t flushed, Pass pass) {
 }
 
 void print_tile(const mr::FoldProblem& problem, bool backward) {
-  const mr::CpuTiles tiles = engine::fold_tiles(problem, false, 1);
+  mr::CpuTiles tiles;
+  engine::run(mr::cpu::TileQuery{problem, false, tiles}, {.threads = 1});
   const mr::TileSize tile = backward ? tiles.backward : tiles.forward;
   std::printf("%lld %lld %d %lld\n", static_cast<long long>(tile.rows), static_cast<long long>(tile.columns),
               engine::kPanel<float>, static_cast<long long>(engine::kColumnStep));
@@ -109,12 +102,12 @@ void attention(bool backward, std::int64_t rows, std::int64_t columns, std::int6
   x.lse_low = of_rows(filled(rows, 0.0f), rows);
   x.options.scale = 1 / std::sqrt(double(width));
   print_tile(mr::attention_problem(x), backward);
-  if (!backward) return count(flushed, [&] { engine::attention_forward(x, {}); });
+  if (!backward) return count(flushed, [&] { engine::run(x, {}); });
   mr::AttentionBackward y{};
   y.q = x.q, y.k = x.k, y.v = x.v, y.out = x.out, y.lse = x.lse, y.lse_low = x.lse_low, y.options = x.options;
   y.grad_out = head(rows, width);
   y.d_q = head(rows, width), y.d_k = head(columns, width), y.d_v = head(columns, width);
-  count(flushed, [&] { engine::attention_backward(y, {}); });
+  count(flushed, [&] { engine::run(y, {}); });
 }
 
 void cross_entropy(bool backward, std::int64_t rows, std::int64_t columns, std::int64_t width,
@@ -125,12 +118,12 @@ void cross_entropy(bool backward, std::int64_t rows, std::int64_t columns, std::
   x.lse = vector(filled(rows, std::log(float(columns))), rows), x.lse_low = vector(filled(rows, 0.0f), rows);
   x.loss = vector(filled(rows, 0.0f), rows);
   print_tile(mr::cross_entropy_problem(x), backward);
-  if (!backward) return count(flushed, [&] { engine::cross_entropy_forward(x, {}); });
+  if (!backward) return count(flushed, [&] { engine::run(x, {}); });
   mr::CrossEntropyBackward y{};
   y.x = x.x, y.weight = x.weight, y.target = x.target, y.lse = x.lse, y.lse_low = x.lse_low;
   y.grad_loss = vector(filled(rows, 1.0f), rows);
   y.d_x = matrix(rows, width), y.d_weight = matrix(columns, width);
-  count(flushed, [&] { engine::cross_entropy_backward(y, {}); });
+  count(flushed, [&] { engine::run(y, {}); });
 }
 
 // out = a + b, whose lines are known: a count to check the tool with.

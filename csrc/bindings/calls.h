@@ -76,9 +76,10 @@ py::tuple data_of(const ChoiceField<Call, Enum>& f) {
                         static_cast<int>(Call{}.*f.member));
 }
 
-class Calls {
+// A function of the module for each call.
+class CallFunctions {
  public:
-  explicit Calls(py::module_& m)
+  explicit CallFunctions(py::module_& m)
       : m_(m),
         field_(py::module_::import("collections")
                    .attr("namedtuple")("Field", "name kind type optional shape choices default",
@@ -87,32 +88,34 @@ class Calls {
     m.attr("CALLS") = calls_;
   }
 
-  template <class Call>
-  void define(void (*run)(const Call&, const Launch&)) {
-    bind<Call>(
-        kDescription<Call>.name, named,
-        [run](const Call& x, int threads, std::uintptr_t stream) {
-          const py::gil_scoped_release release;
-          run(x, launch(threads, stream));
-        },
-        "threads"_a, "stream"_a);
-    list<Call>();
-  }
-  // The same of a call with a plan, or a part of one; and the function that makes the plan, with the same arguments.
-  template <class Call>
-  void define(void (*run)(const Call&, const Launch&, const Plan*)) {
-    bind<Call>(
-        kDescription<Call>.name, named,
-        [run](const Call& x, int threads, std::uintptr_t stream, const Plan* plan) {
-          const py::gil_scoped_release release;
-          run(x, launch(threads, stream), plan);
-        },
-        "threads"_a, "stream"_a, "plan"_a = py::none());
-    list<Call>();
-    if constexpr (requires(const Call& x) { plan(x, DeviceFacts{}, Launch{}); }) define_plan<Call>();
+  template <class... Each>
+  void define(CallList<Each...>) {
+    (define<Each>(), ...);
   }
 
  private:
+  // The call; if it has a plan or is a part of one that has, with that. And of a pass the function that makes the plan, with the
+  // same arguments.
+  template <class Call>
+  void define() {
+    constexpr const auto& description = kDescription<Call>;
+    if constexpr (description.is_planned()) {
+      const auto call = [](const Call& x, int threads, std::uintptr_t stream, const Plan* plan) {
+        const py::gil_scoped_release release;
+        run(x, launch(threads, stream), plan);
+      };
+      bind<Call>(description.name, named, call, "threads"_a, "stream"_a, "plan"_a = py::none());
+      if constexpr (description.has(kSimt)) define_plan<Call>();
+    } else {
+      const auto call = [](const Call& x, int threads, std::uintptr_t stream) {
+        const py::gil_scoped_release release;
+        run(x, launch(threads, stream));
+      };
+      bind<Call>(description.name, named, call, "threads"_a, "stream"_a);
+    }
+    list<Call>();
+  }
+
   static Launch launch(int threads, std::uintptr_t stream) {
     return {.threads = threads, .stream = reinterpret_cast<void*>(stream)};
   }

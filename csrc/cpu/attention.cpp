@@ -1,5 +1,6 @@
 // Attention on the CPU: softmax-weighted payload, LogSumExp over keys.
 #include "monoidreduce/ops/attention.h"
+#include "engine.h"
 #include "monoidreduce/cpu/fold.h"
 #include "monoidreduce/monoids/logsumexp.h"
 #include "monoidreduce/rows.h"
@@ -9,7 +10,8 @@
 
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
-void attention_forward(const AttentionForward& x, const Launch& launch) {
+template <>
+void run(const AttentionForward& x, const Launch& launch) {
   with_accumulator(x.q.dtype, [&](auto zero) {
     using T = decltype(zero);
     const LogSumExpRows<T> rows{.lse = static_cast<T*>(x.lse.data),
@@ -20,7 +22,8 @@ void attention_forward(const AttentionForward& x, const Launch& launch) {
   });
 }
 
-void attention_backward(const AttentionBackward& x, const Launch& launch) {
+template <>
+void run(const AttentionBackward& x, const Launch& launch) {
   with_accumulator(x.q.dtype, [&](auto zero) {
     using T = decltype(zero);
     const std::int64_t count = x.q.size[0] * x.q.size[1] * x.q.size[2];

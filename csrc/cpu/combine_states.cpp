@@ -17,9 +17,21 @@ void combine(const Call& x) {
 
 }  // namespace
 
-void combine_logsumexp(const CombinedLogSumExp& x) { combine(x); }
-void combine_cross_entropy(const CombinedCrossEntropy& x) { combine(x); }
-void combine_log_probs(const CombinedLogProbs& x) { combine(x); }
-void combine_distillation(const CombinedDistillation& x) { combine(x); }
+template <>
+void run_alike(const CombinedLogSumExp& x) {
+  combine(x);
+}
+template <>
+void run_alike(const CombinedCrossEntropy& x) {
+  combine(x);
+}
+template <>
+void run_alike(const CombinedLogProbs& x) {
+  combine(x);
+}
+template <>
+void run_alike(const CombinedDistillation& x) {
+  combine(x);
+}
 
 }  // namespace monoidreduce::cpu

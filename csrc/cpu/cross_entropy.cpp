@@ -1,11 +1,13 @@
 // Linear cross entropy against class indices on the CPU.
 #include "monoidreduce/ops/cross_entropy.h"
+#include "engine.h"
 #include "monoidreduce/cpu/fold.h"
 #include "with_accumulator.h"
 
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
-void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch) {
+template <>
+void run(const CrossEntropyForward& x, const Launch& launch) {
   with_accumulator(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
     with_cross_entropy<T>(x, [&](const auto& m) {
@@ -14,7 +16,8 @@ void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch) {
   });
 }
 
-void cross_entropy_backward(const CrossEntropyBackward& x, const Launch& launch) {
+template <>
+void run(const CrossEntropyBackward& x, const Launch& launch) {
   with_accumulator(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
     const FoldGradients gradients{.grad_out = {},

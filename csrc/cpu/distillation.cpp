@@ -1,5 +1,6 @@
 // Linear distillation on the CPU: cross entropy and divergences between two linear heads.
 #include "monoidreduce/monoids/distillation.h"
+#include "engine.h"
 #include "monoidreduce/cpu/fold.h"
 #include "monoidreduce/ops/distillation.h"
 #include "monoidreduce/rows.h"
@@ -22,7 +23,8 @@ DistillationRows<T> distillation_rows(const Arguments& x) {
 
 }  // namespace
 
-void distillation_forward(const DistillationForward& x, const Launch& launch) {
+template <>
+void run(const DistillationForward& x, const Launch& launch) {
   with_accumulator(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
     DistillationRows<T> rows = distillation_rows<T>(x);
@@ -32,7 +34,8 @@ void distillation_forward(const DistillationForward& x, const Launch& launch) {
   });
 }
 
-void distillation_backward(const DistillationBackward& x, const Launch& launch) {
+template <>
+void run(const DistillationBackward& x, const Launch& launch) {
   with_accumulator(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
     DistillationRows<T> rows = distillation_rows<T>(x);

@@ -1,46 +1,64 @@
-// The CPU engine is compiled once per instruction set. One of these is chosen at run time.
+// The entry points of the CPU engine. A source for one instruction set defines run() of its calls in the namespace of that set.
 #pragma once
 
+#include "monoidreduce/cpu/isa.h"
 #include "monoidreduce/operators.h"
 
 namespace monoidreduce::cpu {
 
+enum class Isa { kBaseline, kAvx2, kAvx512, kAvx512Bf16 };
+const char* name(Isa isa);
+// The best for tensors of this dtype that both this build and this processor have, unless MONOIDREDUCE_CPU_ISA names another.
+Isa isa_for(DType dtype);
+
+namespace baseline {
 template <class Call>
-using EntryPoint = void (*)(const Call& x, const Launch& launch);
+void run(const Call& x, const Launch& launch);
+}
+namespace avx2 {
+template <class Call>
+void run(const Call& x, const Launch& launch);
+}
+namespace avx512 {
+template <class Call>
+void run(const Call& x, const Launch& launch);
+}
+namespace avx512bf16 {
+template <class Call>
+void run(const Call& x, const Launch& launch);
+}
 
-// The operators, compiled for one instruction set.
-struct Engine {
-  const char* isa;
-  EntryPoint<AttentionForward> attention_forward;
-  EntryPoint<AttentionBackward> attention_backward;
-  EntryPoint<ModifiedAttentionForward> modified_attention_forward;
-  EntryPoint<ModifiedAttentionBackward> modified_attention_backward;
-  EntryPoint<CrossEntropyForward> cross_entropy_forward;
-  EntryPoint<CrossEntropyBackward> cross_entropy_backward;
-  EntryPoint<DistillationForward> distillation_forward;
-  EntryPoint<DistillationBackward> distillation_backward;
-  EntryPoint<LossReduction> reduce_losses;
-  EntryPoint<MlpForward> mlp_forward;
-  EntryPoint<MlpBackward> mlp_backward;
-  EntryPoint<GatedHidden> gated_hidden;
-  EntryPoint<GatedGradient> gated_gradient;
-  EntryPoint<LogSumExpForward> logsumexp_forward;
-  EntryPoint<LogSumExpBackward> logsumexp_backward;
-  EntryPoint<LogProbsForward> log_probs_forward;
-  EntryPoint<LogProbsBackward> log_probs_backward;
-  EntryPoint<StatisticsForward> statistics_forward;
-  EntryPoint<StatisticsBackward> statistics_backward;
-  CpuTiles (*fold_tiles)(const FoldProblem& problem, bool bias_gradient, int threads);
+template <class Call>
+void run_by(Isa isa, const Call& x, const Launch& launch) {
+  switch (isa) {
+    case Isa::kBaseline:
+      return baseline::run(x, launch);
+#ifdef MONOIDREDUCE_WITH_AVX2
+    case Isa::kAvx2:
+      return avx2::run(x, launch);
+#endif
+#ifdef MONOIDREDUCE_WITH_AVX512
+    case Isa::kAvx512:
+      return avx512::run(x, launch);
+#endif
+#ifdef MONOIDREDUCE_WITH_AVX512BF16
+    case Isa::kAvx512Bf16:
+      return avx512bf16::run(x, launch);
+#endif
+    default:  // isa_for() names none that is not in the build
+      return;
+  }
+}
+
+// The same code for all instruction sets. Of a SequenceSpans it throws where starts are not sound.
+template <class Call>
+void run_alike(const Call& x);
+
+// Asks for the tiles that a fold would be computed in.
+struct TileQuery {
+  const FoldProblem& problem;
+  bool bias_gradient;
+  CpuTiles& tiles;
 };
-
-// The engine for tensors of this dtype.
-const Engine& engine_for(DType dtype);
-
-// The same for all instruction sets. sequence_spans throws where starts are not sound.
-void sequence_spans(const SequenceSpans& x);
-void combine_logsumexp(const CombinedLogSumExp& x);
-void combine_cross_entropy(const CombinedCrossEntropy& x);
-void combine_log_probs(const CombinedLogProbs& x);
-void combine_distillation(const CombinedDistillation& x);
 
 }  // namespace monoidreduce::cpu

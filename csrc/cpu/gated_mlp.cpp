@@ -1,6 +1,7 @@
 // What is between the matrix products of a gated MLP, on the CPU.
 #include "monoidreduce/ops/gated_mlp.h"
 
+#include "engine.h"
 #include "monoidreduce/cpu/thread_pool.h"
 #include "monoidreduce/operators.h"
 #include "with_accumulator.h"
@@ -33,7 +34,8 @@ T* data(const TensorView& t) {
 
 }  // namespace
 
-void gated_hidden(const GatedHidden& x, const Launch& launch) {
+template <>
+void run(const GatedHidden& x, const Launch& launch) {
   with_accumulator(x.gate.dtype, [&](auto zero) {
     using T = decltype(zero);
     with_activation(x.activation, [&](auto activation) {
@@ -45,7 +47,8 @@ void gated_hidden(const GatedHidden& x, const Launch& launch) {
   });
 }
 
-void gated_gradient(const GatedGradient& x, const Launch& launch) {
+template <>
+void run(const GatedGradient& x, const Launch& launch) {
   with_accumulator(x.gate.dtype, [&](auto zero) {
     using T = decltype(zero);
     with_activation(x.activation, [&](auto activation) {

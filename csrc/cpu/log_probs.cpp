@@ -1,11 +1,13 @@
 // Log-probabilities of class indices on the CPU.
 #include "monoidreduce/ops/log_probs.h"
+#include "engine.h"
 #include "monoidreduce/cpu/fold.h"
 #include "with_accumulator.h"
 
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
-void log_probs_forward(const LogProbsForward& x, const Launch& launch) {
+template <>
+void run(const LogProbsForward& x, const Launch& launch) {
   with_accumulator(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
     with_log_probs<T>(x, [&](const auto& m) {
@@ -14,7 +16,8 @@ void log_probs_forward(const LogProbsForward& x, const Launch& launch) {
   });
 }
 
-void log_probs_backward(const LogProbsBackward& x, const Launch& launch) {
+template <>
+void run(const LogProbsBackward& x, const Launch& launch) {
   with_accumulator(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
     const FoldGradients gradients{.grad_out = {},

@@ -1,5 +1,6 @@
 // logsumexp_matmul on the CPU: the scalar fold.
 #include "monoidreduce/monoids/logsumexp.h"
+#include "engine.h"
 #include "monoidreduce/cpu/fold.h"
 #include "monoidreduce/ops/logsumexp.h"
 #include "monoidreduce/rows.h"
@@ -8,7 +9,8 @@
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
 
-void logsumexp_forward(const LogSumExpForward& x, const Launch& launch) {
+template <>
+void run(const LogSumExpForward& x, const Launch& launch) {
   with_accumulator(x.a.dtype, [&](auto zero) {
     using T = decltype(zero);
     const LogSumExpRows<T> rows{static_cast<T*>(x.lse.data), static_cast<T*>(x.lse_low.data), {}};
@@ -16,7 +18,8 @@ void logsumexp_forward(const LogSumExpForward& x, const Launch& launch) {
   });
 }
 
-void logsumexp_backward(const LogSumExpBackward& x, const Launch& launch) {
+template <>
+void run(const LogSumExpBackward& x, const Launch& launch) {
   with_accumulator(x.a.dtype, [&](auto zero) {
     using T = decltype(zero);
     const LogSumExpRows<T> rows{static_cast<T*>(x.lse.data), static_cast<T*>(x.lse_low.data),

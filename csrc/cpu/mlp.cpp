@@ -1,6 +1,7 @@
 // The two-layer MLP on the CPU: a sum over hidden units of activation times payload. The hidden layer is
 // never stored.
 #include "monoidreduce/ops/mlp.h"
+#include "engine.h"
 #include "monoidreduce/cpu/fold.h"
 #include "monoidreduce/monoids/sum.h"
 #include "monoidreduce/rows.h"
@@ -9,7 +10,8 @@
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
 
-void mlp_forward(const MlpForward& x, const Launch& launch) {
+template <>
+void run(const MlpForward& x, const Launch& launch) {
   with_accumulator(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
     fold_forward<NamedSum, T>({{}, x.activation}, mlp_problem(x, x.bias2), SumRows<T>{}, {as_rows(x.out)},
@@ -17,7 +19,8 @@ void mlp_forward(const MlpForward& x, const Launch& launch) {
   });
 }
 
-void mlp_backward(const MlpBackward& x, const Launch& launch) {
+template <>
+void run(const MlpBackward& x, const Launch& launch) {
   with_accumulator(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
     const FoldGradients gradients{.grad_out = as_rows(x.grad_out),

@@ -1,6 +1,7 @@
 // Attention with a user's scores on the CPU: attention's folds, whose scores the interpreter makes.
 #include "monoidreduce/ops/modified_attention.h"
 
+#include "engine.h"
 #include "monoidreduce/cpu/fold.h"
 #include "monoidreduce/cpu/modified_scores.h"
 #include "row_centres.h"
@@ -22,7 +23,8 @@ ModifiedScores<T> modified_scores(const Program<T>& program, const Call& x) {
 
 }  // namespace
 
-void modified_attention_forward(const ModifiedAttentionForward& x, const Launch& launch) {
+template <>
+void run(const ModifiedAttentionForward& x, const Launch& launch) {
   with_accumulator(x.q.dtype, [&](auto zero) {
     using T = decltype(zero);
     const Program<T> program = scores_program<T>(x);
@@ -39,7 +41,8 @@ void modified_attention_forward(const ModifiedAttentionForward& x, const Launch&
   });
 }
 
-void modified_attention_backward(const ModifiedAttentionBackward& x, const Launch& launch) {
+template <>
+void run(const ModifiedAttentionBackward& x, const Launch& launch) {
   with_accumulator(x.q.dtype, [&](auto zero) {
     using T = decltype(zero);
     const Program<T> program = scores_program<T>(x);

@@ -1,6 +1,7 @@
 // The sum or mean of the losses of tokens on the CPU.
 #include <algorithm>
 
+#include "engine.h"
 #include "monoidreduce/operators.h"
 #include "monoidreduce/rows.h"
 #include "with_accumulator.h"
@@ -8,7 +9,8 @@
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
 
-void reduce_losses(const LossReduction& x, const Launch&) {
+template <>
+void run(const LossReduction& x, const Launch&) {
   with_accumulator(x.losses.dtype, [&](auto zero) {
     using T = decltype(zero);
     const CountedTokens counted(x);

@@ -21,7 +21,8 @@ void list_spans(const TensorView& spans, const Sequences& own, const Sequences& 
 
 }  // namespace
 
-void sequence_spans(const SequenceSpans& x) {
+template <>
+void run_alike(const SequenceSpans& x) {
   const Sequences rows = sequences_of(x.row_starts, x.row_spans),
                   columns = sequences_of(x.column_starts, x.column_spans);
   require_sound("cu_seqlens_q", "T", rows);

@@ -1,6 +1,7 @@
 // Statistics of a user's function on the CPU, by the interpreter.
 #include "monoidreduce/ops/statistics.h"
 
+#include "engine.h"
 #include "monoidreduce/cpu/fold.h"
 #include "monoidreduce/cpu/program.h"
 #include "with_accumulator.h"
@@ -52,7 +53,8 @@ Program<T> program_of(const Call& x) {
 
 }  // namespace
 
-void statistics_forward(const StatisticsForward& x, const Launch& launch) {
+template <>
+void run(const StatisticsForward& x, const Launch& launch) {
   with_accumulator(x.a.dtype, [&](auto zero) {
     using T = decltype(zero);
     const Program<T> program = program_of<T>(x);
@@ -67,7 +69,8 @@ void statistics_forward(const StatisticsForward& x, const Launch& launch) {
   });
 }
 
-void statistics_backward(const StatisticsBackward& x, const Launch& launch) {
+template <>
+void run(const StatisticsBackward& x, const Launch& launch) {
   with_accumulator(x.a.dtype, [&](auto zero) {
     using T = decltype(zero);
     const Program<T> program = program_of<T>(x);

@@ -7,7 +7,8 @@
 
 namespace monoidreduce::cuda::simt {
 
-void attention_forward(const AttentionForward& x, const Plan&, const Launch& launch) {
+template <>
+void run(const AttentionForward& x, const Plan&, const Launch& launch) {
   with_accumulation(x.q.dtype, [&](auto zero) {
     using T = decltype(zero);
     const LogSumExpRows<T> rows{
@@ -16,7 +17,8 @@ void attention_forward(const AttentionForward& x, const Plan&, const Launch& lau
   });
 }
 
-void attention_backward(const AttentionBackward& x, const Plan&, const Launch& launch) {
+template <>
+void run(const AttentionBackward& x, const Plan&, const Launch& launch) {
   with_accumulation(x.q.dtype, [&](auto zero) {
     using T = decltype(zero);
     T *of_lse = data<T>(x.scratch), *centre = of_lse + x.q.size[0] * x.q.size[1] * x.q.size[2];

@@ -30,9 +30,21 @@ void combine(const Call& x, const Launch& launch) {
 
 }  // namespace
 
-void combine_logsumexp(const CombinedLogSumExp& x, const Launch& launch) { combine(x, launch); }
-void combine_cross_entropy(const CombinedCrossEntropy& x, const Launch& launch) { combine(x, launch); }
-void combine_log_probs(const CombinedLogProbs& x, const Launch& launch) { combine(x, launch); }
-void combine_distillation(const CombinedDistillation& x, const Launch& launch) { combine(x, launch); }
+template <>
+void run(const CombinedLogSumExp& x, const Launch& launch) {
+  combine(x, launch);
+}
+template <>
+void run(const CombinedCrossEntropy& x, const Launch& launch) {
+  combine(x, launch);
+}
+template <>
+void run(const CombinedLogProbs& x, const Launch& launch) {
+  combine(x, launch);
+}
+template <>
+void run(const CombinedDistillation& x, const Launch& launch) {
+  combine(x, launch);
+}
 
 }  // namespace monoidreduce::cuda

@@ -63,7 +63,8 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void copy_fitted(const FittedCopy& x, const Launch& launch) {
+template <>
+void run(const FittedCopy& x, const Launch& launch) {
   const DeviceGuard device(x.x.cuda_device);
   const std::int64_t blocks_of_matrix = (x.out.size[2] + kRows - 1) / kRows,
                      blocks = x.out.size[0] * x.out.size[1] * blocks_of_matrix;

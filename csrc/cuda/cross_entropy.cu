@@ -5,7 +5,8 @@
 
 namespace monoidreduce::cuda::simt {
 
-void cross_entropy_forward(const CrossEntropyForward& x, const Plan&, const Launch& launch) {
+template <>
+void run(const CrossEntropyForward& x, const Plan&, const Launch& launch) {
   with_accumulation(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
     with_cross_entropy<T>(x, [&](const auto& m) {
@@ -14,7 +15,8 @@ void cross_entropy_forward(const CrossEntropyForward& x, const Plan&, const Laun
   });
 }
 
-void cross_entropy_backward(const CrossEntropyBackward& x, const Plan&, const Launch& launch) {
+template <>
+void run(const CrossEntropyBackward& x, const Plan&, const Launch& launch) {
   with_accumulation(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
     const FoldGradients wanted{

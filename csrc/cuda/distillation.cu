@@ -18,7 +18,8 @@ DistillationRows<T> rows_of(const Arguments& x) {
 
 }  // namespace
 
-void distillation_forward(const DistillationForward& x, const Plan&, const Launch& launch) {
+template <>
+void run(const DistillationForward& x, const Plan&, const Launch& launch) {
   with_accumulation(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
     auto rows = rows_of<T>(x);
@@ -27,7 +28,8 @@ void distillation_forward(const DistillationForward& x, const Plan&, const Launc
   });
 }
 
-void distillation_backward(const DistillationBackward& x, const Plan&, const Launch& launch) {
+template <>
+void run(const DistillationBackward& x, const Plan&, const Launch& launch) {
   with_accumulation(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
     auto rows = rows_of<T>(x);

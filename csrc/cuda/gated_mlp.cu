@@ -94,7 +94,8 @@ unsigned blocks_of(std::int64_t count) {
 
 }  // namespace
 
-void gated_hidden(const GatedHidden& x, const Launch& launch) {
+template <>
+void run(const GatedHidden& x, const Launch& launch) {
   require_aligned("gate", x.gate), require_aligned("up", x.up);
   const std::int64_t count = x.gate.numel();
   if (count == 0) return;
@@ -106,7 +107,8 @@ void gated_hidden(const GatedHidden& x, const Launch& launch) {
   });
 }
 
-void gated_gradient(const GatedGradient& x, const Launch& launch) {
+template <>
+void run(const GatedGradient& x, const Launch& launch) {
   require_aligned("gate", x.gate), require_aligned("up", x.up), require_aligned("hidden", x.hidden);
   const std::int64_t count = x.gate.numel();
   if (count == 0) return;

@@ -13,7 +13,7 @@ inline TensorView gather(const TensorView& rows, const TensorView& room, const T
                          std::int64_t first, const Launch& launch) {
   TensorView part = room;
   part.size[0] = std::min(room.size[0], rows.size[0] - first);
-  cuda::scale_rows({.x = rows, .out = part, .factor = {}, .order = order, .first_place = first}, launch);
+  cuda::run(RowScaling{.x = rows, .out = part, .factor = {}, .order = order, .first_place = first}, launch);
   return as_rows(part);
 }
 

@@ -5,7 +5,8 @@
 
 namespace monoidreduce::cuda::simt {
 
-void log_probs_forward(const LogProbsForward& x, const Plan&, const Launch& launch) {
+template <>
+void run(const LogProbsForward& x, const Plan&, const Launch& launch) {
   with_accumulation(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
     with_log_probs<T>(x, [&](const auto& m) {
@@ -14,7 +15,8 @@ void log_probs_forward(const LogProbsForward& x, const Plan&, const Launch& laun
   });
 }
 
-void log_probs_backward(const LogProbsBackward& x, const Plan&, const Launch& launch) {
+template <>
+void run(const LogProbsBackward& x, const Plan&, const Launch& launch) {
   with_accumulation(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
     const FoldGradients wanted{

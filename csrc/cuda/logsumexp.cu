@@ -5,7 +5,8 @@
 
 namespace monoidreduce::cuda::simt {
 
-void logsumexp_forward(const LogSumExpForward& x, const Plan&, const Launch& launch) {
+template <>
+void run(const LogSumExpForward& x, const Plan&, const Launch& launch) {
   with_accumulation(x.a.dtype, [&](auto zero) {
     using T = decltype(zero);
     const LogSumExpRows<T> rows{data<T>(x.lse), data<T>(x.lse_low), {}};
@@ -13,7 +14,8 @@ void logsumexp_forward(const LogSumExpForward& x, const Plan&, const Launch& lau
   });
 }
 
-void logsumexp_backward(const LogSumExpBackward& x, const Plan&, const Launch& launch) {
+template <>
+void run(const LogSumExpBackward& x, const Plan&, const Launch& launch) {
   with_accumulation(x.a.dtype, [&](auto zero) {
     using T = decltype(zero);
     const LogSumExpRows<T> rows{data<T>(x.lse), data<T>(x.lse_low), row_vector<T>(x.grad_lse)};

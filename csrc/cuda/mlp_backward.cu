@@ -5,7 +5,8 @@
 
 namespace monoidreduce::cuda::simt {
 
-void mlp_backward(const MlpBackward& x, const Plan&, const Launch& launch) {
+template <>
+void run(const MlpBackward& x, const Plan&, const Launch& launch) {
   with_accumulation(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
     const FoldGradients wanted{.grad_out = as_rows(x.grad_out),

@@ -5,7 +5,8 @@
 
 namespace monoidreduce::cuda::simt {
 
-void mlp_forward(const MlpForward& x, const Plan&, const Launch& launch) {
+template <>
+void run(const MlpForward& x, const Plan&, const Launch& launch) {
   with_accumulation(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
     fold_forward<true>(NamedSum<T>{{}, x.activation}, mlp_problem(x, x.bias2), SumRows<T>{}, {as_rows(x.out)},

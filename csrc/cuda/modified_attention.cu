@@ -22,7 +22,8 @@ ProgramScoresData<T> program_scores(const Call& x) {
 
 }  // namespace
 
-void modified_attention_fold(const ModifiedAttentionFold& x, const Plan&, const Launch& launch) {
+template <>
+void run(const ModifiedAttentionFold& x, const Plan&, const Launch& launch) {
   const FoldProblem p = modified_problem(x);
   const std::int64_t jobs = forward_jobs(p);
   if (jobs == 0) return;
@@ -37,7 +38,8 @@ void modified_attention_fold(const ModifiedAttentionFold& x, const Plan&, const 
   });
 }
 
-void modified_attention_pull(const ModifiedAttentionPull& x, const Plan&, const Launch& launch) {
+template <>
+void run(const ModifiedAttentionPull& x, const Plan&, const Launch& launch) {
   const FoldProblem p = modified_problem(x);
   const FoldGradients wanted{.grad_out = x.grad_out, .d_a = x.d_q, .d_b = x.d_k, .d_payload = x.d_v};
   const DeviceGuard device(x.q.cuda_device);

@@ -48,7 +48,8 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void order_rows(const RowOrdering& x, const Launch& launch) {
+template <>
+void run(const RowOrdering& x, const Launch& launch) {
   const DeviceGuard device(x.order.cuda_device);
   launch_kernel("order_rows", &order_rows_kernel, 1, kThreads, 0, launch.stream, x.order.size[0] - 1,
                 CountedTokens(x), data<std::int64_t>(x.order));

@@ -33,7 +33,8 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void reduce_losses(const LossReduction& x, const Launch& launch) {
+template <>
+void run(const LossReduction& x, const Launch& launch) {
   with_accumulation(x.losses.dtype, [&](auto zero) {
     using T = decltype(zero);
     const DeviceGuard device(x.losses.cuda_device);

@@ -45,7 +45,8 @@ void with_type(DType dtype, Run run) {
 
 }  // namespace
 
-void scale_rows(const RowScaling& x, const Launch& launch) {
+template <>
+void run(const RowScaling& x, const Launch& launch) {
   for (const TensorView& t : {x.x, x.out}) require_dense_lines(as_rows(t));
   const DeviceGuard device(x.x.cuda_device);
   const std::int64_t places = x.scatters ? x.x.size[0] : x.out.size[0],

@@ -44,7 +44,8 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void sequence_spans(const SequenceSpans& x, const Launch& launch) {
+template <>
+void run(const SequenceSpans& x, const Launch& launch) {
   const DeviceGuard device(x.row_spans.cuda_device);
   const Sequences rows = sequences_of(x.row_starts, x.row_spans),
                   columns = sequences_of(x.column_starts, x.column_spans);
@@ -57,7 +58,8 @@ void sequence_spans(const SequenceSpans& x, const Launch& launch) {
                 data<Span>(x.column_spans));
 }
 
-void undefine(const Undefined& x, const Launch& launch) {
+template <>
+void run(const Undefined& x, const Launch& launch) {
   if (x.row_spans.size[0] == 0 || x.result.numel() == 0) return;
   const DeviceGuard device(x.result.cuda_device);
   launch_kernel("undefine", &undefine_kernel, 4 * multiprocessors(x.result.cuda_device), kThreads, 0,

@@ -42,7 +42,8 @@ void fold_narrow(const StatisticsFold& x, const Plan& plan, const Launch& launch
 
 }  // namespace
 
-void statistics_fold(const StatisticsFold& x, const Plan& plan, const Launch& launch) {
+template <>
+void run(const StatisticsFold& x, const Plan& plan, const Launch& launch) {
   const std::int64_t tiles = divide_up(x.a.size[0], kTile);
   if (tiles == 0) return;
   const DeviceGuard guard(x.a.cuda_device);
@@ -50,7 +51,8 @@ void statistics_fold(const StatisticsFold& x, const Plan& plan, const Launch& la
   launch_loaded("statistics_fold", x.kernels, blocks_for(tiles), kThreads, tile_bytes(x.a.dtype),
                 launch.stream, operands_of(x), data_of(x), results_of(x));
 }
-void statistics_local_gradient(const StatisticsLocalGradient& x, const Plan&, const Launch& launch) {
+template <>
+void run(const StatisticsLocalGradient& x, const Plan&, const Launch& launch) {
   const std::int64_t tiles = divide_up(x.a.size[0], kTile) * divide_up(x.b.size[0], kTile);
   if (tiles == 0) return;
   const DeviceGuard guard(x.a.cuda_device);
@@ -59,7 +61,8 @@ void statistics_local_gradient(const StatisticsLocalGradient& x, const Plan&, co
   launch_loaded("statistics_local_gradient", x.kernels, blocks_for(tiles), kThreads, tile_bytes(x.a.dtype),
                 launch.stream, operands_of(x), data_of(x), outs);
 }
-void statistics_row_gradient(const StatisticsRowGradient& x, const Plan& plan, const Launch& launch) {
+template <>
+void run(const StatisticsRowGradient& x, const Plan& plan, const Launch& launch) {
   require(plan.narrow, "plan: expected one with threads that own rows, got ", text(plan));
   for (const TensorView* t : {&x.d_a, &x.d_other_a, &x.sums})
     require(!t->present() || t->size[0] == plan.parts, "gradients: expected ", plan.parts, " parts, got ",

@@ -62,6 +62,7 @@ Limits modified_limits(const Call& x, bool in_order) {
 
 }  // namespace
 
+template <>
 Plan plan(const AttentionForward& given, const DeviceFacts& gpu, const Launch& launch) {
   const AttentionForward x = padded(given);
   const FoldProblem p = attention_problem(x);
@@ -81,6 +82,7 @@ Plan plan(const AttentionForward& given, const DeviceFacts& gpu, const Launch& l
   return plan;
 }
 
+template <>
 Plan plan(const AttentionBackward& given, const DeviceFacts& gpu, const Launch& launch) {
   const AttentionBackward x = padded(given);
   const FoldProblem p = attention_problem(x);
@@ -106,6 +108,7 @@ Plan plan(const AttentionBackward& given, const DeviceFacts& gpu, const Launch& 
   return plan;
 }
 
+template <>
 Plan plan(const ModifiedAttentionFold& given, const DeviceFacts& gpu, const Launch& launch) {
   const ModifiedAttentionFold x = padded(given);
   const FoldProblem p = modified_problem(x);
@@ -116,6 +119,7 @@ Plan plan(const ModifiedAttentionFold& given, const DeviceFacts& gpu, const Laun
   return plan;
 }
 
+template <>
 Plan plan(const ModifiedAttentionPull& given, const DeviceFacts& gpu, const Launch& launch) {
   const ModifiedAttentionPull x = padded(given);
   const FoldProblem p = modified_problem(x);

@@ -49,7 +49,7 @@ void check_gradients(const Call& x, const Plan& plan) {
 // A call for which a family has no kernels.
 template <class Call>
 [[noreturn]] void refuse(const Call&, const Plan& plan) {
-  constexpr bool kPart = kDescription<Call>.only_cuda;
+  constexpr bool kPart = !kDescription<Call>.has(kCpu);
   throw std::invalid_argument(message("plan: expected one ", kPart ? "on tensor cores" : "on the tier simt",
                                       " for ", kDescription<Call>.name, ", got ", text(plan)));
 }

@@ -121,21 +121,26 @@ void Plan::keep(std::int64_t columns) {
   scratch = frames + sizes.rows * (two ? 2 * frames_of_row : frames_of_row + 1);
 }
 
+template <>
 Plan plan(const CrossEntropyForward& x, const DeviceFacts& gpu, const Launch& launch) {
   return forward_plan<CrossEntropy<float>::State>(x, tiles::kSm80Loss, tiles::kSm90Loss, gpu, launch);
 }
+template <>
 Plan plan(const CrossEntropyBackward& x, const DeviceFacts& gpu, const Launch& launch) {
   return backward_plan(x, gpu, launch);
 }
+template <>
 Plan plan(const DistillationForward& x, const DeviceFacts& gpu, const Launch& launch) {
   return forward_plan<NamedDistillation<float>::State>(x, tiles::kSm80Distillation, tiles::kSm90Distillation,
                                                        gpu, launch);
 }
+template <>
 Plan plan(const DistillationBackward& x, const DeviceFacts& gpu, const Launch& launch) {
   return backward_plan(x, gpu, launch);
 }
 // A row's mean of b has no registers in a contraction: it is folded by the kernels of attention. Few rows and many columns, or
 // many and few, are not (tiles.h).
+template <>
 Plan plan(const LogSumExpForward& given, const DeviceFacts& gpu, const Launch& launch) {
   const LogSumExpForward x = padded(given);
   const FoldProblem p = logsumexp_problem(x);
@@ -147,6 +152,7 @@ Plan plan(const LogSumExpForward& given, const DeviceFacts& gpu, const Launch& l
   }
   return forward_plan<LogSumExp<float>::State>(given, tiles::kSm80Loss, tiles::kSm90Loss, gpu, launch);
 }
+template <>
 Plan plan(const LogSumExpBackward& given, const DeviceFacts& gpu, const Launch& launch) {
   const LogSumExpBackward x = padded(given);
   const FoldProblem p = logsumexp_problem(x);
@@ -160,13 +166,16 @@ Plan plan(const LogSumExpBackward& given, const DeviceFacts& gpu, const Launch& 
   }
   return backward_plan(given, gpu, launch);
 }
+template <>
 Plan plan(const LogProbsForward& x, const DeviceFacts& gpu, const Launch& launch) {
   return forward_plan<TopLogProbs<float>::State>(x, tiles::kSm80Loss, tiles::kSm90Loss, gpu, launch);
 }
+template <>
 Plan plan(const LogProbsBackward& x, const DeviceFacts& gpu, const Launch& launch) {
   return backward_plan(x, gpu, launch);
 }
 
+template <>
 Plan plan(const StatisticsFold& given, const DeviceFacts& gpu, const Launch& launch) {
   const StatisticsFold x = padded(given);
   const FoldProblem p = problem_of(x);
@@ -182,10 +191,12 @@ Plan plan(const StatisticsFold& given, const DeviceFacts& gpu, const Launch& lau
     plan.scratch = fold_floats(two ? tiles::kSm90Distillation : tiles::kSm90Loss, x.state_words, p, gpu);
   return plan;
 }
+template <>
 Plan plan(const StatisticsLocalGradient& x, const DeviceFacts& gpu, const Launch& launch) {
   return backward_plan(x, gpu, launch);
 }
 // Not narrow: another call takes the gradients.
+template <>
 Plan plan(const StatisticsRowGradient& x, const DeviceFacts& gpu, const Launch& launch) {
   const FoldProblem p = problem_of(x);
   Plan plan = plan_of(x, x, choose_contraction(p, gpu), launch);

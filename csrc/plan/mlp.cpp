@@ -125,6 +125,7 @@ bool large(const TileSize& part, const FoldProblem& p) {
 
 }  // namespace
 
+template <>
 Plan plan(const MlpForward& given, const DeviceFacts& gpu, const Launch& launch) {
   const MlpForward x = padded(given);
   const FoldProblem p = mlp_problem(x);
@@ -143,6 +144,7 @@ Plan plan(const MlpForward& given, const DeviceFacts& gpu, const Launch& launch)
                     launch);
 }
 
+template <>
 Plan plan(const MlpBackward& given, const DeviceFacts& gpu, const Launch& launch) {
   const MlpBackward x = padded(given);
   const FoldProblem p = mlp_problem(x);

@@ -129,7 +129,7 @@ void run_attention(Report& report, const AttentionCase& c, DType dtype) {
                            .lse = device_lse.view(),
                            .lse_low = device_lse_low.view(),
                            .options = c.options};
-  cuda::simt::attention_forward(forward, {}, {});
+  cuda::simt::run(forward, {}, {});
   report.compare("out", device_out, out.values);
   report.compare("lse", device_lse, lse.values);
 
@@ -158,22 +158,22 @@ void run_attention(Report& report, const AttentionCase& c, DType dtype) {
       device_grad_lse(grad_lse, acc, Layout::kReversed), scratch(HostTensor({2, c.b, c.h, c.m}, kNaN), acc);
   check_backward(report, dtype, {{"dq", &d_q}, {"dk", &d_k}, {"dv", &d_v}, {"dbias", &d_bias}},
                  [&](const Launch& launch, std::vector<DeviceTensor>& g) {
-                   cuda::simt::attention_backward({.grad_out = device_grad_out.view(),
-                                                   .grad_lse = device_grad_lse.view(),
-                                                   .q = device_q.view(),
-                                                   .k = device_k.view(),
-                                                   .v = device_v.view(),
-                                                   .bias = device_bias.view(scores),
-                                                   .out = device_out.view(),
-                                                   .lse = device_lse.view(),
-                                                   .lse_low = device_lse_low.view(),
-                                                   .d_q = g[0].view(),
-                                                   .d_k = g[1].view(),
-                                                   .d_v = g[2].view(),
-                                                   .d_bias = g[3].view(scores),
-                                                   .scratch = scratch.view(),
-                                                   .options = c.options},
-                                                  {}, launch);
+                   cuda::simt::run(AttentionBackward{.grad_out = device_grad_out.view(),
+                                                     .grad_lse = device_grad_lse.view(),
+                                                     .q = device_q.view(),
+                                                     .k = device_k.view(),
+                                                     .v = device_v.view(),
+                                                     .bias = device_bias.view(scores),
+                                                     .out = device_out.view(),
+                                                     .lse = device_lse.view(),
+                                                     .lse_low = device_lse_low.view(),
+                                                     .d_q = g[0].view(),
+                                                     .d_k = g[1].view(),
+                                                     .d_v = g[2].view(),
+                                                     .d_bias = g[3].view(scores),
+                                                     .scratch = scratch.view(),
+                                                     .options = c.options},
+                                   {}, launch);
                  });
   report.end();
 }
@@ -232,32 +232,32 @@ void run_cross_entropy(Report& report, const CrossEntropyCase& c, DType dtype) {
       device_loss(HostTensor({c.n}, kNaN), acc), device_lse(HostTensor({c.n}, kNaN), acc),
       device_lse_low(HostTensor({c.n}, kNaN), acc), device_grad_loss(grad_loss, acc, Layout::kGapped),
       device_grad_lse(grad_lse, acc, Layout::kGapped);
-  cuda::simt::cross_entropy_forward({.x = device_x.view(),
-                                     .weight = device_weight.view(),
-                                     .bias = device_bias.view(),
-                                     .target = device_target.view(),
-                                     .loss = device_loss.view(),
-                                     .lse = device_lse.view(),
-                                     .lse_low = device_lse_low.view(),
-                                     .options = c.options},
-                                    {}, {});
+  cuda::simt::run(CrossEntropyForward{.x = device_x.view(),
+                                      .weight = device_weight.view(),
+                                      .bias = device_bias.view(),
+                                      .target = device_target.view(),
+                                      .loss = device_loss.view(),
+                                      .lse = device_lse.view(),
+                                      .lse_low = device_lse_low.view(),
+                                      .options = c.options},
+                  {}, {});
   report.compare("loss", device_loss, loss.values);
   report.compare("lse", device_lse, lse.values);
   check_backward(report, dtype, {{"dx", &d_x}, {"dweight", &d_weight}, {"dbias", &d_bias}},
                  [&](const Launch& launch, std::vector<DeviceTensor>& g) {
-                   cuda::simt::cross_entropy_backward({.grad_loss = device_grad_loss.view(),
-                                                       .grad_lse = device_grad_lse.view(),
-                                                       .x = device_x.view(),
-                                                       .weight = device_weight.view(),
-                                                       .bias = device_bias.view(),
-                                                       .target = device_target.view(),
-                                                       .lse = device_lse.view(),
-                                                       .lse_low = device_lse_low.view(),
-                                                       .d_x = g[0].view(),
-                                                       .d_weight = g[1].view(),
-                                                       .d_bias = g[2].view(),
-                                                       .options = c.options},
-                                                      {}, launch);
+                   cuda::simt::run(CrossEntropyBackward{.grad_loss = device_grad_loss.view(),
+                                                        .grad_lse = device_grad_lse.view(),
+                                                        .x = device_x.view(),
+                                                        .weight = device_weight.view(),
+                                                        .bias = device_bias.view(),
+                                                        .target = device_target.view(),
+                                                        .lse = device_lse.view(),
+                                                        .lse_low = device_lse_low.view(),
+                                                        .d_x = g[0].view(),
+                                                        .d_weight = g[1].view(),
+                                                        .d_bias = g[2].view(),
+                                                        .options = c.options},
+                                   {}, launch);
                  });
   report.end();
 }
@@ -319,15 +319,15 @@ void run_distillation(Report& report, const DistillationCase& c, DType dtype) {
       device_teacher_x(teacher_x, dtype, c.layout), device_teacher_weight(teacher_weight, dtype, c.layout),
       device_mask(mask, DType::kBool, c.layout), device_loss(HostTensor({c.n}, kNaN), acc),
       device_stats(HostTensor({6, c.n}, kNaN), acc), device_grad_loss(grad_loss, acc, Layout::kGapped);
-  cuda::simt::distillation_forward({.x = device_x.view(),
-                                    .weight = device_weight.view(),
-                                    .teacher_x = device_teacher_x.view(),
-                                    .teacher_weight = device_teacher_weight.view(),
-                                    .mask = device_mask.view(),
-                                    .loss = device_loss.view(),
-                                    .stats = device_stats.view(),
-                                    .options = options},
-                                   {}, {});
+  cuda::simt::run(DistillationForward{.x = device_x.view(),
+                                      .weight = device_weight.view(),
+                                      .teacher_x = device_teacher_x.view(),
+                                      .teacher_weight = device_teacher_weight.view(),
+                                      .mask = device_mask.view(),
+                                      .loss = device_loss.view(),
+                                      .stats = device_stats.view(),
+                                      .options = options},
+                  {}, {});
   report.compare("loss", device_loss, loss.values);
   report.compare("stats", device_stats, stats.values);
   check_backward(report, dtype,
@@ -336,19 +336,19 @@ void run_distillation(Report& report, const DistillationCase& c, DType dtype) {
                   {"dteacher_x", &d_teacher_x},
                   {"dteacher_weight", &d_teacher_weight}},
                  [&](const Launch& launch, std::vector<DeviceTensor>& g) {
-                   cuda::simt::distillation_backward({.grad_loss = device_grad_loss.view(),
-                                                      .x = device_x.view(),
-                                                      .weight = device_weight.view(),
-                                                      .teacher_x = device_teacher_x.view(),
-                                                      .teacher_weight = device_teacher_weight.view(),
-                                                      .mask = device_mask.view(),
-                                                      .stats = device_stats.view(),
-                                                      .d_x = g[0].view(),
-                                                      .d_weight = g[1].view(),
-                                                      .d_teacher_x = g[2].view(),
-                                                      .d_teacher_weight = g[3].view(),
-                                                      .options = options},
-                                                     {}, launch);
+                   cuda::simt::run(DistillationBackward{.grad_loss = device_grad_loss.view(),
+                                                        .x = device_x.view(),
+                                                        .weight = device_weight.view(),
+                                                        .teacher_x = device_teacher_x.view(),
+                                                        .teacher_weight = device_teacher_weight.view(),
+                                                        .mask = device_mask.view(),
+                                                        .stats = device_stats.view(),
+                                                        .d_x = g[0].view(),
+                                                        .d_weight = g[1].view(),
+                                                        .d_teacher_x = g[2].view(),
+                                                        .d_teacher_weight = g[3].view(),
+                                                        .options = options},
+                                   {}, launch);
                  });
   report.end();
 }
@@ -391,28 +391,28 @@ void run_mlp(Report& report, const char* activation, const MlpCase& c, DType dty
       device_w2(w2, dtype, c.layout), device_bias1(bias1, dtype, c.layout),
       device_bias2(bias2, dtype, c.layout), device_out(HostTensor(out.shape, kNaN), dtype),
       device_grad_out(grad_out, dtype, Layout::kGapped);
-  cuda::simt::mlp_forward({.x = device_x.view(),
-                           .w1 = device_w1.view(),
-                           .w2 = device_w2.view(),
-                           .bias1 = device_bias1.view(),
-                           .bias2 = device_bias2.view(),
-                           .out = device_out.view(),
-                           .activation = kKind},
-                          {}, {});
+  cuda::simt::run(MlpForward{.x = device_x.view(),
+                             .w1 = device_w1.view(),
+                             .w2 = device_w2.view(),
+                             .bias1 = device_bias1.view(),
+                             .bias2 = device_bias2.view(),
+                             .out = device_out.view(),
+                             .activation = kKind},
+                  {}, {});
   report.compare("out", device_out, out.values);
   check_backward(report, dtype, {{"dx", &d_x}, {"dw1", &d_w1}, {"dw2", &d_w2}, {"dbias1", &d_bias1}},
                  [&](const Launch& launch, std::vector<DeviceTensor>& g) {
-                   cuda::simt::mlp_backward({.grad_out = device_grad_out.view(),
-                                             .x = device_x.view(),
-                                             .w1 = device_w1.view(),
-                                             .w2 = device_w2.view(),
-                                             .bias1 = device_bias1.view(),
-                                             .d_x = g[0].view(),
-                                             .d_w1 = g[1].view(),
-                                             .d_w2 = g[2].view(),
-                                             .d_bias1 = g[3].view(),
-                                             .activation = kKind},
-                                            {}, launch);
+                   cuda::simt::run(MlpBackward{.grad_out = device_grad_out.view(),
+                                               .x = device_x.view(),
+                                               .w1 = device_w1.view(),
+                                               .w2 = device_w2.view(),
+                                               .bias1 = device_bias1.view(),
+                                               .d_x = g[0].view(),
+                                               .d_w1 = g[1].view(),
+                                               .d_w2 = g[2].view(),
+                                               .d_bias1 = g[3].view(),
+                                               .activation = kKind},
+                                   {}, launch);
                  });
   report.end();
 }
@@ -443,24 +443,24 @@ void run_logsumexp(Report& report, const LogSumExpCase& c, DType dtype) {
   const DeviceTensor device_a(a, dtype, c.layout), device_b(b, dtype, c.layout),
       device_lse(HostTensor({c.m}, kNaN), acc), device_lse_low(HostTensor({c.m}, kNaN), acc),
       device_grad_lse(grad_lse, acc, Layout::kGapped);
-  cuda::simt::logsumexp_forward({.a = device_a.view(),
-                                 .b = device_b.view(),
-                                 .lse = device_lse.view(),
-                                 .lse_low = device_lse_low.view(),
-                                 .scale = c.scale},
-                                {}, {});
+  cuda::simt::run(LogSumExpForward{.a = device_a.view(),
+                                   .b = device_b.view(),
+                                   .lse = device_lse.view(),
+                                   .lse_low = device_lse_low.view(),
+                                   .scale = c.scale},
+                  {}, {});
   report.compare("lse", device_lse, lse.values);
   check_backward(report, dtype, {{"da", &d_a}, {"db", &d_b}},
                  [&](const Launch& launch, std::vector<DeviceTensor>& g) {
-                   cuda::simt::logsumexp_backward({.grad_lse = device_grad_lse.view(),
-                                                   .a = device_a.view(),
-                                                   .b = device_b.view(),
-                                                   .lse = device_lse.view(),
-                                                   .lse_low = device_lse_low.view(),
-                                                   .d_a = g[0].view(),
-                                                   .d_b = g[1].view(),
-                                                   .scale = c.scale},
-                                                  {}, launch);
+                   cuda::simt::run(LogSumExpBackward{.grad_lse = device_grad_lse.view(),
+                                                     .a = device_a.view(),
+                                                     .b = device_b.view(),
+                                                     .lse = device_lse.view(),
+                                                     .lse_low = device_lse_low.view(),
+                                                     .d_a = g[0].view(),
+                                                     .d_b = g[1].view(),
+                                                     .scale = c.scale},
+                                   {}, launch);
                  });
   report.end();
 }

@@ -157,9 +157,9 @@ def test_products_of_an_mlp_in_parts(
     added: list[tuple[int, ...]] = []
     add = mlp_parts.Total.add
 
-    def counted(self: Any, to: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    def counted(self: Any, to: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, first: bool) -> None:
         added.append(self.value.shape)
-        add(self, to, a, b)
+        add(self, to, a, b, first=first)
 
     monkeypatch.setattr(mlp_parts.Total, "add", counted)
     inputs = scaled_mlp_inputs((700, 600, 264, 320), torch.bfloat16, gpu, biases=True)

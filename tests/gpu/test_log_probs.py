@@ -77,13 +77,15 @@ EVERYTHING = 128 << 20  # bytes that hold the weights of every call here
 
 
 @pytest.fixture
-def from_weights(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of each launch of local gradients: are they made of kept weights."""
-    kernel, found = _C.log_probs_local_gradient, list[bool]()
-    frames = [field.name for field in _C.CALLS["log_probs_local_gradient"]].index("frames")
+def from_weights(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of how many classes local gradients are made of kept weights, each time that they are."""
+    kernel, found = _C.log_probs_local_gradient, list[int]()
+    names = [field.name for field in _C.CALLS["log_probs_local_gradient"]]
 
     def call(*arguments: Any) -> None:
-        found.append(arguments[frames] is not None)
+        given = dict(zip(names, arguments, strict=False))
+        if given["frames"] is not None:
+            found.append(given["out"].shape[1])
         kernel(*arguments)
 
     # Of the class, for the backward pass has a thread of its own.
@@ -96,15 +98,14 @@ def from_weights(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 @pytest.mark.parametrize("ignored", (0.0, 0.4))
 @pytest.mark.parametrize("size", SIZES)
 def test_kept_weights(
-    size: str, ignored: float, dtype: torch.dtype, gpu: torch.device, from_weights: list[bool]
+    size: str, ignored: float, dtype: torch.dtype, gpu: torch.device, from_weights: list[int]
 ) -> None:
     """With temperatures, a scale, and upstream gradients of all three results."""
     inputs = inputs_of(size, dtype, gpu, ignored=ignored)
     each = 0.4 + 2 * torch.rand(len(inputs["x"]), device=gpu)
     options = {"entropy": True, "workspace": EVERYTHING, "logit_scale": 0.8, "temperature": each}
-    with Kept() as kept:
-        check_operator("linear_log_probs", inputs, options)
-    assert kept.classes == [-(-SIZES[size][1] // 8) * 8] and from_weights == [True]
+    check_operator("linear_log_probs", inputs, options)
+    assert from_weights == [SIZES[size][1]]
 
 
 @pytest.mark.tiers("sm90")
@@ -112,22 +113,30 @@ def test_kept_weights(
 @pytest.mark.parametrize("ignored", (0.0, 0.4, 1.0))
 @pytest.mark.parametrize("tiles", (2, 4))
 def test_some_kept_weights(
-    tiles: int, ignored: float, dtype: torch.dtype, gpu: torch.device, from_weights: list[bool]
+    tiles: int, ignored: float, dtype: torch.dtype, gpu: torch.device, from_weights: list[int]
 ) -> None:
     """The whole workspace holds kept weights: the gradient of x has room for other local gradients."""
     inputs = cross_entropy_inputs(513, 6111, 2056, dtype=dtype, device=gpu, ignored=ignored)
     options = {"entropy": True, "workspace": 513 * 256 * 2 * tiles, "temperature": 0.7}
     biased = inputs | {"bias": torch.randn(6111, dtype=dtype, device=gpu)}
+    check_operator("linear_log_probs", inputs, options)
+    check_operator("linear_log_probs", inputs, options, differentiate=["x"])
+    assert from_weights == [256 * tiles] * 2
+    check_operator("linear_log_probs", inputs, options, differentiate=["weight"])
+    check_operator("linear_log_probs", inputs, options, differentiate=[])
+    check_operator("linear_log_probs", inputs, options | {"softcap": 5.0})
+    check_operator("linear_log_probs", biased, options)
+    check_operator("linear_log_probs", inputs, options | {"top1": True})
+    assert len(from_weights) == 2
+
+
+@pytest.mark.tiers("sm90")
+def test_a_mode_that_looks_on(gpu: torch.device, from_weights: list[int]) -> None:
+    """It sees the backward op, whose arguments are left alone, so that all logits are computed again."""
+    inputs = inputs_of("ragged", torch.bfloat16, gpu)
     with Kept() as kept:
-        check_operator("linear_log_probs", inputs, options)
-        check_operator("linear_log_probs", inputs, options, differentiate=["x"])
-        check_operator("linear_log_probs", inputs, options, differentiate=["weight"])
-        check_operator("linear_log_probs", inputs, options, differentiate=[])
-        check_operator("linear_log_probs", inputs, options | {"softcap": 5.0})
-        check_operator("linear_log_probs", biased, options)
-        check_operator("linear_log_probs", inputs, options | {"top1": True})
-    some = 256 * tiles
-    assert kept.classes == [some, some, 0, 0, 0, 0, 0] and sum(from_weights) == 2
+        check_operator("linear_log_probs", inputs, {"entropy": True, "workspace": EVERYTHING})
+    assert kept.classes == [-(-SIZES["ragged"][1] // 8) * 8] and from_weights == []
 
 
 @pytest.mark.tiers("sm80")
@@ -140,7 +149,7 @@ def test_nothing_is_kept(gpu: torch.device) -> None:
 
 
 @pytest.mark.tiers("sm90")
-def test_kept_weights_serve_once(gpu: torch.device, from_weights: list[bool]) -> None:
+def test_kept_weights_serve_once(gpu: torch.device, from_weights: list[int]) -> None:
     """Where the graph is retained, all logits are computed again. The last backward pass has the weights."""
     inputs = inputs_of("ragged", torch.bfloat16, gpu)
     leaves = [inputs["x"].requires_grad_(), inputs["weight"].requires_grad_()]
@@ -153,9 +162,9 @@ def test_kept_weights_serve_once(gpu: torch.device, from_weights: list[bool]) ->
     assert_same_bits(dict(enumerate(again)), dict(enumerate(first)))
     for got, expected in zip(doubled, first, strict=True):
         torch.testing.assert_close(got, 2 * expected, rtol=0, atol=0)
-    assert not any(from_weights)
+    assert from_weights == []
     last = torch.autograd.grad(found[:2], leaves, upstream)
-    assert sum(from_weights) == 1
+    assert from_weights == [SIZES["ragged"][1]]
     for got, expected in zip(last, first, strict=True):
         torch.testing.assert_close(got, expected, rtol=2**-6, atol=2**-7 * float(expected.abs().max()))
 

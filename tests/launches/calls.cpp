@@ -160,7 +160,7 @@ Plan forward(const Attention& c, const Tensors& t) {
   if (plan.can().tensor_cores) pad_attention(t, x);
   add_statistics(c, t, x);
   x.scratch = t.scratch(plan, c.dtype);
-  attention_forward(x, launch, &plan);
+  run(x, launch, &plan);
   return plan;
 }
 
@@ -183,7 +183,7 @@ Plan backward(const Attention& c, const Tensors& t) {
   x.d_q = gradient("d_q", x.q, plan.adds_rows);
   x.d_k = gradient("d_k", x.k, simt), x.d_v = gradient("d_v", x.v, simt);
   x.scratch = t("scratch", sums, {plan.scratch});
-  attention_backward(x, launch, &plan);
+  run(x, launch, &plan);
   return plan;
 }
 
@@ -245,7 +245,7 @@ TensorView ordered(bool wanted, const Plan& plan, const Tensors& t, const Tensor
                    const TensorView& mask, std::int64_t rows) {
   if (!wanted || !plan.can().skips_rows) return {};
   const TensorView order = t("order", kInt64, {rows + 1});
-  order_rows({.target = target, .mask = mask, .order = order}, launch_of());
+  run(RowOrdering{.target = target, .mask = mask, .order = order}, launch_of());
   return order;
 }
 
@@ -273,7 +273,7 @@ std::int64_t columns_in(std::int64_t workspace, std::int64_t rows, std::int64_t 
 TensorView gathered_rows(const Tensors& t, const TensorView& rows, const TensorView& order) {
   if (!order.present()) return rows;
   const TensorView gathered = t("gathered", rows.dtype, {rows.size[0], rows.size[1]});
-  scale_rows({.x = rows, .out = gathered, .factor = {}, .order = order}, launch_of());
+  run(RowScaling{.x = rows, .out = gathered, .factor = {}, .order = order}, launch_of());
   return gathered;
 }
 
@@ -283,21 +283,21 @@ void multiply(const Tensors& t, const TensorView& local, const TensorView& rows,
   const std::int64_t count = rows.size[0], width = rows.size[1];
   const Launch launch = launch_of();
   const TensorView sums = t("row_sums", kFloat32, {count, width}), factor = t("factor", kFloat32, {count});
-  rows_product({.a = local, .b = columns, .out = sums, .factor = factor, .order = order, .adds = true},
-               launch);
-  columns_product({.a = local,
-                   .b = rows,
-                   .scale = t("scale", kFloat32, {1}),
-                   .out = t("d_columns", rows.dtype, {columns.size[0], width}),
-                   .order = order},
-                  launch);
+  run(RowsProduct{.a = local, .b = columns, .out = sums, .factor = factor, .order = order, .adds = true},
+      launch);
+  run(ColumnsProduct{.a = local,
+                     .b = rows,
+                     .scale = t("scale", kFloat32, {1}),
+                     .out = t("d_columns", rows.dtype, {columns.size[0], width}),
+                     .order = order},
+      launch);
   if (!order.present()) return;
-  scale_rows({.x = sums,
-              .out = t("d_rows", rows.dtype, {count, width}),
-              .factor = {},
-              .order = order,
-              .scatters = true},
-             launch);
+  run(RowScaling{.x = sums,
+                 .out = t("d_rows", rows.dtype, {count, width}),
+                 .factor = {},
+                 .order = order,
+                 .scatters = true},
+      launch);
 }
 
 // The frames of what a forward pass of losses has kept, the last part of its scratch memory.
@@ -351,7 +351,7 @@ Plan forward(const LinearCrossEntropy& c, const Tensors& t) {
   x.scratch = t.scratch(plan, c.dtype);
   x.order = ordered(c.ordered, plan, t, x.target, {}, c.rows);
   if (x.order.present()) x.gathered = t("gathered", c.dtype, {c.rows * 5 / 8, x.x.size[1]});
-  cross_entropy_forward(x, launch, &plan);
+  run(x, launch, &plan);
   if (c.of_rank && x.kept.present()) {
     CrossEntropyKeptGradients then;
     fill_cross_entropy(c, t, then);
@@ -359,7 +359,7 @@ Plan forward(const LinearCrossEntropy& c, const Tensors& t) {
     then.frames = frames_of(x.scratch, plan);
     then.kept = x.kept, then.order = x.order;
     then.kept_upstream = t("kept_upstream", kFloat32, {1});
-    cross_entropy_kept_gradients(then, launch, &plan);
+    run(then, launch, &plan);
   }
   return plan;
 }
@@ -376,7 +376,7 @@ Plan backward(const LinearCrossEntropy& c, const Tensors& t) {
     x.d_x = t("d_x", sums, {c.rows, c.width});
     x.d_weight = t("d_weight", sums, {c.classes, c.width});
     if (c.biased) x.d_bias = t("d_bias", sums, {c.classes});
-    cross_entropy_backward(x, launch, &plan);
+    run(x, launch, &plan);
     return plan;
   }
   pad_cross_entropy(t, plan, x);
@@ -486,7 +486,7 @@ Plan forward(const LinearLogProbs& c, const Tensors& t) {
   x.scratch = t.scratch(plan, c.dtype);
   x.order = ordered(c.ordered, plan, t, x.target, {}, c.rows);
   if (x.order.present()) x.gathered = t("gathered", c.dtype, {c.rows * 5 / 8, x.x.size[1]});
-  log_probs_forward(x, launch, &plan);
+  run(x, launch, &plan);
   return plan;
 }
 
@@ -502,7 +502,7 @@ Plan backward(const LinearLogProbs& c, const Tensors& t) {
     x.d_x = t("d_x", sums, {c.rows, c.width});
     x.d_weight = t("d_weight", sums, {c.classes, c.width});
     if (c.biased) x.d_bias = t("d_bias", sums, {c.classes});
-    log_probs_backward(x, launch, &plan);
+    run(x, launch, &plan);
     return plan;
   }
   pad_cross_entropy(t, plan, x);
@@ -609,7 +609,7 @@ Plan forward(const LinearDistillation& c, const Tensors& t) {
     x.gathered = t("gathered", c.dtype, {c.rows * 5 / 8, x.x.size[1]});
     x.teacher_gathered = t("teacher_gathered", c.dtype, {c.rows * 5 / 8, x.teacher_x.size[1]});
   }
-  distillation_forward(x, launch, &plan);
+  run(x, launch, &plan);
   if (c.of_rank && x.kept.present()) {
     DistillationKeptGradients then;
     fill_distillation(c, t, then);
@@ -617,7 +617,7 @@ Plan forward(const LinearDistillation& c, const Tensors& t) {
     then.frames = frames_of(x.scratch, plan);
     then.kept = x.kept, then.teacher_kept = x.teacher_kept, then.order = x.order;
     then.kept_upstream = t("kept_upstream", kFloat32, {1});
-    distillation_kept_gradients(then, launch, &plan);
+    run(then, launch, &plan);
   }
   return plan;
 }
@@ -636,7 +636,7 @@ Plan backward(const LinearDistillation& c, const Tensors& t) {
       x.d_teacher_x = t("d_teacher_x", sums, {c.rows, c.teacher_width});
       x.d_teacher_weight = t("d_teacher_weight", sums, {c.classes, c.teacher_width});
     }
-    distillation_backward(x, launch, &plan);
+    run(x, launch, &plan);
     return plan;
   }
   pad_distillation(t, plan, x);
@@ -724,7 +724,7 @@ Plan forward(const LogSumExpOfProduct& c, const Tensors& t) {
   if (plan.can().tensor_cores) x.a = t.padded("a", x.a), x.b = readable_weight(t, "b", x.b, plan);
   x.mean = mean_of(t, plan, x.a);
   x.scratch = t.scratch(plan, c.dtype);
-  logsumexp_forward(x, launch, &plan);
+  run(x, launch, &plan);
   return plan;
 }
 
@@ -744,19 +744,19 @@ Plan backward(const LogSumExpOfProduct& c, const Tensors& t) {
     x.d_a = t("d_a", of_gradients, {c.rows, x.a.size[1]});
     x.d_b = t("d_b", of_gradients, {c.columns, x.a.size[1]});
     x.scratch = t.scratch(plan, c.dtype);
-    logsumexp_backward(x, launch, &plan);
+    run(x, launch, &plan);
     return plan;
   }
   const std::int64_t count = columns_in(c.workspace, c.rows, c.columns);
   const TensorView local = t.lines("local", c.dtype, c.rows, count), columns = part_of(x.b, 0, 0, count);
-  logsumexp_local_gradient({.grad_lse = x.grad_lse,
-                            .a = x.a,
-                            .b = columns,
-                            .lse = x.lse,
-                            .lse_low = x.lse_low,
-                            .out = local,
-                            .scale = c.scale},
-                           launch, &plan);
+  run(LogSumExpLocalGradient{.grad_lse = x.grad_lse,
+                             .a = x.a,
+                             .b = columns,
+                             .lse = x.lse,
+                             .lse_low = x.lse_low,
+                             .out = local,
+                             .scale = c.scale},
+      launch, &plan);
   if (plan.can().multiplies) multiply(t, local, x.a, columns, {});
   return plan;
 }
@@ -817,19 +817,19 @@ Plan forward(const Mlp& c, const Tensors& t) {
     const TensorView hidden = t("hidden", c.dtype, {plan.part.rows, x.w1.size[0]});
     const auto store = [&](std::int64_t first) {
       const std::int64_t count = std::min(plan.part.rows, c.rows - first);
-      mlp_hidden({.x = part_of(x.x, 0, first, count),
-                  .w1 = x.w1,
-                  .bias1 = x.bias1,
-                  .out = part_of(hidden, 0, 0, count),
-                  .activation = c.activation},
-                 launch, &plan);
+      run(MlpHidden{.x = part_of(x.x, 0, first, count),
+                    .w1 = x.w1,
+                    .bias1 = x.bias1,
+                    .out = part_of(hidden, 0, 0, count),
+                    .activation = c.activation},
+          launch, &plan);
     };
     store(0), store((c.rows - 1) / plan.part.rows * plan.part.rows);
     return plan;
   }
   x.out = t("out", c.dtype, {c.rows, x.w2.size[0]});
   x.scratch = t.scratch(plan, c.dtype);
-  mlp_forward(x, launch, &plan);
+  run(x, launch, &plan);
   return plan;
 }
 
@@ -855,16 +855,16 @@ Plan backward(const Mlp& c, const Tensors& t) {
       TensorView of_part;
       if (c.biased)
         of_part = part_of(part_of(partial_sums, 0, 0, round_up(count, 256) / 16), 1, 0, round_up(there, 192));
-      mlp_local_gradient({.grad_out = part_of(x.grad_out, 0, row, count),
-                          .x = part_of(x.x, 0, row, count),
-                          .w1 = part_of(x.w1, 0, unit, there),
-                          .w2 = part_of(x.w2, 1, unit, there),
-                          .bias1 = part_of(x.bias1, 0, unit, there),
-                          .out = corner(local),
-                          .hidden = corner(hidden),
-                          .sums = of_part,
-                          .activation = c.activation},
-                         launch, &plan);
+      run(MlpLocalGradient{.grad_out = part_of(x.grad_out, 0, row, count),
+                           .x = part_of(x.x, 0, row, count),
+                           .w1 = part_of(x.w1, 0, unit, there),
+                           .w2 = part_of(x.w2, 1, unit, there),
+                           .bias1 = part_of(x.bias1, 0, unit, there),
+                           .out = corner(local),
+                           .hidden = corner(hidden),
+                           .sums = of_part,
+                           .activation = c.activation},
+          launch, &plan);
     };
     store(0, 0);
     store((c.rows - 1) / rows * rows, (x.w1.size[0] - 1) / units * units);
@@ -876,7 +876,7 @@ Plan backward(const Mlp& c, const Tensors& t) {
   x.d_x = gradient("d_x", x.x, plan.adds_rows);
   x.d_w1 = gradient("d_w1", x.w1, simt), x.d_w2 = gradient("d_w2", x.w2, simt);
   if (c.biased) x.d_bias1 = t("d_bias1", sums, {x.bias1.size[0]});
-  mlp_backward(x, launch, &plan);
+  run(x, launch, &plan);
   return plan;
 }
 
@@ -914,18 +914,18 @@ void run_gated_calls(Recorder& recorder) {
   const Launch launch = launch_of();
   for (const DType dtype : {kBFloat16, kFloat16, kFloat32, kFloat64}) {
     recorder.run(message("gated_hidden ", name(dtype)), [&](const Tensors& t) {
-      gated_hidden({.gate = t("gate", dtype, {1000, 1003}),
-                    .up = t("up", dtype, {1000, 1003}),
-                    .activation = ActivationKind::kSilu},
-                   launch);
+      run(GatedHidden{.gate = t("gate", dtype, {1000, 1003}),
+                      .up = t("up", dtype, {1000, 1003}),
+                      .activation = ActivationKind::kSilu},
+          launch);
       return Plan{};
     });
     recorder.run(message("gated_gradient ", name(dtype)), [&](const Tensors& t) {
-      gated_gradient({.gate = t("gate", dtype, {1000, 1003}),
-                      .up = t("up", dtype, {1000, 1003}),
-                      .hidden = t("hidden", dtype, {1000, 1003}),
-                      .activation = ActivationKind::kGelu},
-                     launch);
+      run(GatedGradient{.gate = t("gate", dtype, {1000, 1003}),
+                        .up = t("up", dtype, {1000, 1003}),
+                        .hidden = t("hidden", dtype, {1000, 1003}),
+                        .activation = ActivationKind::kGelu},
+          launch);
       return Plan{};
     });
   }
@@ -936,32 +936,32 @@ void run_gated_calls(Recorder& recorder) {
 void run_stored_scores(Recorder& recorder) {
   const Launch launch = launch_of();
   recorder.run("score_product", [&](const Tensors& t) {
-    score_product({.a = t("a", kBFloat16, {1000, 512}),
-                   .b = t("b", kBFloat16, {8000, 512}),
-                   .out = t("out", kFloat32, {1000, 8000})},
-                  launch);
+    run(ScoreProduct{.a = t("a", kBFloat16, {1000, 512}),
+                     .b = t("b", kBFloat16, {8000, 512}),
+                     .out = t("out", kFloat32, {1000, 8000})},
+        launch);
     return Plan{};
   });
   for (const bool gradients : {false, true}) {
     const std::int64_t classes = gradients ? 32000 : 8000;
     recorder.run(gradients ? "jsd_rows gradients" : "jsd_rows", [&](const Tensors& t) {
-      jsd_rows({.student = t("student", kFloat32, {1000, classes}),
-                .teacher = t("teacher", kFloat32, {1000, classes}),
-                .mask = t("mask", kBool, {1000}),
-                .loss = t("loss", kFloat32, {1000}),
-                .stats = t("stats", kFloat32, {1000, 5}),
-                .factor = gradients ? t("factor", kFloat32, {1}) : TensorView{}},
-               launch);
+      run(JsdRows{.student = t("student", kFloat32, {1000, classes}),
+                  .teacher = t("teacher", kFloat32, {1000, classes}),
+                  .mask = t("mask", kBool, {1000}),
+                  .loss = t("loss", kFloat32, {1000}),
+                  .stats = t("stats", kFloat32, {1000, 5}),
+                  .factor = gradients ? t("factor", kFloat32, {1}) : TensorView{}},
+          launch);
       return Plan{};
     });
   }
   recorder.run("jsd_gradient", [&](const Tensors& t) {
-    jsd_gradient({.student = t("student", kFloat32, {1000, 8000}),
-                  .teacher = t("teacher", kFloat32, {1000, 8000}),
-                  .mask = {},
-                  .stats = t("stats", kFloat32, {1000, 5}),
-                  .factor = t("factor", kFloat32, {1})},
-                 launch);
+    run(JsdGradient{.student = t("student", kFloat32, {1000, 8000}),
+                    .teacher = t("teacher", kFloat32, {1000, 8000}),
+                    .mask = {},
+                    .stats = t("stats", kFloat32, {1000, 5}),
+                    .factor = t("factor", kFloat32, {1})},
+        launch);
     return Plan{};
   });
 }
@@ -971,16 +971,16 @@ void run_stored_scores(Recorder& recorder) {
 void run_sequence_calls(Recorder& recorder) {
   const Launch launch = launch_of();
   recorder.run("sequence_spans", [&](const Tensors& t) {
-    sequence_spans({.row_spans = t("row_spans", kInt64, {1000, 2}),
-                    .column_spans = t("column_spans", kInt64, {3000, 2}),
-                    .row_starts = t("cu_seqlens_q", kInt64, {9}),
-                    .column_starts = t("cu_seqlens_k", kInt64, {9})},
-                   launch);
+    run(SequenceSpans{.row_spans = t("row_spans", kInt64, {1000, 2}),
+                      .column_spans = t("column_spans", kInt64, {3000, 2}),
+                      .row_starts = t("cu_seqlens_q", kInt64, {9}),
+                      .column_starts = t("cu_seqlens_k", kInt64, {9})},
+        launch);
     return Plan{};
   });
   recorder.run("undefine", [&](const Tensors& t) {
-    undefine({.result = t("result", kBFloat16, {64000}), .row_spans = t("row_spans", kInt64, {1000, 2})},
-             launch);
+    run(Undefined{.result = t("result", kBFloat16, {64000}), .row_spans = t("row_spans", kInt64, {1000, 2})},
+        launch);
     return Plan{};
   });
 }
@@ -994,12 +994,12 @@ void run_row_calls(Recorder& recorder) {
       const auto reduce = [&](const std::string& what, bool targets, bool masked) {
         recorder.run(message("reduce_losses ", name(dtype), mean ? " mean" : " sum", what),
                      [&](const Tensors& t) {
-                       reduce_losses({.losses = t("losses", dtype, {5000}),
-                                      .target = targets ? t("target", kInt64, {5000}) : TensorView{},
-                                      .mask = masked ? t("mask", kBool, {5000}) : TensorView{},
-                                      .reduced = t("reduced", dtype, {1}),
-                                      .mean = mean},
-                                     launch);
+                       run(LossReduction{.losses = t("losses", dtype, {5000}),
+                                         .target = targets ? t("target", kInt64, {5000}) : TensorView{},
+                                         .mask = masked ? t("mask", kBool, {5000}) : TensorView{},
+                                         .reduced = t("reduced", dtype, {1}),
+                                         .mean = mean},
+                           launch);
                        return Plan{};
                      });
       };
@@ -1015,59 +1015,60 @@ void run_row_calls(Recorder& recorder) {
       return Plan{};
     });
     recorder.run(message("combine_cross_entropy ", name(dtype)), [&](const Tensors& t) {
-      combine_cross_entropy({.states = t("states", dtype, {3, 3, 5000}),
-                             .target = t("target", kInt64, {5000}),
-                             .class_weight = {},
-                             .class_sums = {},
-                             .loss = of(t, "loss"),
-                             .reduced = t("reduced", dtype, {1}),
-                             .lse = of(t, "lse"),
-                             .lse_low = of(t, "lse_low"),
-                             .miss = of(t, "miss"),
-                             .stride = 1000,
-                             .classes = 3000},
-                            launch);
+      run(CombinedCrossEntropy{.states = t("states", dtype, {3, 3, 5000}),
+                               .target = t("target", kInt64, {5000}),
+                               .class_weight = {},
+                               .class_sums = {},
+                               .loss = of(t, "loss"),
+                               .reduced = t("reduced", dtype, {1}),
+                               .lse = of(t, "lse"),
+                               .lse_low = of(t, "lse_low"),
+                               .miss = of(t, "miss"),
+                               .stride = 1000,
+                               .classes = 3000},
+          launch);
       return Plan{};
     });
     recorder.run(message("combine_log_probs ", name(dtype)), [&](const Tensors& t) {
-      combine_log_probs({.states = t("states", dtype, {3, 4, 5000}),
-                         .target = t("target", kInt64, {5000}),
-                         .log_probs = of(t, "log_probs"),
-                         .entropy = of(t, "entropy"),
-                         .lse = of(t, "lse"),
-                         .lse_low = of(t, "lse_low"),
-                         .stride = 1000,
-                         .classes = 3000},
-                        launch);
+      run(CombinedLogProbs{.states = t("states", dtype, {3, 4, 5000}),
+                           .target = t("target", kInt64, {5000}),
+                           .log_probs = of(t, "log_probs"),
+                           .entropy = of(t, "entropy"),
+                           .lse = of(t, "lse"),
+                           .lse_low = of(t, "lse_low"),
+                           .stride = 1000,
+                           .classes = 3000},
+          launch);
       return Plan{};
     });
     recorder.run(message("combine_distillation ", name(dtype)), [&](const Tensors& t) {
-      combine_distillation({.states = t("states", dtype, {3, 5, 5000}),
-                            .mask = t("mask", kBool, {5000}),
-                            .loss = of(t, "loss"),
-                            .reduced = {},
-                            .stats = t("stats", dtype, {6, 5000})},
-                           launch);
+      run(CombinedDistillation{.states = t("states", dtype, {3, 5, 5000}),
+                               .mask = t("mask", kBool, {5000}),
+                               .loss = of(t, "loss"),
+                               .reduced = {},
+                               .stats = t("stats", dtype, {6, 5000})},
+          launch);
       return Plan{};
     });
   }
   recorder.run("order_rows mask", [&](const Tensors& t) {
-    order_rows({.target = {}, .mask = t("mask", kBool, {5000}), .order = t("order", kInt64, {5001})}, launch);
+    run(RowOrdering{.target = {}, .mask = t("mask", kBool, {5000}), .order = t("order", kInt64, {5001})},
+        launch);
     return Plan{};
   });
   recorder.run("copy_fitted", [&](const Tensors& t) {
-    copy_fitted({.x = t("x", kFloat32, {2, 3, 500, 64}), .out = t("out", kBFloat16, {2, 3, 500, 59})},
-                launch);
+    run(FittedCopy{.x = t("x", kFloat32, {2, 3, 500, 64}), .out = t("out", kBFloat16, {2, 3, 500, 59})},
+        launch);
     return Plan{};
   });
   for (const DType from : {kBFloat16, kFloat16, kFloat32}) {
     for (const DType to : {kBFloat16, kFloat16, kFloat32}) {
       recorder.run(message("scale_rows ", name(from), " to ", name(to)), [&](const Tensors& t) {
-        scale_rows({.x = t("x", from, {5000, 1000}),
-                    .out = t("out", to, {5000, 1000}),
-                    .factor = t("factor", kFloat32, {5000}),
-                    .order = {}},
-                   launch);
+        run(RowScaling{.x = t("x", from, {5000, 1000}),
+                       .out = t("out", to, {5000, 1000}),
+                       .factor = t("factor", kFloat32, {5000}),
+                       .order = {}},
+            launch);
         return Plan{};
       });
     }
@@ -1084,12 +1085,12 @@ void run_product_calls(Recorder& recorder) {
       };
       for (const DType result : {dtype, kFloat32}) {
         recorder.run(message("rows_product to ", name(result), " ", name_of_call), [&](const Tensors& t) {
-          rows_product({.a = t("a", dtype, {5000, 2048}),
-                        .b = t("b", dtype, {2048, 768}),
-                        .out = t("out", result, {5000, 768}),
-                        .factor = {},
-                        .order = order(t)},
-                       launch);
+          run(RowsProduct{.a = t("a", dtype, {5000, 2048}),
+                          .b = t("b", dtype, {2048, 768}),
+                          .out = t("out", result, {5000, 768}),
+                          .factor = {},
+                          .order = order(t)},
+              launch);
           return Plan{};
         });
       }

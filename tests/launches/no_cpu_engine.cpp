@@ -1,4 +1,6 @@
 // The CPU engine, for a program that has no tensors on the CPU.
+#include <tuple>
+
 #include "cpu/engine.h"
 #include "monoidreduce/error.h"
 
@@ -7,12 +9,23 @@ namespace cpu {
 namespace {
 [[noreturn]] void refuse() { throw Error("there is no CPU engine here"); }
 }  // namespace
-const Engine& engine_for(DType) { refuse(); }
-void sequence_spans(const SequenceSpans&) { refuse(); }
-void combine_logsumexp(const CombinedLogSumExp&) { refuse(); }
-void combine_cross_entropy(const CombinedCrossEntropy&) { refuse(); }
-void combine_log_probs(const CombinedLogProbs&) { refuse(); }
-void combine_distillation(const CombinedDistillation&) { refuse(); }
+const char* name(Isa) { return "none"; }
+Isa isa_for(DType) { refuse(); }
+template <class Call>
+void baseline::run(const Call&, const Launch&) {
+  refuse();
+}
+template <class Call>
+void run_alike(const Call&) {
+  refuse();
+}
+namespace {
+template <class... Each>
+constexpr auto functions(CallList<Each...>) {
+  return std::tuple(&baseline::run<Each>..., &run_alike<Each>...);
+}
+[[gnu::used]] constexpr auto kFunctions = functions(Calls{});
+}  // namespace
 }  // namespace cpu
 const char* cpu_isa(DType) { return "none"; }
 }  // namespace monoidreduce

@@ -122,7 +122,7 @@ SOURCES = """
     check.h operators.cpp path_counter.cpp
     bindings/calls.h bindings/dlpack_exchange.h bindings/python.cpp bindings/tensor_caster.h
     cpu/attention.cpp cpu/combine_states.cpp cpu/cross_entropy.cpp cpu/dispatch.cpp cpu/distillation.cpp
-    cpu/engine.cpp cpu/engine.h
+    cpu/engine.h
     cpu/fold_tiles.cpp cpu/gated_mlp.cpp cpu/log_probs.cpp cpu/logsumexp.cpp cpu/mlp.cpp
     cpu/modified_attention.cpp
     cpu/reduce_losses.cpp cpu/row_centres.h cpu/sequences.cpp cpu/sink_gradient.h

@@ -118,30 +118,27 @@ BOUND = {
         ),
         ("backward_op", "monoidreduce/_ops/registry.py", "_library.impl(kernel_name, kernel,"),
     ),
-    "attention_forward": (
-        ("backend", "monoidreduce/_ops/attention.py", "    forward=attention_forward,"),
-        ("run", "csrc/bindings/python.cpp", "calls.define(&attention_forward);"),
-        ("kSm90", "csrc/operators.cpp", "sm90::attention_forward>("),
-    ),
+    "attention_forward": (("backend", "monoidreduce/_ops/attention.py", "    forward=attention_forward,"),),
     "define": (
-        ("_C.attention_forward", "csrc/bindings/python.cpp", "calls.define(&attention_forward);"),
+        ("_C.attention_forward", "csrc/include/monoidreduce/ops/attention.h", 'pass("attention_forward",'),
         (
             "_C.cross_entropy_local_gradient",
-            "csrc/bindings/python.cpp",
-            "calls.define(&cross_entropy_local_gradient);",
+            "csrc/include/monoidreduce/ops/cross_entropy.h",
+            'part<CrossEntropyBackward>("cross_entropy_local_gradient",',
         ),
-        ("_C.rows_product", "csrc/bindings/python.cpp", "calls.define(&rows_product);"),
+        ("_C.rows_product", "csrc/include/monoidreduce/ops/rows.h", 'helper("rows_product",'),
     ),
     "cross_entropy_backward": (
         ("backend", "monoidreduce/_ops/losses.py", "    backward=cross_entropy_backward,"),
     ),
-    "cross_entropy_local_gradient": (
-        ("run", "csrc/bindings/python.cpp", "calls.define(&cross_entropy_local_gradient);"),
-        ("kSm90", "csrc/operators.cpp", "sm90::cross_entropy_local_gradient>("),
-    ),
-    "rows_product": (
-        ("run", "csrc/bindings/python.cpp", "calls.define(&rows_product);"),
-        ("kSm90", "csrc/operators.cpp", "run_product<sm90::rows_product>("),
+    "run": (
+        ("cuda::sm90::run", "csrc/cuda/sm90/attention_forward.cu", "void run(const AttentionForward& x,"),
+        (
+            "cuda::sm90::run",
+            "csrc/cuda/sm90/loss_gradients.cu",
+            "void run(const CrossEntropyLocalGradient& x,",
+        ),
+        ("cuda::sm90::run", "csrc/cuda/sm90/loss_gradients.cu", "void run(const RowsProduct& x,"),
     ),
 }
 

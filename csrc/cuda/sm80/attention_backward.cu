@@ -7,7 +7,8 @@ namespace monoidreduce::cuda::sm80 {
 
 using namespace monoidreduce::sm80;
 
-void attention_backward(const AttentionBackward& x, const Plan& plan, const Launch& launch) {
+template <>
+void run(const AttentionBackward& x, const Plan& plan, const Launch& launch) {
   attention_backward_passes<Biases::kElements, HalvesAndFloat>(
       x, plan.sharing, launch,
       [&](auto element, const auto& scores, const auto& problem, const auto& wanted,

@@ -21,7 +21,8 @@ struct Tiles<float, Scores> : FloatForwardTiles<false> {};
 
 }  // namespace
 
-void attention_forward(const AttentionForward& x, const Plan&, const Launch& launch) {
+template <>
+void run(const AttentionForward& x, const Plan&, const Launch& launch) {
   const std::int64_t width = std::max(x.q.size[3], x.v.size[3]);
   const FoldProblem problem = attention_problem(x);
   with_attention_rows<Biases::kElements, HalvesAndFloat>(

@@ -13,11 +13,13 @@ static_assert(kStateFloats<LogSumExp<Bits>> == kStateFloats<LogSumExp<float>>);
 
 }  // namespace
 
-void cross_entropy_forward(const CrossEntropyForward& x, const Plan&, const Launch& launch) {
+template <>
+void run(const CrossEntropyForward& x, const Plan&, const Launch& launch) {
   cross_entropy_forward_pass<Tile, false>(x, launch);
 }
 
-void logsumexp_forward(const LogSumExpForward& x, const Plan& plan, const Launch& launch) {
+template <>
+void run(const LogSumExpForward& x, const Plan& plan, const Launch& launch) {
   if (plan.narrow) return logsumexp_mean(x, launch);
   logsumexp_forward_pass<Tile>(x, launch);
 }

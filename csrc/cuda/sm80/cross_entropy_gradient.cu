@@ -9,11 +9,13 @@ using Tile = monoidreduce::sm80::ContractionTile<2>;
 
 }  // namespace
 
-void cross_entropy_local_gradient(const CrossEntropyLocalGradient& x, const Plan&, const Launch& launch) {
+template <>
+void run(const CrossEntropyLocalGradient& x, const Plan&, const Launch& launch) {
   cross_entropy_gradient_pass<Tile>(x, launch);
 }
 
-void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Plan&, const Launch& launch) {
+template <>
+void run(const LogSumExpLocalGradient& x, const Plan&, const Launch& launch) {
   logsumexp_gradient_pass<Tile>(x, launch);
 }
 

@@ -9,7 +9,8 @@ using Tile = monoidreduce::sm80::ContractionTile<3, 2>;
 
 }  // namespace
 
-void distillation_local_gradient(const DistillationLocalGradient& x, const Plan&, const Launch& launch) {
+template <>
+void run(const DistillationLocalGradient& x, const Plan&, const Launch& launch) {
   distillation_gradient_pass<Tile>(x, launch);
 }
 

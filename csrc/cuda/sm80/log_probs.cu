@@ -12,11 +12,13 @@ static_assert(kStateFloats<TopLogProbs<Bits>> == kStateFloats<TopLogProbs<float>
 
 }  // namespace
 
-void log_probs_forward(const LogProbsForward& x, const Plan&, const Launch& launch) {
+template <>
+void run(const LogProbsForward& x, const Plan&, const Launch& launch) {
   log_probs_forward_pass<Tile, false>(x, launch);
 }
 
-void log_probs_local_gradient(const LogProbsLocalGradient& x, const Plan&, const Launch& launch) {
+template <>
+void run(const LogProbsLocalGradient& x, const Plan&, const Launch& launch) {
   log_probs_gradient_pass<Tile>(x, launch);
 }
 

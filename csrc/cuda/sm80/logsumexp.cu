@@ -33,7 +33,8 @@ auto fold(const Launch& launch) {
 void logsumexp_mean(const LogSumExpForward& x, const Launch& launch) {
   logsumexp_mean_pass(x, fold<MeanTiles>(launch));
 }
-void logsumexp_backward(const LogSumExpBackward& x, const Plan&, const Launch& launch) {
+template <>
+void run(const LogSumExpBackward& x, const Plan&, const Launch& launch) {
   logsumexp_gradient_folds(x, launch, fold<GradientTiles>(launch));
 }
 

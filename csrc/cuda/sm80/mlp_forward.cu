@@ -7,7 +7,8 @@ namespace monoidreduce::cuda::sm80 {
 
 using namespace monoidreduce::sm80;
 
-void mlp_forward(const MlpForward& x, const Plan& plan, const Launch& launch) {
+template <>
+void run(const MlpForward& x, const Plan& plan, const Launch& launch) {
   if (plan.packing.heads > 0) return mlp_few_rows(x, plan.packing, launch);
   const std::int64_t width = std::max(x.x.size[1], x.w2.size[0]);
   mlp_forward_pass<HalvesAndFloat>(x, [&](auto element, const auto& named, const auto& scores,

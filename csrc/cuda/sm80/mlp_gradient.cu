@@ -5,7 +5,8 @@
 
 namespace monoidreduce::cuda::sm80 {
 
-void mlp_local_gradient(const MlpLocalGradient& x, const Plan&, const Launch& launch) {
+template <>
+void run(const MlpLocalGradient& x, const Plan&, const Launch& launch) {
   with_mlp_monoid(x, [&](auto element, const auto& m, const auto& scores) {
     using Tile = monoidreduce::sm80::ContractionTile<3, 2, true>;
     payload_weights<decltype(element), Tile>(m, scores, mlp_gradient_problem(x),

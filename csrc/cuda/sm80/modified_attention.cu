@@ -19,7 +19,8 @@ void with_modified_tile(const FoldProblem& p, Run run) {
 
 }  // namespace
 
-void modified_attention_fold(const ModifiedAttentionFold& x, const Plan&, const Launch& launch) {
+template <>
+void run(const ModifiedAttentionFold& x, const Plan&, const Launch& launch) {
   const FoldProblem p = modified_problem(x);
   const DeviceGuard device(x.q.cuda_device);
   Halves::with(x.q.dtype, [&](auto element) {
@@ -34,7 +35,8 @@ void modified_attention_fold(const ModifiedAttentionFold& x, const Plan&, const 
   });
 }
 
-void modified_attention_pull(const ModifiedAttentionPull& x, const Plan& plan, const Launch& launch) {
+template <>
+void run(const ModifiedAttentionPull& x, const Plan& plan, const Launch& launch) {
   const auto run = [&](auto element, const FoldProblem& p, const FoldGradients& wanted,
                        const BackwardScratch& scratch) {
     using E = decltype(element);

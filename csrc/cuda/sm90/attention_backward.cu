@@ -16,7 +16,8 @@ constexpr bool planned() {
 }
 static_assert(planned<64, false>() && planned<64, true>() && planned<128, false>() && planned<128, true>());
 
-void attention_backward(const AttentionBackward& x, const Plan& plan, const Launch& launch) {
+template <>
+void run(const AttentionBackward& x, const Plan& plan, const Launch& launch) {
   const auto run = [&](auto element, const auto& scores, const auto& problem, const auto& wanted,
                        const BackwardScratch& scratch) {
     backward_kernels<decltype(element), false>(LogSumExp<Bits>{}, scores, problem, wanted, scratch.residuals,

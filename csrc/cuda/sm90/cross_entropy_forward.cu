@@ -4,6 +4,7 @@
 #include "monoidreduce/launch/contraction_sm90.cuh"
 #include "monoidreduce/launch/keeping_epilogue_sm90.cuh"
 #include "monoidreduce/launch/weights_to_gradients.cuh"
+#include "monoidreduce/path_counter.h"
 
 namespace monoidreduce::cuda::sm90 {
 namespace {
@@ -64,19 +65,24 @@ void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Plan& pla
 
 }  // namespace
 
-void cross_entropy_kept_gradients(const CrossEntropyKeptGradients& x, const Plan&, const Launch& launch) {
+template <>
+void run(const CrossEntropyKeptGradients& x, const Plan&, const Launch& launch) {
   with_element(x.x.dtype, [&](auto element) {
     const Kept kept = kept_weights<Tile>(x.kept, static_cast<float*>(x.frames.data));
     to_gradients<decltype(element)>(x, kept, cross_entropy_problem(x), launch);
   });
 }
 
-void cross_entropy_forward(const CrossEntropyForward& x, const Plan& plan, const Launch& launch) {
-  if (x.kept.present()) return cross_entropy_forward_keeping(x, plan, launch);
-  cross_entropy_forward_pass<Tile, true>(x, launch);
+template <>
+void run(const CrossEntropyForward& x, const Plan& plan, const Launch& launch) {
+  if (!x.kept.present()) return cross_entropy_forward_pass<Tile, true>(x, launch);
+  cross_entropy_forward_keeping(x, plan, launch);
+  count_path(kDescription<CrossEntropyBackward>.name, "cuda", "sm90", false,
+             name(x.x.dtype));  // a part of it
 }
 
-void logsumexp_forward(const LogSumExpForward& x, const Plan& plan, const Launch& launch) {
+template <>
+void run(const LogSumExpForward& x, const Plan& plan, const Launch& launch) {
   if (plan.narrow) return logsumexp_mean(x, launch);
   logsumexp_forward_pass<Tile>(x, launch);
 }

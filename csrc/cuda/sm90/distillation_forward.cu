@@ -5,6 +5,7 @@
 #include "monoidreduce/launch/contraction_sm90.cuh"
 #include "monoidreduce/launch/keeping_epilogue_sm90.cuh"
 #include "monoidreduce/launch/weights_to_gradients.cuh"
+#include "monoidreduce/path_counter.h"
 
 namespace monoidreduce::cuda::sm90 {
 namespace {
@@ -42,7 +43,8 @@ Kept kept_of(const Call& x, float* frames) {
 
 }  // namespace
 
-void distillation_forward(const DistillationForward& x, const Plan& plan, const Launch& launch) {
+template <>
+void run(const DistillationForward& x, const Plan& plan, const Launch& launch) {
   const FoldProblem problem = distillation_problem(x);
   distillation_forward_pass(x, [&](auto element, const auto& m, const auto& scores, const auto& results) {
     using E = decltype(element);
@@ -58,10 +60,13 @@ void distillation_forward(const DistillationForward& x, const Plan& plan, const 
     });
     if (x.kept_upstream.present())
       weights_to_gradients<E>(kept, DistillationTerms{rows_of(x)}, problem, launch);
+    count_path(kDescription<DistillationBackward>.name, "cuda", "sm90", false,
+               name(x.x.dtype));  // a part of it
   });
 }
 
-void distillation_kept_gradients(const DistillationKeptGradients& x, const Plan&, const Launch& launch) {
+template <>
+void run(const DistillationKeptGradients& x, const Plan&, const Launch& launch) {
   with_element(x.x.dtype, [&](auto element) {
     weights_to_gradients<decltype(element)>(kept_of(x, static_cast<float*>(x.frames.data)),
                                             DistillationTerms{rows_of(x)}, distillation_problem(x), launch);

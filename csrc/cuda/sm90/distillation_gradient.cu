@@ -13,7 +13,8 @@ static_assert(Tile::kRowBlock == tiles::kSm90Distillation.row_block &&
 
 }  // namespace
 
-void distillation_local_gradient(const DistillationLocalGradient& x, const Plan&, const Launch& launch) {
+template <>
+void run(const DistillationLocalGradient& x, const Plan&, const Launch& launch) {
   distillation_gradient_pass<Tile>(x, launch);
 }
 

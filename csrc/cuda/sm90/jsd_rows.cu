@@ -11,6 +11,7 @@
 #include "monoidreduce/launch/launch_kernel.cuh"
 #include "monoidreduce/math.h"
 #include "monoidreduce/ops/stored_scores.h"
+#include "monoidreduce/path_counter.h"
 
 namespace monoidreduce::cuda::sm90 {
 namespace {
@@ -61,16 +62,24 @@ void launch_rows(const Call& x, const Launch& launch, void (*kernel)(Parameters.
 
 }  // namespace
 
-void jsd_rows(const JsdRows& x, const Launch& launch) {
+template <>
+void run(const JsdRows& x, const Plan&, const Launch& launch) {
   const auto run = [&](auto kernel, int blocks) {
     launch_rows(x, launch, kernel, blocks, data<float>(x.loss), data<JsdRow>(x.stats),
                 data<const float>(x.factor));
   };
-  if (x.student.size[1] < kManyColumns) return run(&jsd_rows_kernel<ApproximateMath, kThreads>, 1);
-  run(&jsd_rows_of_cluster<ApproximateMath, Team::kBlocks, kThreads>, Team::kBlocks);
+  if (x.student.size[1] < kManyColumns)
+    run(&jsd_rows_kernel<ApproximateMath, kThreads>, 1);
+  else
+    run(&jsd_rows_of_cluster<ApproximateMath, Team::kBlocks, kThreads>, Team::kBlocks);
+  // As passes, by the type of the operands.
+  const char* const dtype = name(DType::kBFloat16);
+  count_path("jsd_forward", "cuda", "sm90", false, dtype);
+  if (x.factor.present()) count_path("jsd_backward", "cuda", "sm90", false, dtype);
 }
 
-void jsd_gradient(const JsdGradient& x, const Launch& launch) {
+template <>
+void run(const JsdGradient& x, const Plan&, const Launch& launch) {
   launch_rows(x, launch, &jsd_gradient_kernel<ApproximateMath, kThreads>, 1, data<const JsdRow>(x.stats),
               data<const float>(x.factor));
 }

@@ -53,12 +53,14 @@ void log_probs_forward_keeping(const LogProbsForward& x, const Plan& plan, const
 
 }  // namespace
 
-void log_probs_forward(const LogProbsForward& x, const Plan& plan, const Launch& launch) {
+template <>
+void run(const LogProbsForward& x, const Plan& plan, const Launch& launch) {
   if (x.kept.present()) return log_probs_forward_keeping(x, plan, launch);
   log_probs_forward_pass<Tile, true>(x, launch);
 }
 
-void log_probs_local_gradient(const LogProbsLocalGradient& x, const Plan&, const Launch& launch) {
+template <>
+void run(const LogProbsLocalGradient& x, const Plan&, const Launch& launch) {
   if (!x.frames.present()) return log_probs_gradient_pass<Tile>(x, launch);
   const LogProbsTerms terms{log_probs_rows<float>(x), static_cast<const float*>(x.log_probs.data),
                             static_cast<float>(x.options.logit_scale)};

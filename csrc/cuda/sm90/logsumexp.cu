@@ -28,7 +28,8 @@ auto fold(const Launch& launch) {
 }  // namespace
 
 void logsumexp_mean(const LogSumExpForward& x, const Launch& launch) { logsumexp_mean_pass(x, fold(launch)); }
-void logsumexp_backward(const LogSumExpBackward& x, const Plan&, const Launch& launch) {
+template <>
+void run(const LogSumExpBackward& x, const Plan&, const Launch& launch) {
   logsumexp_gradient_folds(x, launch, fold(launch));
 }
 

@@ -45,16 +45,19 @@ __global__ void clear_others(const __grid_constant__ RowOrder order, E* out, std
 
 }  // namespace
 
-void cross_entropy_local_gradient(const CrossEntropyLocalGradient& x, const Plan&, const Launch& launch) {
+template <>
+void run(const CrossEntropyLocalGradient& x, const Plan&, const Launch& launch) {
   cross_entropy_gradient_pass<GradientTile>(x, launch);
 }
 
-void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Plan&, const Launch& launch) {
+template <>
+void run(const LogSumExpLocalGradient& x, const Plan&, const Launch& launch) {
   logsumexp_gradient_pass<GradientTile>(x, launch);
 }
 
-void rows_product(const RowsProduct& x, const Launch& launch) {
-  const FoldProblem p = rows_product_problem(x);
+template <>
+void run(const RowsProduct& x, const Plan&, const Launch& launch) {
+  const FoldProblem p = product_problem(x);
   constexpr const char* kName = "rows_product";
   const RowFactors factors{static_cast<const float*>(x.factor.data), row_order(p)};
   const TensorView out = as_rows(x.out);
@@ -77,8 +80,9 @@ void rows_product(const RowsProduct& x, const Launch& launch) {
   });
 }
 
-void columns_product(const ColumnsProduct& x, const Launch& launch) {
-  const FoldProblem p = columns_product_problem(x);
+template <>
+void run(const ColumnsProduct& x, const Plan&, const Launch& launch) {
+  const FoldProblem p = product_problem(x);
   const TensorView outs[] = {as_rows(x.out)};
   with_element(x.a.dtype, [&](auto element) {
     using E = decltype(element);

@@ -4,7 +4,8 @@
 
 namespace monoidreduce::cuda::sm90 {
 
-void mlp_backward(const MlpBackward& x, const Plan&, const Launch& launch) {
+template <>
+void run(const MlpBackward& x, const Plan&, const Launch& launch) {
   mlp_backward_pass(
       x, [&](auto element, const auto& m, const auto& scores, const auto& problem, const auto& wanted) {
         backward_kernels<decltype(element), true>(m, scores, problem, wanted, {}, {}, {}, nullptr, launch);

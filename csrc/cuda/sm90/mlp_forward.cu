@@ -20,7 +20,8 @@ static_assert(planned<Width64> && planned<Width128> && planned<Width256>);
 
 }  // namespace
 
-void mlp_forward(const MlpForward& x, const Plan& plan, const Launch& launch) {
+template <>
+void run(const MlpForward& x, const Plan& plan, const Launch& launch) {
   if (plan.packing.heads > 0) return mlp_few_rows(x, plan.packing, launch);
   const std::int64_t width = std::max(x.x.size[1], x.w2.size[0]);
   mlp_forward_pass(x, [&](auto element, const auto& m, const auto& scores, const auto& problem,

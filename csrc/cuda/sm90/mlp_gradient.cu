@@ -6,7 +6,8 @@
 
 namespace monoidreduce::cuda::sm90 {
 
-void mlp_local_gradient(const MlpLocalGradient& x, const Plan&, const Launch& launch) {
+template <>
+void run(const MlpLocalGradient& x, const Plan&, const Launch& launch) {
   with_mlp_monoid(x, [&](auto element, const auto& m, const auto& scores) {
     using Tile = monoidreduce::sm90::ContractionTile<192, 4, 2>;
     static_assert(Tile::kRowBlock == tiles::kHiddenGradient.rows &&

@@ -6,7 +6,8 @@
 
 namespace monoidreduce::cuda::sm90 {
 
-void mlp_hidden(const MlpHidden& x, const Plan&, const Launch& launch) {
+template <>
+void run(const MlpHidden& x, const Plan&, const Launch& launch) {
   with_mlp_monoid(x, [&](auto element, const auto& m, const auto& scores) {
     using Tile = monoidreduce::sm90::ContractionTile<256, 4>;
     static_assert(Tile::kRowBlock == tiles::kHidden.rows && Tile::kColumns == tiles::kHidden.columns);

@@ -36,7 +36,8 @@ void with_modified_tile(const Call& x, Run run) {
 
 }  // namespace
 
-void modified_attention_fold(const ModifiedAttentionFold& x, const Plan& plan, const Launch& launch) {
+template <>
+void run(const ModifiedAttentionFold& x, const Plan& plan, const Launch& launch) {
   auto* const counter = plan.scratch > 0 ? data<unsigned long long>(x.scratch) : nullptr;
   const FoldProblem p = modified_problem(x);
   const DeviceGuard device(x.q.cuda_device);
@@ -51,7 +52,8 @@ void modified_attention_fold(const ModifiedAttentionFold& x, const Plan& plan, c
   });
 }
 
-void modified_attention_pull(const ModifiedAttentionPull& x, const Plan& plan, const Launch& launch) {
+template <>
+void run(const ModifiedAttentionPull& x, const Plan& plan, const Launch& launch) {
   const auto run = [&](auto element, const FoldProblem& p, const FoldGradients& wanted,
                        const BackwardScratch& scratch) {
     const auto pull = [&]<class Tile>(Tile) {

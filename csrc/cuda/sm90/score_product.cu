@@ -10,9 +10,10 @@ namespace monoidreduce::cuda::sm90 {
 
 using namespace monoidreduce::sm90;
 
-void score_product(const ScoreProduct& x, const Launch& launch) {
+template <>
+void run(const ScoreProduct& x, const Plan&, const Launch& launch) {
   const FloatEpilogue epilogue{tensor_map(as_rows(x.out), kSlabBoxRows)};
-  contraction<__nv_bfloat16>(ContractionTile<256, 4>{}, score_product_problem(x), epilogue, nullptr,
+  contraction<__nv_bfloat16>(ContractionTile<256, 4>{}, product_problem(x), epilogue, nullptr,
                              "score_product", launch);
 }
 

@@ -9,10 +9,12 @@ using namespace monoidreduce::sm90;
 static_assert(kSizesOf<ProgramFoldTile<1>> == tiles::kSm90Loss);
 static_assert(kSizesOf<ProgramFoldTile<2>> == tiles::kSm90Distillation);
 
-void statistics_fold(const StatisticsFold& x, const Plan&, const Launch& launch) {
+template <>
+void run(const StatisticsFold& x, const Plan&, const Launch& launch) {
   fold<ProgramFoldTile>(x, launch);
 }
-void statistics_local_gradient(const StatisticsLocalGradient& x, const Plan&, const Launch& launch) {
+template <>
+void run(const StatisticsLocalGradient& x, const Plan&, const Launch& launch) {
   local_gradient<ProgramGradientTile>(x, launch);
 }
 

@@ -1,9 +1,11 @@
-// A call of an operator is a plain struct (ops/*.h). Beside it, describe() lists its tensors and options, once and in the
-// order of the Python arguments. The checks (csrc/check.h), the Python binding and its stub follow from that list:
+// A call of an operator is a plain struct (ops/*.h). Beside it, describe() says who has kernels for it, and lists its tensors
+// and options, once and in the order of the Python arguments. The checks (csrc/check.h), the choice of kernels
+// (csrc/operators.cpp), the Python binding and its stub follow from that:
 //
 //   template <std::same_as<Call> X>
 //   constexpr auto describe(const X*) {
-//     return call("name", tensor("x", &X::x, "N D"), result("out", &X::out, "N"), option("scale", &X::scale));
+//     return pass("name", kCpu | kSimt, tensor("x", &X::x, "N D"), result("out", &X::out, "N"),
+//                 option("scale", &X::scale));
 //   }
 //
 // It is a template, so that a source pays only for the descriptions that it reads. All of them take nvcc 8
@@ -184,12 +186,24 @@ constexpr std::tuple<Fields...> fields(const Fields&... each) {
 
 inline constexpr int kMostAxes = 14;  // of different names in a call
 
+// Who has kernels for a call: a bit for each namespace with a run() of it (cpu/engine.h, cuda/engine.h).
+using Kernels = unsigned;
+inline constexpr Kernels kCpu = 1,  // cpu::ISA, compiled for each instruction set
+    kAnyCpu = 2,                    // cpu, compiled once
+    kGpus = 4,                      // cuda, the same for all GPUs
+    kSimt = 8, kSm80 = 16,
+                         kSm90 = 32;  // cuda::simt, sm80 and sm90: a plan takes one of them (plan.h: Family)
+
 template <class Fields>
 struct Description {
   const char* name;
-  bool only_cuda;
+  const char* pass;  // whose plan the call has, and as what it is counted; null: neither
+  Kernels kernels;
   Fields fields;
   std::string_view axes[kMostAxes] = {};  // names
+
+  constexpr bool has(Kernels any_of) const { return (kernels & any_of) != 0; }
+  constexpr bool is_planned() const { return pass != nullptr && has(kSimt | kSm80 | kSm90); }
 
   constexpr int place(std::string_view name) {
     int at = 0;
@@ -208,30 +222,39 @@ struct Description {
   }
 };
 
-// The parts are fields, or tuples of fields that several calls share.
-template <class... Parts>
-constexpr auto call(const char* name, const Parts&... parts) {
-  const auto as_tuple = [](const auto& part) {
-    if constexpr (requires { std::tuple_size<std::remove_cvref_t<decltype(part)>>::value; })
-      return part;
+// The fields are fields, or tuples of fields that several calls share.
+template <class... Fields>
+constexpr auto described(const char* name, const char* pass, Kernels kernels, const Fields&... fields) {
+  const auto as_tuple = [](const auto& field) {
+    if constexpr (requires { std::tuple_size<std::remove_cvref_t<decltype(field)>>::value; })
+      return field;
     else
-      return std::tuple(part);
+      return std::tuple(field);
   };
-  auto all = std::tuple_cat(as_tuple(parts)...);
-  Description<decltype(all)> description{name, false, all};
+  auto all = std::tuple_cat(as_tuple(fields)...);
+  Description<decltype(all)> description{name, pass, kernels, all};
   std::apply([&](auto&... field) { (description.place_axes(field), ...); }, description.fields);
   return description;
 }
-// The same for a call that has no CPU engine.
-template <class... Parts>
-constexpr auto cuda_call(const char* name, const Parts&... parts) {
-  auto description = call(name, parts...);
-  description.only_cuda = true;
-  return description;
+// A pass of an operator. With kSimt it has a plan (operators.h).
+template <class... Fields>
+constexpr auto pass(const char* name, Kernels kernels, const Fields&... fields) {
+  return described(name, name, kernels, fields...);
+}
+// What a pass needs beside it.
+template <class... Fields>
+constexpr auto helper(const char* name, Kernels kernels, const Fields&... fields) {
+  return described(name, nullptr, kernels, fields...);
 }
 
 template <class Call>
 inline constexpr auto kDescription = describe(static_cast<const Call*>(nullptr));
+
+// A part of a pass: of some columns, or of some rows and hidden units. Its plan is that of the pass.
+template <class Pass, class... Fields>
+constexpr auto part(const char* name, Kernels kernels, const Fields&... fields) {
+  return described(name, kDescription<Pass>.name, kernels, fields...);
+}
 
 // The tensor that gives a call its device and dtype.
 template <class Call>

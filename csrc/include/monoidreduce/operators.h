@@ -35,27 +35,26 @@
 
 namespace monoidreduce {
 
+// Every call of the library, in the order of the Python module's functions.
+template <class... Each>
+struct CallList {};
+using Calls = CallList<
+    AttentionForward, AttentionBackward, CrossEntropyForward, CrossEntropyBackward, CrossEntropyKeptGradients,
+    CrossEntropyLocalGradient, DistillationForward, DistillationBackward, DistillationKeptGradients,
+    DistillationLocalGradient, MlpForward, MlpBackward, MlpHidden, MlpLocalGradient, GatedHidden,
+    GatedGradient, LogSumExpForward, LogSumExpBackward, LogSumExpLocalGradient, LogProbsForward,
+    LogProbsBackward, LogProbsLocalGradient, ModifiedAttentionForward, ModifiedAttentionBackward,
+    ModifiedAttentionFold, ModifiedAttentionPull, StatisticsForward, StatisticsBackward, StatisticsFold,
+    StatisticsLocalGradient, StatisticsRowGradient, LossReduction, RowScaling, FittedCopy, RowOrdering,
+    SequenceSpans, CombinedLogSumExp, CombinedCrossEntropy, CombinedLogProbs, CombinedDistillation, Undefined,
+    RowsProduct, ColumnsProduct, ScoreProduct, JsdRows, JsdGradient>;
+
 // The plan of a call on a GPU, which is or is not there. The caller asks before the call, because it
 // allocates what the plan says; results, gradients and scratch may still be absent then. The plan is of
 // padded operands. On tensor cores (Plan::can) the caller pads sizes that are not a multiple of 8 with zeros.
-// These sizes are operand widths and, in an MLP, the hidden units.
-Plan plan(const AttentionForward& x, const DeviceFacts& gpu, const Launch& launch);
-Plan plan(const AttentionBackward& x, const DeviceFacts& gpu, const Launch& launch);
-Plan plan(const CrossEntropyForward& x, const DeviceFacts& gpu, const Launch& launch);
-Plan plan(const CrossEntropyBackward& x, const DeviceFacts& gpu, const Launch& launch);
-Plan plan(const DistillationForward& x, const DeviceFacts& gpu, const Launch& launch);
-Plan plan(const DistillationBackward& x, const DeviceFacts& gpu, const Launch& launch);
-Plan plan(const MlpForward& x, const DeviceFacts& gpu, const Launch& launch);
-Plan plan(const MlpBackward& x, const DeviceFacts& gpu, const Launch& launch);
-Plan plan(const LogSumExpForward& x, const DeviceFacts& gpu, const Launch& launch);
-Plan plan(const LogSumExpBackward& x, const DeviceFacts& gpu, const Launch& launch);
-Plan plan(const LogProbsForward& x, const DeviceFacts& gpu, const Launch& launch);
-Plan plan(const LogProbsBackward& x, const DeviceFacts& gpu, const Launch& launch);
-Plan plan(const ModifiedAttentionFold& x, const DeviceFacts& gpu, const Launch& launch);
-Plan plan(const ModifiedAttentionPull& x, const DeviceFacts& gpu, const Launch& launch);
-Plan plan(const StatisticsFold& x, const DeviceFacts& gpu, const Launch& launch);
-Plan plan(const StatisticsLocalGradient& x, const DeviceFacts& gpu, const Launch& launch);
-Plan plan(const StatisticsRowGradient& x, const DeviceFacts& gpu, const Launch& launch);
+// These sizes are operand widths and, in an MLP, the hidden units. Only of passes with kernels of kSimt (describe.h).
+template <class Call>
+Plan plan(const Call& x, const DeviceFacts& gpu, const Launch& launch);
 // What a GPU that is there has. Throws where the build is CPU-only.
 const DeviceFacts& facts_of(int cuda_device);
 
@@ -75,72 +74,19 @@ bool can_be_narrow(std::int64_t width, double scale, const DeviceFacts& gpu);
 std::int64_t contraction_groups(std::int64_t rows, std::int64_t columns, std::int64_t width,
                                 const DeviceFacts& gpu);
 
-// Each operator checks its arguments (describe.h), then calls the engine of its tensors' device. An engine's own entry
-// points check nothing. plan: of this call, whose deterministic and tf32 count then; null: it is made here, for a call that needs no
-// workspace. Not read on the CPU.
-void attention_forward(const AttentionForward& x, const Launch& launch, const Plan* plan = nullptr);
-void attention_backward(const AttentionBackward& x, const Launch& launch, const Plan* plan = nullptr);
-void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch, const Plan* plan = nullptr);
-void cross_entropy_backward(const CrossEntropyBackward& x, const Launch& launch, const Plan* plan = nullptr);
-void distillation_forward(const DistillationForward& x, const Launch& launch, const Plan* plan = nullptr);
-void distillation_backward(const DistillationBackward& x, const Launch& launch, const Plan* plan = nullptr);
-void mlp_forward(const MlpForward& x, const Launch& launch, const Plan* plan = nullptr);
-void mlp_backward(const MlpBackward& x, const Launch& launch, const Plan* plan = nullptr);
-void logsumexp_forward(const LogSumExpForward& x, const Launch& launch, const Plan* plan = nullptr);
-void logsumexp_backward(const LogSumExpBackward& x, const Launch& launch, const Plan* plan = nullptr);
-void log_probs_forward(const LogProbsForward& x, const Launch& launch, const Plan* plan = nullptr);
-void log_probs_backward(const LogProbsBackward& x, const Launch& launch, const Plan* plan = nullptr);
-void reduce_losses(const LossReduction& x, const Launch& launch);
-void modified_attention_forward(const ModifiedAttentionForward& x, const Launch& launch);
-void modified_attention_fold(const ModifiedAttentionFold& x, const Launch& launch, const Plan* plan);
-void modified_attention_pull(const ModifiedAttentionPull& x, const Launch& launch, const Plan* plan);
-void modified_attention_backward(const ModifiedAttentionBackward& x, const Launch& launch);
-void statistics_forward(const StatisticsForward& x, const Launch& launch);
-void statistics_backward(const StatisticsBackward& x, const Launch& launch);
-void statistics_fold(const StatisticsFold& x, const Launch& launch, const Plan* plan);
+// Checks a call (describe.h), then runs it by the kernels for its tensors' device. The kernels' own run() checks nothing.
+// plan: of this call or of the pass that it is a part of; its deterministic and tf32 count then. Null, for a pass: it is made
+// here, for a call that needs no workspace. Not read on the CPU.
+//
+// On tensor cores the caller computes the gradients of a loss as matrix products of local gradients (dlogits), a slice of
+// the classes at a time. An MLP too wide for one kernel is computed in parts of Plan::part rows and hidden units, whose
+// products the caller takes. So is the backward pass of an MLP with few hidden units. A part has all rows, or all
+// hidden units. A gated MLP is always computed in parts, on the CPU and on every GPU.
+template <class Call>
+void run(const Call& x, const Launch& launch, const Plan* plan = nullptr);
 
-// Local gradients of the weights that a forward pass kept. plan: of that pass.
-void cross_entropy_kept_gradients(const CrossEntropyKeptGradients& x, const Launch& launch, const Plan* plan);
-void distillation_kept_gradients(const DistillationKeptGradients& x, const Launch& launch, const Plan* plan);
-
-// On tensor cores the caller computes the gradients of a loss as matrix products of local gradients
-// (dlogits). It takes a slice of the classes at a time. plan: of the backward pass.
-void cross_entropy_local_gradient(const CrossEntropyLocalGradient& x, const Launch& launch, const Plan* plan);
-void distillation_local_gradient(const DistillationLocalGradient& x, const Launch& launch, const Plan* plan);
-void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Launch& launch, const Plan* plan);
-void log_probs_local_gradient(const LogProbsLocalGradient& x, const Launch& launch, const Plan* plan);
-void statistics_local_gradient(const StatisticsLocalGradient& x, const Launch& launch, const Plan* plan);
-void statistics_row_gradient(const StatisticsRowGradient& x, const Launch& launch, const Plan* plan);
 // Kernels that were compiled while the process runs: machine code, and the names of some. Returns the number of the first.
 std::int64_t load_kernels(const std::string& image, const std::vector<std::string>& names);
-// Gathers, multiplies or scatters rows for the products with local gradients.
-void scale_rows(const RowScaling& x, const Launch& launch);
-// Pads or cuts a tensor for the tensor cores.
-void copy_fitted(const FittedCopy& x, const Launch& launch);
-// Finds the active rows, for kernels that skip the others.
-void order_rows(const RowOrdering& x, const Launch& launch);
-void sequence_spans(const SequenceSpans& x, const Launch& launch);
-// Combines what the forward passes of several ranks left of their own columns.
-void combine_logsumexp(const CombinedLogSumExp& x, const Launch& launch);
-void combine_cross_entropy(const CombinedCrossEntropy& x, const Launch& launch);
-void combine_log_probs(const CombinedLogProbs& x, const Launch& launch);
-void combine_distillation(const CombinedDistillation& x, const Launch& launch);
-void undefine(const Undefined& x, const Launch& launch);
-// Matrix products of local gradients, only on GPUs whose kernels multiply (Capabilities).
-void rows_product(const RowsProduct& x, const Launch& launch);
-void columns_product(const ColumnsProduct& x, const Launch& launch);
-// Distillation with the loss "jsd", of stored scores: these as matrix products, on the same GPUs, and what is between products.
-void score_product(const ScoreProduct& x, const Launch& launch);
-void jsd_rows(const JsdRows& x, const Launch& launch);
-void jsd_gradient(const JsdGradient& x, const Launch& launch);
-// An MLP too wide for one kernel is computed in parts of Plan::part rows and hidden units, whose products the
-// caller takes. So is the backward pass of an MLP with few hidden units. A part has all rows, or all hidden
-// units. plan: of the pass.
-void mlp_hidden(const MlpHidden& x, const Launch& launch, const Plan* plan);
-void mlp_local_gradient(const MlpLocalGradient& x, const Launch& launch, const Plan* plan);
-// A gated MLP is always computed in parts, whose products the caller takes, on the CPU and on every GPU.
-void gated_hidden(const GatedHidden& x, const Launch& launch);
-void gated_gradient(const GatedGradient& x, const Launch& launch);
 
 // The instruction set that the CPU engine uses: "baseline", "avx2", "avx512" or "avx512bf16". It is the best that both
 // this build and this processor have, unless the environment variable MONOIDREDUCE_CPU_ISA names another. The choice is

@@ -132,7 +132,7 @@ void check_gathered(const char* name, const Call& x, const TensorView& gathered)
 }
 template <std::same_as<CrossEntropyForward> X>
 constexpr auto describe(const X*) {
-  return call("cross_entropy_forward", cross_entropy_operands<X>(),
+  return pass("cross_entropy_forward", kCpu | kSimt | kSm80 | kSm90, cross_entropy_operands<X>(),
               tensor("target", &X::target, "N", Type::kInt64).where(&check_targets<X>), class_weight_of<X>(),
               result("loss", &X::loss, "N", Type::kAccumulation),
               result("reduced", &X::reduced, "values=1", Type::kAccumulation).maybe(),
@@ -156,14 +156,15 @@ struct CrossEntropyKeptGradients {
 };
 template <std::same_as<CrossEntropyKeptGradients> X>
 constexpr auto describe(const X*) {
-  return cuda_call("cross_entropy_kept_gradients", cross_entropy_operands<X>(),
-                   tensor("target", &X::target, "N", Type::kInt64), class_weight_of<X>(),
-                   tensor("lse", &X::lse, "N", Type::kAccumulation).dense(),
-                   tensor("lse_low", &X::lse_low, "N", Type::kAccumulation).dense(),
-                   tensor("frames", &X::frames, "F", Type::kAccumulation).dense(),
-                   result("kept", &X::kept, "N K").strided().where(&check_kept<X>),
-                   tensor("kept_upstream", &X::kept_upstream, "values=1", Type::kAccumulation).dense(),
-                   order_of(&X::order, "N"), options(&X::options));
+  return part<CrossEntropyForward>(
+      "cross_entropy_kept_gradients", kSm90, cross_entropy_operands<X>(),
+      tensor("target", &X::target, "N", Type::kInt64), class_weight_of<X>(),
+      tensor("lse", &X::lse, "N", Type::kAccumulation).dense(),
+      tensor("lse_low", &X::lse_low, "N", Type::kAccumulation).dense(),
+      tensor("frames", &X::frames, "F", Type::kAccumulation).dense(),
+      result("kept", &X::kept, "N K").strided().where(&check_kept<X>),
+      tensor("kept_upstream", &X::kept_upstream, "values=1", Type::kAccumulation).dense(),
+      order_of(&X::order, "N"), options(&X::options));
 }
 
 struct CrossEntropyBackward {
@@ -178,7 +179,7 @@ void check_bias_gradient(const Call& x) {
 }
 template <std::same_as<CrossEntropyBackward> X>
 constexpr auto describe(const X*) {
-  return call("cross_entropy_backward", cross_entropy_operands<X>(),
+  return pass("cross_entropy_backward", kCpu | kSimt, cross_entropy_operands<X>(),
               tensor("target", &X::target, "N", Type::kInt64), class_weight_of<X>(),
               cross_entropy_residuals<X>(), gradient("dx", &X::d_x, "N D"),
               gradient("dweight", &X::d_weight, "V D"),
@@ -211,9 +212,10 @@ constexpr auto logits_gradient() {
 }
 template <std::same_as<CrossEntropyLocalGradient> X>
 constexpr auto describe(const X*) {
-  return cuda_call("cross_entropy_local_gradient", cross_entropy_operands<X>(),
-                   tensor("target", &X::target, "N", Type::kInt64), class_weight_of<X>(),
-                   cross_entropy_residuals<X>(), logits_gradient<X>(), options(&X::options));
+  return part<CrossEntropyBackward>("cross_entropy_local_gradient", kSm80 | kSm90,
+                                    cross_entropy_operands<X>(),
+                                    tensor("target", &X::target, "N", Type::kInt64), class_weight_of<X>(),
+                                    cross_entropy_residuals<X>(), logits_gradient<X>(), options(&X::options));
 }
 
 template <class Call>

@@ -58,7 +58,7 @@ inline void check_both_gathered(const DistillationForward& x) {
 }
 template <std::same_as<DistillationForward> X>
 constexpr auto describe(const X*) {
-  return call("distillation_forward", distillation_operands<X>(),
+  return pass("distillation_forward", kCpu | kSimt | kSm80 | kSm90, distillation_operands<X>(),
               result("loss", &X::loss, "N", Type::kAccumulation),
               result("reduced", &X::reduced, "values=1", Type::kAccumulation).maybe(),
               result("stats", &X::stats, "statistics=6 N", Type::kAccumulation),
@@ -79,13 +79,14 @@ struct DistillationKeptGradients {
 };
 template <std::same_as<DistillationKeptGradients> X>
 constexpr auto describe(const X*) {
-  return cuda_call("distillation_kept_gradients", distillation_operands<X>(),
-                   tensor("stats", &X::stats, "statistics=6 N", Type::kAccumulation).dense(),
-                   tensor("frames", &X::frames, "F", Type::kAccumulation).dense(),
-                   result("kept", &X::kept, "N K").strided(),
-                   result("teacher_kept", &X::teacher_kept, "N K").strided().where(&check_teacher_kept<X>),
-                   tensor("kept_upstream", &X::kept_upstream, "values=1", Type::kAccumulation).dense(),
-                   order_of(&X::order, "N"), options(&X::options));
+  return part<DistillationForward>(
+      "distillation_kept_gradients", kSm90, distillation_operands<X>(),
+      tensor("stats", &X::stats, "statistics=6 N", Type::kAccumulation).dense(),
+      tensor("frames", &X::frames, "F", Type::kAccumulation).dense(),
+      result("kept", &X::kept, "N K").strided(),
+      result("teacher_kept", &X::teacher_kept, "N K").strided().where(&check_teacher_kept<X>),
+      tensor("kept_upstream", &X::kept_upstream, "values=1", Type::kAccumulation).dense(),
+      order_of(&X::order, "N"), options(&X::options));
 }
 
 struct DistillationBackward {
@@ -96,7 +97,7 @@ struct DistillationBackward {
 };
 template <std::same_as<DistillationBackward> X>
 constexpr auto describe(const X*) {
-  return call("distillation_backward", distillation_operands<X>(),
+  return pass("distillation_backward", kCpu | kSimt, distillation_operands<X>(),
               tensor("grad_loss", &X::grad_loss, "N", Type::kAccumulation),
               tensor("stats", &X::stats, "statistics=6 N", Type::kAccumulation).dense(),
               gradient("dx", &X::d_x, "N D"), gradient("dweight", &X::d_weight, "V D"),
@@ -112,12 +113,12 @@ struct DistillationLocalGradient {
 };
 template <std::same_as<DistillationLocalGradient> X>
 constexpr auto describe(const X*) {
-  return cuda_call("distillation_local_gradient", distillation_operands<X>(),
-                   tensor("grad_loss", &X::grad_loss, "N", Type::kAccumulation),
-                   tensor("stats", &X::stats, "statistics=6 N", Type::kAccumulation).dense(),
-                   result("out", &X::out, "N V").strided(),
-                   result("teacher_out", &X::teacher_out, "N V").strided().maybe(), order_of(&X::order, "N"),
-                   options(&X::options));
+  return part<DistillationBackward>("distillation_local_gradient", kSm80 | kSm90, distillation_operands<X>(),
+                                    tensor("grad_loss", &X::grad_loss, "N", Type::kAccumulation),
+                                    tensor("stats", &X::stats, "statistics=6 N", Type::kAccumulation).dense(),
+                                    result("out", &X::out, "N V").strided(),
+                                    result("teacher_out", &X::teacher_out, "N V").strided().maybe(),
+                                    order_of(&X::order, "N"), options(&X::options));
 }
 
 template <class Call>

@@ -37,8 +37,9 @@ struct GatedHidden {
 };
 template <std::same_as<GatedHidden> X>
 constexpr auto describe(const X*) {
-  return call("gated_hidden", tensor("gate", &X::gate, "B K").dense().where(&check_hidden_type<X>),
-              result("up", &X::up, "B K"), activation_of(&X::activation));
+  return part<MlpForward>("gated_hidden", kCpu | kGpus,
+                          tensor("gate", &X::gate, "B K").dense().where(&check_hidden_type<X>),
+                          result("up", &X::up, "B K"), activation_of(&X::activation));
 }
 
 // The same in the backward pass. hidden is the derivative of the loss with respect to the hidden values, and
@@ -49,9 +50,9 @@ struct GatedGradient {
 };
 template <std::same_as<GatedGradient> X>
 constexpr auto describe(const X*) {
-  return call("gated_gradient", result("gate", &X::gate, "B K").where(&check_hidden_type<X>),
-              result("up", &X::up, "B K"), result("hidden", &X::hidden, "B K"),
-              activation_of(&X::activation));
+  return part<MlpBackward>(
+      "gated_gradient", kCpu | kGpus, result("gate", &X::gate, "B K").where(&check_hidden_type<X>),
+      result("up", &X::up, "B K"), result("hidden", &X::hidden, "B K"), activation_of(&X::activation));
 }
 
 }  // namespace monoidreduce

@@ -80,7 +80,7 @@ inline void check_kept_weights(const LogProbsForward& x) {
 }
 template <std::same_as<LogProbsForward> X>
 constexpr auto describe(const X*) {
-  return call("log_probs_forward", log_probs_operands<X>(),
+  return pass("log_probs_forward", kCpu | kSimt | kSm80 | kSm90, log_probs_operands<X>(),
               result("log_probs", &X::log_probs, "N", Type::kAccumulation).where(&check_targets<X>),
               result("entropy", &X::entropy, "N", Type::kAccumulation).where(&check_temperatures),
               result("top1", &X::top1, "N", Type::kInt64).maybe(),
@@ -103,7 +103,7 @@ struct LogProbsBackward {
 };
 template <std::same_as<LogProbsBackward> X>
 constexpr auto describe(const X*) {
-  return call("log_probs_backward", log_probs_operands<X>(), log_probs_residuals<X>(),
+  return pass("log_probs_backward", kCpu | kSimt, log_probs_operands<X>(), log_probs_residuals<X>(),
               gradient("dx", &X::d_x, "N D"), gradient("dweight", &X::d_weight, "V D"),
               gradient("dbias", &X::d_bias, "V", Type::kAccumulation).where(&check_bias_gradient<X>),
               options(&X::options), workspace(&X::workspace));
@@ -127,8 +127,9 @@ constexpr auto describe(const X*) {
   constexpr Axis kTiles{.name = "ceil(V / 256)", .of = "V", .follows = [](std::int64_t columns) {
                           return (columns + 255) / 256;
                         }};
-  return cuda_call(
-      "log_probs_local_gradient", log_probs_operands<X>(), log_probs_residuals<X>(), logits_gradient<X>(),
+  return part<LogProbsBackward>(
+      "log_probs_local_gradient", kSm80 | kSm90, log_probs_operands<X>(), log_probs_residuals<X>(),
+      logits_gradient<X>(),
       optional("frames", &X::frames, {Axis{.name = "N"}, kTiles}, Type::kAccumulation).dense(),
       optional("log_probs", &X::log_probs, "N", Type::kAccumulation).dense().where(&check_frames),
       options(&X::options));

@@ -16,8 +16,8 @@ struct LogSumExpForward {
 };
 template <std::same_as<LogSumExpForward> X>
 constexpr auto describe(const X*) {
-  return call("logsumexp_forward", tensor("a", &X::a, "M F"), tensor("b", &X::b, "N F"),
-              result("lse", &X::lse, "M", Type::kAccumulation),
+  return pass("logsumexp_forward", kCpu | kSimt | kSm80 | kSm90, tensor("a", &X::a, "M F"),
+              tensor("b", &X::b, "N F"), result("lse", &X::lse, "M", Type::kAccumulation),
               result("lse_low", &X::lse_low, "M", Type::kAccumulation),
               result("mean", &X::mean, "M F").maybe(), scratch("scratch", &X::scratch),
               option("scale", &X::scale));
@@ -41,7 +41,7 @@ struct LogSumExpBackward {
 };
 template <std::same_as<LogSumExpBackward> X>
 constexpr auto describe(const X*) {
-  return call("logsumexp_backward", logsumexp_backward_operands<X>(),
+  return pass("logsumexp_backward", kCpu | kSimt | kSm80 | kSm90, logsumexp_backward_operands<X>(),
               optional("mean", &X::mean, "M F").dense(), gradient("da", &X::d_a, "M F", Type::kPlanGradient),
               gradient("db", &X::d_b, "N F", Type::kPlanGradient), scratch("scratch", &X::scratch),
               option("scale", &X::scale), workspace(&X::workspace));
@@ -54,8 +54,8 @@ struct LogSumExpLocalGradient {
 };
 template <std::same_as<LogSumExpLocalGradient> X>
 constexpr auto describe(const X*) {
-  return cuda_call("logsumexp_local_gradient", logsumexp_backward_operands<X>(),
-                   result("out", &X::out, "M N").strided(), option("scale", &X::scale));
+  return part<LogSumExpBackward>("logsumexp_local_gradient", kSm80 | kSm90, logsumexp_backward_operands<X>(),
+                                 result("out", &X::out, "M N").strided(), option("scale", &X::scale));
 }
 
 template <class Call>

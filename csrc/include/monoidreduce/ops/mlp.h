@@ -27,9 +27,9 @@ struct MlpForward {
 };
 template <std::same_as<MlpForward> X>
 constexpr auto describe(const X*) {
-  return call("mlp_forward", mlp_operands<X>(), optional("bias2", &X::bias2, "N"),
-              result("out", &X::out, "B N", Type::kSameOrAccumulation), scratch("scratch", &X::scratch),
-              activation_of(&X::activation), workspace(&X::workspace));
+  return pass("mlp_forward", kCpu | kSimt | kSm80 | kSm90, mlp_operands<X>(),
+              optional("bias2", &X::bias2, "N"), result("out", &X::out, "B N", Type::kSameOrAccumulation),
+              scratch("scratch", &X::scratch), activation_of(&X::activation), workspace(&X::workspace));
 }
 
 struct MlpBackward {
@@ -44,8 +44,8 @@ inline void check_bias_gradient(const MlpBackward& x) {
 }
 template <std::same_as<MlpBackward> X>
 constexpr auto describe(const X*) {
-  return call("mlp_backward", mlp_operands<X>(), tensor("grad_out", &X::grad_out, "B N"),
-              gradient("dx", &X::d_x, "B M", Type::kPlanGradient),
+  return pass("mlp_backward", kCpu | kSimt | kSm80 | kSm90, mlp_operands<X>(),
+              tensor("grad_out", &X::grad_out, "B N"), gradient("dx", &X::d_x, "B M", Type::kPlanGradient),
               gradient("dw1", &X::d_w1, "K M", Type::kPlanGradient),
               gradient("dw2", &X::d_w2, "N K", Type::kPlanGradient),
               gradient("dbias1", &X::d_bias1, "K", Type::kAccumulation).where(&check_bias_gradient),
@@ -60,9 +60,9 @@ struct MlpHidden {
 };
 template <std::same_as<MlpHidden> X>
 constexpr auto describe(const X*) {
-  return cuda_call("mlp_hidden", tensor("x", &X::x, "B M"), tensor("w1", &X::w1, "K M"),
-                   optional("bias1", &X::bias1, "K"), result("out", &X::out, "B K").strided(),
-                   activation_of(&X::activation));
+  return part<MlpForward>("mlp_hidden", kSm80 | kSm90, tensor("x", &X::x, "B M"), tensor("w1", &X::w1, "K M"),
+                          optional("bias1", &X::bias1, "K"), result("out", &X::out, "B K").strided(),
+                          activation_of(&X::activation));
 }
 
 // The same part in the backward pass: hidden = act(z), and out, the derivative of the loss with respect to the
@@ -82,10 +82,11 @@ constexpr auto describe(const X*) {
   constexpr Axis kUnits{.name = "192 ceil(K / 192)", .of = "K", .follows = [](std::int64_t units) {
                           return 192 * ((units + 191) / 192);
                         }};
-  return cuda_call("mlp_local_gradient", mlp_operands<X>(), tensor("grad_out", &X::grad_out, "B N"),
-                   result("out", &X::out, "B K").strided(), result("hidden", &X::hidden, "B K").strided(),
-                   result("sums", &X::sums, {kGroups, kUnits}, Type::kAccumulation).strided().maybe(),
-                   activation_of(&X::activation));
+  return part<MlpBackward>("mlp_local_gradient", kSm80 | kSm90, mlp_operands<X>(),
+                           tensor("grad_out", &X::grad_out, "B N"), result("out", &X::out, "B K").strided(),
+                           result("hidden", &X::hidden, "B K").strided(),
+                           result("sums", &X::sums, {kGroups, kUnits}, Type::kAccumulation).strided().maybe(),
+                           activation_of(&X::activation));
 }
 
 template <class Call>

@@ -62,7 +62,7 @@ struct ModifiedAttentionForward {
 };
 template <std::same_as<ModifiedAttentionForward> X>
 constexpr auto describe(const X*) {
-  return call("modified_attention_forward", modified_operands<X>(), span_operands<X>(),
+  return pass("modified_attention_forward", kCpu, modified_operands<X>(), span_operands<X>(),
               result("out", &X::out, "B H M D"), result("lse", &X::lse, "B H M", Type::kAccumulation).maybe(),
               result("lse_low", &X::lse_low, "B H M", Type::kAccumulation).maybe(),
               result("out_low", &X::out_low, "B H M D").maybe().where(&check_low_word<X>),
@@ -78,7 +78,7 @@ struct ModifiedAttentionBackward {
 };
 template <std::same_as<ModifiedAttentionBackward> X>
 constexpr auto describe(const X*) {
-  return call("modified_attention_backward", modified_operands<X>(), span_operands<X>(),
+  return pass("modified_attention_backward", kCpu, modified_operands<X>(), span_operands<X>(),
               optional("grad_out", &X::grad_out, "B H M D"),
               optional("grad_lse", &X::grad_lse, "B H M", Type::kAccumulation),
               tensor("out", &X::out, "B H M D"),
@@ -100,12 +100,12 @@ struct ModifiedAttentionFold {
 };
 template <std::same_as<ModifiedAttentionFold> X>
 constexpr auto describe(const X*) {
-  return cuda_call("modified_attention_fold", modified_operands<X>(), span_operands<X>(),
-                   result("out", &X::out, "B H M D"), result("lse", &X::lse, "B H M", Type::kAccumulation),
-                   result("lse_low", &X::lse_low, "B H M", Type::kAccumulation),
-                   result("out_low", &X::out_low, "B H M D").maybe().where(&check_low_word<X>),
-                   scratch("scratch", &X::scratch), option("kernel", &X::kernel).where(&check_blocks<X>),
-                   option("sizes", &X::sizes), options(&X::options));
+  return pass("modified_attention_fold", kSimt | kSm80 | kSm90, modified_operands<X>(), span_operands<X>(),
+              result("out", &X::out, "B H M D"), result("lse", &X::lse, "B H M", Type::kAccumulation),
+              result("lse_low", &X::lse_low, "B H M", Type::kAccumulation),
+              result("out_low", &X::out_low, "B H M D").maybe().where(&check_low_word<X>),
+              scratch("scratch", &X::scratch), option("kernel", &X::kernel).where(&check_blocks<X>),
+              option("sizes", &X::sizes), options(&X::options));
 }
 struct ModifiedAttentionPull {
   TensorView grad_out, grad_lse, q, k, v, table, table_index, blocks, sinks, row_spans, column_spans;
@@ -118,18 +118,17 @@ struct ModifiedAttentionPull {
 };
 template <std::same_as<ModifiedAttentionPull> X>
 constexpr auto describe(const X*) {
-  return cuda_call("modified_attention_pull", modified_operands<X>(), span_operands<X>(),
-                   tensor("grad_out", &X::grad_out, "B H M D"),
-                   optional("grad_lse", &X::grad_lse, "B H M", Type::kAccumulation),
-                   tensor("out", &X::out, "B H M O").where(&check_output_width<X>),
-                   tensor("lse", &X::lse, "B H M", Type::kAccumulation).dense(),
-                   tensor("lse_low", &X::lse_low, "B H M", Type::kAccumulation).dense(),
-                   optional("out_low", &X::out_low, "B H M O").where(&check_low_word<X>),
-                   gradient("dq", &X::d_q, "B H M F"),
-                   gradient("dk", &X::d_k, "B Hkv N F", Type::kPlanGradient),
-                   gradient("dv", &X::d_v, "B Hkv N D", Type::kPlanGradient), sink_gradient_result<X>(),
-                   scratch("scratch", &X::scratch), option("kernel", &X::kernel).where(&check_blocks<X>),
-                   option("sizes", &X::sizes), options(&X::options));
+  return pass("modified_attention_pull", kSimt | kSm80 | kSm90, modified_operands<X>(), span_operands<X>(),
+              tensor("grad_out", &X::grad_out, "B H M D"),
+              optional("grad_lse", &X::grad_lse, "B H M", Type::kAccumulation),
+              tensor("out", &X::out, "B H M O").where(&check_output_width<X>),
+              tensor("lse", &X::lse, "B H M", Type::kAccumulation).dense(),
+              tensor("lse_low", &X::lse_low, "B H M", Type::kAccumulation).dense(),
+              optional("out_low", &X::out_low, "B H M O").where(&check_low_word<X>),
+              gradient("dq", &X::d_q, "B H M F"), gradient("dk", &X::d_k, "B Hkv N F", Type::kPlanGradient),
+              gradient("dv", &X::d_v, "B Hkv N D", Type::kPlanGradient), sink_gradient_result<X>(),
+              scratch("scratch", &X::scratch), option("kernel", &X::kernel).where(&check_blocks<X>),
+              option("sizes", &X::sizes), options(&X::options));
 }
 
 // Its scores are dot products: the program scales them.

@@ -49,7 +49,7 @@ struct CombinedLogSumExp {
 };
 template <std::same_as<CombinedLogSumExp> X>
 constexpr auto describe(const X*) {
-  return call("combine_logsumexp", states_of<X>("W words=2 N"), combined_lse<X>());
+  return helper("combine_logsumexp", kAnyCpu | kGpus, states_of<X>("W words=2 N"), combined_lse<X>());
 }
 
 // The states are those without smoothing, z-loss and reduction: options are of the combination.
@@ -75,17 +75,17 @@ inline void check_all_weights(const CombinedCrossEntropy& x) {
 }
 template <std::same_as<CombinedCrossEntropy> X>
 constexpr auto describe(const X*) {
-  return call("combine_cross_entropy", states_of<X>("W numbers=3 N"),
-              tensor("target", &X::target, "N", Type::kInt64),
-              optional("class_weight", &X::class_weight, "weights", Type::kAccumulation)
-                  .dense()
-                  .where(&check_all_weights),
-              optional("class_sums", &X::class_sums, "W", Type::kAccumulation).dense(),
-              result("loss", &X::loss, "N", Type::kAccumulation),
-              result("reduced", &X::reduced, "values=1", Type::kAccumulation).maybe(), combined_lse<X>(),
-              result("miss", &X::miss, "N", Type::kAccumulation).maybe().where(&check_miss),
-              option("label_smoothing", &X::label_smoothing), option("z_loss", &X::z_loss),
-              ranked_classes<X>(), option("ignore_index", &X::ignore_index), option("mean", &X::mean));
+  return helper("combine_cross_entropy", kAnyCpu | kGpus, states_of<X>("W numbers=3 N"),
+                tensor("target", &X::target, "N", Type::kInt64),
+                optional("class_weight", &X::class_weight, "weights", Type::kAccumulation)
+                    .dense()
+                    .where(&check_all_weights),
+                optional("class_sums", &X::class_sums, "W", Type::kAccumulation).dense(),
+                result("loss", &X::loss, "N", Type::kAccumulation),
+                result("reduced", &X::reduced, "values=1", Type::kAccumulation).maybe(), combined_lse<X>(),
+                result("miss", &X::miss, "N", Type::kAccumulation).maybe().where(&check_miss),
+                option("label_smoothing", &X::label_smoothing), option("z_loss", &X::z_loss),
+                ranked_classes<X>(), option("ignore_index", &X::ignore_index), option("mean", &X::mean));
 }
 
 struct CombinedLogProbs {
@@ -95,11 +95,11 @@ struct CombinedLogProbs {
 };
 template <std::same_as<CombinedLogProbs> X>
 constexpr auto describe(const X*) {
-  return call("combine_log_probs", states_of<X>("W numbers=4 N"),
-              tensor("target", &X::target, "N", Type::kInt64),
-              result("log_probs", &X::log_probs, "N", Type::kAccumulation),
-              result("entropy", &X::entropy, "N", Type::kAccumulation), combined_lse<X>(),
-              ranked_classes<X>(), option("ignore_index", &X::ignore_index));
+  return helper("combine_log_probs", kAnyCpu | kGpus, states_of<X>("W numbers=4 N"),
+                tensor("target", &X::target, "N", Type::kInt64),
+                result("log_probs", &X::log_probs, "N", Type::kAccumulation),
+                result("entropy", &X::entropy, "N", Type::kAccumulation), combined_lse<X>(),
+                ranked_classes<X>(), option("ignore_index", &X::ignore_index));
 }
 
 struct CombinedDistillation {
@@ -111,12 +111,12 @@ struct CombinedDistillation {
 };
 template <std::same_as<CombinedDistillation> X>
 constexpr auto describe(const X*) {
-  return call("combine_distillation", states_of<X>("W numbers=5 N"),
-              optional("mask", &X::mask, "N", Type::kBool),
-              result("loss", &X::loss, "N", Type::kAccumulation),
-              result("reduced", &X::reduced, "values=1", Type::kAccumulation).maybe(),
-              result("stats", &X::stats, "statistics=6 N", Type::kAccumulation),
-              choice("kind", &X::kind, "0, 1 or 2", kDistillationLossNames), option("mean", &X::mean));
+  return helper("combine_distillation", kAnyCpu | kGpus, states_of<X>("W numbers=5 N"),
+                optional("mask", &X::mask, "N", Type::kBool),
+                result("loss", &X::loss, "N", Type::kAccumulation),
+                result("reduced", &X::reduced, "values=1", Type::kAccumulation).maybe(),
+                result("stats", &X::stats, "statistics=6 N", Type::kAccumulation),
+                choice("kind", &X::kind, "0, 1 or 2", kDistillationLossNames), option("mean", &X::mean));
 }
 
 // The policies below say what a rank's state of a row is and what is stored for the combined one.

@@ -43,10 +43,10 @@ inline void check_one_of(const RowOrdering& x) {
 }
 template <std::same_as<RowOrdering> X>
 constexpr auto describe(const X*) {
-  return cuda_call("order_rows", result("order", &X::order, {places_of("N")}, Type::kInt64),
-                   optional("target", &X::target, "N", Type::kInt64),
-                   optional("mask", &X::mask, "N", Type::kBool).where(&check_one_of),
-                   option("ignore_index", &X::ignore_index));
+  return helper("order_rows", kGpus, result("order", &X::order, {places_of("N")}, Type::kInt64),
+                optional("target", &X::target, "N", Type::kInt64),
+                optional("mask", &X::mask, "N", Type::kBool).where(&check_one_of),
+                option("ignore_index", &X::ignore_index));
 }
 
 // out_i = factor_i x_i, and 0 where factor_i is 0, even if row i holds NaN. On CUDA, for float and 16-bit types. Rows are
@@ -70,10 +70,10 @@ inline void check_order(const RowScaling& x) {
 }
 template <std::same_as<RowScaling> X>
 constexpr auto describe(const X*) {
-  return cuda_call("scale_rows", tensor("x", &X::x, "P D").where(&check_scaled),
-                   optional("factor", &X::factor, "P", Type::kFloat32).dense(),
-                   result("out", &X::out, "P D", Type::kUpToFloat32).strided(),
-                   order_of(&X::order, "P").where(&check_order), option("scatters", &X::scatters));
+  return helper("scale_rows", kGpus, tensor("x", &X::x, "P D").where(&check_scaled),
+                optional("factor", &X::factor, "P", Type::kFloat32).dense(),
+                result("out", &X::out, "P D", Type::kUpToFloat32).strided(),
+                order_of(&X::order, "P").where(&check_order), option("scatters", &X::scatters));
 }
 
 // Copies x into out, whose last two axes may have other sizes: cut, or filled up with zeros. On CUDA, for float and 16-bit
@@ -88,8 +88,8 @@ inline void check_fitted(const FittedCopy& x) {
 }
 template <std::same_as<FittedCopy> X>
 constexpr auto describe(const X*) {
-  return cuda_call("copy_fitted", tensor("x", &X::x, "B H R C").where(&check_fitted),
-                   result("out", &X::out, "B H S D", Type::kUpToFloat32).strided());
+  return helper("copy_fitted", kGpus, tensor("x", &X::x, "B H R C").where(&check_fitted),
+                result("out", &X::out, "B H S D", Type::kUpToFloat32).strided());
 }
 
 template <class Call>
@@ -114,11 +114,10 @@ inline void check_sum(const RowsProduct& x) {
 }
 template <std::same_as<RowsProduct> X>
 constexpr auto describe(const X*) {
-  return cuda_call("rows_product", tensor("a", &X::a, "P C").where(&check_16_bits<X>),
-                   tensor("b", &X::b, "C D"),
-                   optional("factor", &X::factor, "P", Type::kAccumulation).dense(),
-                   result("out", &X::out, "P D", Type::kSameOrAccumulation).strided().where(&check_sum),
-                   order_of(&X::order, "P"), option("adds", &X::adds));
+  return helper("rows_product", kSm90, tensor("a", &X::a, "P C").where(&check_16_bits<X>),
+                tensor("b", &X::b, "C D"), optional("factor", &X::factor, "P", Type::kAccumulation).dense(),
+                result("out", &X::out, "P D", Type::kSameOrAccumulation).strided().where(&check_sum),
+                order_of(&X::order, "P"), option("adds", &X::adds));
 }
 
 // out = scale a^T b, summed over the active rows.
@@ -129,20 +128,19 @@ struct ColumnsProduct {
 };
 template <std::same_as<ColumnsProduct> X>
 constexpr auto describe(const X*) {
-  return cuda_call("columns_product", tensor("a", &X::a, "P C").where(&check_16_bits<X>),
-                   tensor("b", &X::b, "P D"),
-                   optional("scale", &X::scale, "1=1", Type::kAccumulation).dense(),
-                   result("out", &X::out, "C D").strided(), order_of(&X::order, "P"));
+  return helper("columns_product", kSm90, tensor("a", &X::a, "P C").where(&check_16_bits<X>),
+                tensor("b", &X::b, "P D"), optional("scale", &X::scale, "1=1", Type::kAccumulation).dense(),
+                result("out", &X::out, "C D").strided(), order_of(&X::order, "P"));
 }
 
 // A matrix product as scores: the width is the dimension that is summed over.
 inline FoldProblem product_problem(const TensorView& a, const TensorView& b, const TensorView& order) {
   return {.a = as_rows(a), .b = as_rows(b), .order = order};
 }
-inline FoldProblem rows_product_problem(const RowsProduct& x) {
+inline FoldProblem product_problem(const RowsProduct& x) {
   return product_problem(x.a, transposed(x.b), x.order);
 }
-inline FoldProblem columns_product_problem(const ColumnsProduct& x) {
+inline FoldProblem product_problem(const ColumnsProduct& x) {
   return product_problem(transposed(x.a), transposed(x.b), x.order);
 }
 
@@ -156,10 +154,11 @@ struct LossReduction {
 };
 template <std::same_as<LossReduction> X>
 constexpr auto describe(const X*) {
-  return call("reduce_losses", tensor("losses", &X::losses, "N", Type::kAccumulation).dense(),
-              optional("target", &X::target, "N", Type::kInt64), optional("mask", &X::mask, "N", Type::kBool),
-              result("reduced", &X::reduced, "values=1", Type::kAccumulation),
-              option("ignore_index", &X::ignore_index), option("mean", &X::mean));
+  return helper("reduce_losses", kCpu | kGpus, tensor("losses", &X::losses, "N", Type::kAccumulation).dense(),
+                optional("target", &X::target, "N", Type::kInt64),
+                optional("mask", &X::mask, "N", Type::kBool),
+                result("reduced", &X::reduced, "values=1", Type::kAccumulation),
+                option("ignore_index", &X::ignore_index), option("mean", &X::mean));
 }
 
 }  // namespace monoidreduce

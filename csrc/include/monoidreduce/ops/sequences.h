@@ -57,8 +57,8 @@ template <std::same_as<SequenceSpans> X>
 constexpr auto describe(const X*) {
   constexpr auto is_bound = [](std::int64_t n) { return n >= ColumnRange::kUnbounded; };
   constexpr const char* kBound = "an integer >= 0, or -1 for no bound";
-  return call(
-      "sequence_spans", result("row_spans", &X::row_spans, "M span=2", Type::kInt64),
+  return helper(
+      "sequence_spans", kAnyCpu | kGpus, result("row_spans", &X::row_spans, "M span=2", Type::kInt64),
       result("column_spans", &X::column_spans, "N span=2", Type::kInt64),
       tensor("cu_seqlens_q", &X::row_starts, "sequences+1", Type::kInt64).dense().where(&check_starts),
       tensor("cu_seqlens_k", &X::column_starts, "sequences+1", Type::kInt64).dense(),
@@ -74,8 +74,8 @@ struct Undefined {
 };
 template <std::same_as<Undefined> X>
 constexpr auto describe(const X*) {
-  return cuda_call("undefine", result("result", &X::result, "elements"),
-                   tensor("row_spans", &X::row_spans, "M span=2", Type::kInt64).dense());
+  return helper("undefine", kGpus, result("result", &X::result, "elements"),
+                tensor("row_spans", &X::row_spans, "M span=2", Type::kInt64).dense());
 }
 
 }  // namespace monoidreduce

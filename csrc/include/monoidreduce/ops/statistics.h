@@ -33,7 +33,7 @@ struct StatisticsForward {
 };
 template <std::same_as<StatisticsForward> X>
 constexpr auto describe(const X*) {
-  return call("statistics_forward", statistics_operands<X>(),
+  return pass("statistics_forward", kCpu, statistics_operands<X>(),
               result("values", &X::values, "K N", Type::kAccumulation),
               result("low", &X::low, "L N", Type::kAccumulation),
               result("indices", &X::indices, "P N", Type::kInt64), option("program", &X::program),
@@ -50,7 +50,7 @@ struct StatisticsBackward {
 };
 template <std::same_as<StatisticsBackward> X>
 constexpr auto describe(const X*) {
-  return call("statistics_backward", statistics_operands<X>(), gradient("da", &X::d_a, "N D"),
+  return pass("statistics_backward", kCpu, statistics_operands<X>(), gradient("da", &X::d_a, "N D"),
               gradient("db", &X::d_b, "V D"), gradient("dother_a", &X::d_other_a, "N E"),
               gradient("dother_b", &X::d_other_b, "V E"), option("program", &X::program),
               option("scale", &X::scale));
@@ -67,11 +67,12 @@ struct StatisticsFold {
 };
 template <std::same_as<StatisticsFold> X>
 constexpr auto describe(const X*) {
-  return cuda_call(
-      "statistics_fold", statistics_operands<X>(), result("values", &X::values, "K N", Type::kAccumulation),
-      result("low", &X::low, "L N", Type::kAccumulation), result("indices", &X::indices, "P N", Type::kInt64),
-      scratch("scratch", &X::scratch), option("kernels", &X::kernels), option("state_words", &X::state_words),
-      option("scale", &X::scale));
+  return pass("statistics_fold", kSimt | kSm80 | kSm90, statistics_operands<X>(),
+              result("values", &X::values, "K N", Type::kAccumulation),
+              result("low", &X::low, "L N", Type::kAccumulation),
+              result("indices", &X::indices, "P N", Type::kInt64), scratch("scratch", &X::scratch),
+              option("kernels", &X::kernels), option("state_words", &X::state_words),
+              option("scale", &X::scale));
 }
 
 // The gradients by the scores, of some columns: those in b, from first_column on. On tensor cores in the element type, else
@@ -85,11 +86,11 @@ struct StatisticsLocalGradient {
 };
 template <std::same_as<StatisticsLocalGradient> X>
 constexpr auto describe(const X*) {
-  return cuda_call("statistics_local_gradient", statistics_operands<X>(),
-                   result("out", &X::out, "N V", Type::kSameOrAccumulation).strided(),
-                   result("other_out", &X::other_out, "N V", Type::kSameOrAccumulation).strided().maybe(),
-                   option("kernels", &X::kernels), option("first_column", &X::first_column),
-                   option("scale", &X::scale), workspace(&X::workspace));
+  return pass("statistics_local_gradient", kSimt | kSm80 | kSm90, statistics_operands<X>(),
+              result("out", &X::out, "N V", Type::kSameOrAccumulation).strided(),
+              result("other_out", &X::other_out, "N V", Type::kSameOrAccumulation).strided().maybe(),
+              option("kernels", &X::kernels), option("first_column", &X::first_column),
+              option("scale", &X::scale), workspace(&X::workspace));
 }
 
 // Where threads own rows (Plan::narrow): the gradients of rows by their operands, and by their data that the program names.
@@ -104,11 +105,11 @@ struct StatisticsRowGradient {
 };
 template <std::same_as<StatisticsRowGradient> X>
 constexpr auto describe(const X*) {
-  return cuda_call("statistics_row_gradient", statistics_operands<X>(),
-                   result("da", &X::d_a, "S N D", Type::kAccumulation).maybe(),
-                   result("dother_a", &X::d_other_a, "S N E", Type::kAccumulation).maybe(),
-                   result("sums", &X::sums, "S G N", Type::kAccumulation).maybe(),
-                   option("kernels", &X::kernels), option("scale", &X::scale), workspace(&X::workspace));
+  return pass("statistics_row_gradient", kSimt, statistics_operands<X>(),
+              result("da", &X::d_a, "S N D", Type::kAccumulation).maybe(),
+              result("dother_a", &X::d_other_a, "S N E", Type::kAccumulation).maybe(),
+              result("sums", &X::sums, "S G N", Type::kAccumulation).maybe(), option("kernels", &X::kernels),
+              option("scale", &X::scale), workspace(&X::workspace));
 }
 
 template <class Call>

@@ -20,12 +20,10 @@ inline void check_bfloat16(const ScoreProduct& x) {
 }
 template <std::same_as<ScoreProduct> X>
 constexpr auto describe(const X*) {
-  return cuda_call("score_product", tensor("a", &X::a, "N D").where(&check_bfloat16),
-                   tensor("b", &X::b, "V D"), result("out", &X::out, "N V", Type::kFloat32).strided());
+  return helper("score_product", kSm90, tensor("a", &X::a, "N D").where(&check_bfloat16),
+                tensor("b", &X::b, "V D"), result("out", &X::out, "N V", Type::kFloat32).strided());
 }
-inline FoldProblem score_product_problem(const ScoreProduct& x) {
-  return {.a = as_rows(x.a), .b = as_rows(x.b)};
-}
+inline FoldProblem product_problem(const ScoreProduct& x) { return {.a = as_rows(x.a), .b = as_rows(x.b)}; }
 
 // Scores [rows, classes] of the student and of the teacher, at temperature 1. Lines are padded to a multiple of 8 elements, which
 // may hold anything.
@@ -67,9 +65,9 @@ struct JsdRows {
 };
 template <std::same_as<JsdRows> X>
 constexpr auto describe(const X*) {
-  return cuda_call("jsd_rows", stored_scores<X>(), result("loss", &X::loss, "N"),
-                   result("stats", &X::stats, "N statistics=5"),
-                   optional("factor", &X::factor, "values=1").dense(), jsd_options<X>());
+  return helper("jsd_rows", kSm90, stored_scores<X>(), result("loss", &X::loss, "N"),
+                result("stats", &X::stats, "N statistics=5"),
+                optional("factor", &X::factor, "values=1").dense(), jsd_options<X>());
 }
 
 // The local gradients, the derivatives of the losses times `factor` with respect to the student's scores; of any classes of these
@@ -80,8 +78,9 @@ struct JsdGradient {
 };
 template <std::same_as<JsdGradient> X>
 constexpr auto describe(const X*) {
-  return cuda_call("jsd_gradient", stored_scores<X>(), tensor("stats", &X::stats, "N statistics=5").dense(),
-                   tensor("factor", &X::factor, "values=1").dense(), jsd_options<X>());
+  return helper("jsd_gradient", kSm90, stored_scores<X>(),
+                tensor("stats", &X::stats, "N statistics=5").dense(),
+                tensor("factor", &X::factor, "values=1").dense(), jsd_options<X>());
 }
 
 }  // namespace monoidreduce
