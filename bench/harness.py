@@ -6,7 +6,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -204,9 +204,14 @@ def differences(results: list[Tensor], expected: list[Tensor]) -> list[float]:
     return [float((a.double() - b.double()).norm() / b.double().norm()) for a, b in pairs]
 
 
+def balanced_rounds(names: Sized) -> int:
+    """The least number of rounds in which `in_turn` is balanced. So are its multiples."""
+    return len(names) * (1 + len(names) % 2)
+
+
 def in_turn(names: list[str], rounds: int) -> Iterator[str]:
-    """Every name once a round, each behind each other equally often: near its power limit a GPU is slower
-    after some.
+    """Every name once a round. In `balanced_rounds` each follows each other equally often within a round:
+    near its power limit a GPU is slower after some.
 
     The rounds are the rows of Williams' square, of two squares for an odd number of names, in an order drawn
     at random (Williams 1949, "Experimental designs balanced for the estimation of residual effects of
@@ -216,7 +221,7 @@ def in_turn(names: list[str], rounds: int) -> Iterator[str]:
     row = [(-i // 2 if i % 2 else i // 2) % count for i in range(count)]  # 0, n - 1, 1, n - 2, ...
     squares = [row] if count % 2 == 0 else [row, row[::-1]]
     orders = [[names[(place + step) % count] for place in r] for r in squares for step in range(count)]
-    for number in range(rounds):
+    for number in range(rounds if names else 0):
         if number % len(orders) == 0:
             draws.shuffle(orders)
         yield from orders[number % len(orders)]
@@ -278,6 +283,8 @@ def _time_case(case: Case, seconds: float) -> dict[str, Any]:
     problems = {name: problem for name, problem in problems.items() if name in agreement}
     round_seconds = sum(run_once(problem, watch)[0][-1] for problem in problems.values()) / 1e3
     rounds = max(ROUNDS[0], min(ROUNDS[1], round(seconds / round_seconds)))
+    if whole := rounds // balanced_rounds(problems) * balanced_rounds(problems):
+        rounds = max(ROUNDS[0], whole)
     times: dict[str, list[list[float]]] = {name: [] for name in problems}
     for name in in_turn(list(problems), rounds):
         times[name].append(run_once(problems[name], watch)[0])

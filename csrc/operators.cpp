@@ -1,7 +1,7 @@
 // Runs a call: checks it, then calls the kernels for its tensors' device, as its description says (describe.h: Kernels).
 #include "monoidreduce/operators.h"
 
-#include <type_traits>
+#include <tuple>
 
 #include "check.h"
 #include "cpu/engine.h"
@@ -35,8 +35,7 @@ void run_on_cpu(const Call& x, const Launch& launch) {
   if constexpr (description.has(kCpu)) {
     const DType dtype = leading(x).dtype;
     const cpu::Isa isa = cpu::isa_for(dtype);
-    if constexpr (description.pass != nullptr)
-      count_path(description.pass, "cpu", name(isa), false, name(dtype));
+    if constexpr (description.counted) count_path(description.pass, "cpu", name(isa), false, name(dtype));
     cpu::run_by(isa, x, launch);
   }
 }
@@ -47,13 +46,15 @@ Plan checked_plan(const Call& x, const Launch& launch, const Plan* given) {
   constexpr const auto& description = kDescription<Call>;
   if constexpr (!description.is_planned()) {  // Hopper's products, and what is between them
     const DeviceFacts& gpu = facts_of(leading(x).cuda_device);
-    Plan plan{.call = description.name};
-    if constexpr (requires { product_problem(x); })
+    Plan plan{.call = description.name, .choice = {.family = Family::kSm90}};
+    if constexpr (requires { product_problem(x); }) {
       plan.choice = choose_contraction(product_problem(x), gpu);
-    else if (can_keep(8, 8, 1, gpu))
-      plan.choice.family = Family::kSm90;
-    require(plan.choice.family == Family::kSm90, std::get<0>(description.fields).name,
-            ": expected tensors of the tier sm90, got some of another: ", text(plan));
+      require(plan.choice.family == Family::kSm90,
+              "a: expected a product on the tier sm90, got one on another: ", text(plan));
+    } else {
+      require(can_keep(8, 8, 1, gpu), description.name,
+              ": expected tensors on a GPU of the tier sm90, got some on another");
+    }
     return plan;
   } else if constexpr (description.has(kCpu)) {
     const Plan plan = given ? *given : plan_without_workspace(x, facts_of(leading(x).cuda_device), launch);
@@ -94,7 +95,7 @@ void run_on_cuda(const Call& x, const Launch& launch, const Plan* given) {
     run_planned(x, launch, plan);
     family = plan.can().name, deterministic = description.has(kCpu) && counts_order(x, plan);
   }
-  if constexpr (description.pass != nullptr)
+  if constexpr (description.counted)
     count_path(description.pass, "cuda", family, deterministic, name(leading(x).dtype));
 }
 

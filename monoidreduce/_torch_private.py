@@ -126,13 +126,16 @@ def backend_is_next(keys: Any) -> bool:
 def frees_saved(*operands: Tensor | None) -> bool:
     """Whether the backward node that runs may change what was saved for it: nobody reads it afterwards.
 
-    The pass is neither traced nor recorded, and will not come again. No mode looks on, as one that counts
-    FLOPs does, and each of the node's operands is one that the backend's kernel takes as it is.
+    The pass is neither traced nor recorded, and will not come again, as that of a CUDA graph may. No mode
+    looks on, as one that counts FLOPs does, and each of the node's operands is one that the backend's kernel
+    takes as it is.
     """
     once = not (torch.compiler.is_compiling() or torch.is_grad_enabled())
     once = once and not (transforms_are_active() or modes_are_active())
     freed = once and _keeps_graph is not None and not _keeps_graph() and _keys_of is not None
-    return freed and all(t is None or backend_is_next(_keys_of(t)) for t in operands)
+    plain = freed and all(t is None or backend_is_next(_keys_of(t)) for t in operands)
+    on_gpu = plain and any(t is not None and t.is_cuda for t in operands)
+    return plain and not (on_gpu and torch.cuda.is_current_stream_capturing())
 
 
 def allows_tf32() -> bool:

@@ -1215,7 +1215,8 @@ def linear_log_probs(
             where classes are split over ranks.
         workspace: bytes for local gradients, `get_workspace()` by default. On a Hopper GPU the forward keeps
             softmax weights of the first classes in them if a backward is to follow, but not in a call that
-            torch.compile traces. Less is slower, never wrong.
+            torch.compile traces or a CUDA graph captures. Where the graph is retained these stay, and the
+            backward computes all logits again, in as much memory more. Less is slower, never wrong.
         process_group, classes, sequence_parallel, grad_dtype: weight and bias are this rank's part of the
             classes; see `monoidreduce.functional`.
 
@@ -1241,6 +1242,7 @@ def linear_log_probs(
     if sharded is None:
         rows, columns = tensors[:2]
         keep = rows.is_cuda and _differentiated(rows, columns) and not torch.compiler.is_compiling()
+        keep = keep and not torch.cuda.is_current_stream_capturing()  # a backward pass may be replayed alone
         results = torch.ops.monoidreduce.linear_log_probs.default(
             *tensors, *options, 0, -1, keep, _differentiated(rows), workspace
         )

@@ -88,7 +88,7 @@ def build(compiler: str, folder: Path) -> Path:
 
     def compiled(source: Path) -> Path:
         to = folder / f"{source.stem}.o"
-        headers = (f"-I{ROOT / folder}" for folder in ("csrc", "csrc/include"))
+        headers = (f"-I{ROOT / at}" for at in ("csrc", "csrc/include"))
         command = [compiler, *FLAGS, *headers, "-c", str(source), "-o", str(to)]
         run_or_exit(command, "cannot be compiled")
         return to

@@ -94,8 +94,8 @@ class CallFunctions {
   }
 
  private:
-  // The call; if it has a plan or is a part of one that has, with that. And of a pass the function that makes the plan, with the
-  // same arguments.
+  // The call, with its plan if it has one. A pass with kernels of kSimt has another function, which makes the plan of the same
+  // arguments.
   template <class Call>
   void define() {
     constexpr const auto& description = kDescription<Call>;

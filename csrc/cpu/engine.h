@@ -2,6 +2,7 @@
 #pragma once
 
 #include "monoidreduce/cpu/isa.h"
+#include "monoidreduce/error.h"
 #include "monoidreduce/operators.h"
 
 namespace monoidreduce::cpu {
@@ -45,8 +46,8 @@ void run_by(Isa isa, const Call& x, const Launch& launch) {
     case Isa::kAvx512Bf16:
       return avx512bf16::run(x, launch);
 #endif
-    default:  // isa_for() names none that is not in the build
-      return;
+    default:
+      throw Error("this build lacks the code for an instruction set that was chosen");
   }
 }
 

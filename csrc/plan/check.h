@@ -1,11 +1,9 @@
 // Whether a plan is that of a call. No kernel is launched otherwise: it would go beyond its tensors.
 #pragma once
 
-#include <initializer_list>
 #include <string_view>
 
 #include "monoidreduce/error.h"
-#include "monoidreduce/path_counter.h"
 #include "plan.h"
 
 namespace monoidreduce {
@@ -49,9 +47,12 @@ void check_gradients(const Call& x, const Plan& plan) {
 // A call for which a family has no kernels.
 template <class Call>
 [[noreturn]] void refuse(const Call&, const Plan& plan) {
-  constexpr bool kPart = !kDescription<Call>.has(kCpu);
-  throw std::invalid_argument(message("plan: expected one ", kPart ? "on tensor cores" : "on the tier simt",
-                                      " for ", kDescription<Call>.name, ", got ", text(plan)));
+  constexpr const auto& description = kDescription<Call>;
+  constexpr const char* kExpected = description.has(kSimt)   ? "on the tier simt"
+                                    : description.has(kSm80) ? "on tensor cores"
+                                                             : "on the tier sm90";
+  throw std::invalid_argument(
+      message("plan: expected one ", kExpected, " for ", description.name, ", got ", text(plan)));
 }
 
 // What a narrow logsumexp_matmul keeps, and needs.
@@ -80,10 +81,10 @@ void check_order(const Call& x, const Plan& plan) {
             "order: expected none on a tier other than sm90, got a tensor");
 }
 
-// Of weights that a forward pass kept.
+// A local gradient is made of weights that a forward pass kept where their frames are there.
 template <class Call>
 void check_frames(const Call& x, const Plan& plan) {
-  if constexpr (requires { x.frames; })
+  if constexpr (requires { x.frames, x.log_probs; })
     require(!x.frames.present() || plan.can().keeps,
             "frames: expected none on a tier other than sm90, got a tensor");
 }

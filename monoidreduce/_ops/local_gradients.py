@@ -176,12 +176,11 @@ class Head:
     own_columns: of so many columns the workspace has room for local gradients (slices.py: Space).
     clusters: the plan's (_C.Plan); 0: torch multiplies, which takes all rows, else this library, which leaves
     out those that do not count.
-    kept: local gradients of the first columns, by scores, for UNIT_UPSTREAM. upstream: [rows], the real one,
-    0 for rows that take no part; None: kept local gradients are by dot products, and for the real one.
-    uniform: is it the same number for all that do. Then local gradients that
-    are computed are to be for UNIT_UPSTREAM too: so rounding them to 16 bits rounds no upstream gradient.
-    Rounding one would be the same error in the largest local gradient of each row. slope: a score's
-    derivative by its dot product.
+    kept: local gradients of the first columns, by scores and for UNIT_UPSTREAM; without an upstream, by dot
+    products and for the real one. upstream: [rows], the real one, 0 for rows that take no part. uniform: is
+    it the same number for all that do. Then local gradients that are computed are to be for UNIT_UPSTREAM
+    too: so rounding them to 16 bits rounds no upstream gradient. Rounding one would be the same error in the
+    largest local gradient of each row. slope: a score's derivative by its dot product.
     unrounded: is the rows' gradient wanted in float32.
     order: the order of the rows of local gradients (order_rows). Rows that do not count are 0 or not written.
     Where some local gradients are to be computed, `rows` is gathered. Only with Hopper's kernels, as `kept`.

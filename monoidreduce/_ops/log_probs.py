@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.local_gradients import (
@@ -171,8 +172,7 @@ def log_probs_backward(
             kept = (kept if consumes else kept[:, :0]).contiguous()
             first = kept[:, : len(weight)]
             own = _own_columns(workspace, kept)
-            how: Any = {"order": order, "unrounded": unrounded}
-            head = Head(x, weight, own, needed, plan.clusters, first, **how)
+            head = Head(x, weight, own, needed, plan.clusters, first, order=order, unrounded=unrounded)
 
             def compute(part: slice, out: Tensor, sums: Tensor | None, *of_kept: Tensor | None) -> None:
                 operands = (head.rows, weight[part], None if bias is None else bias[part])
@@ -183,7 +183,8 @@ def log_probs_backward(
             def store(part: slice) -> None:
                 compute(part, head.local(part), head.local_sums(part), None, None)
 
-            if first.numel():  # which are weights as yet
+            if first.numel():  # which are weights as yet, for this once: torch refuses to read them again
+                increment_version(kept)
                 compute(slice(0, first.shape[1]), first, None, frames, log_probs.contiguous())
             multiply_local_gradients(store, [head])
             dbias = head.sums_gradient()

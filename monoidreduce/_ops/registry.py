@@ -180,8 +180,8 @@ def register(
         -> the gradients of the inputs apart from the last ones, the `constants`; a gradient whose entry in
            `needed` is false is empty
     `residuals` are the outputs that the backward reads. `backward_options` have defaults, with which autograd
-    calls. `in_place` is `backward` where it may return the residuals, changed: autograd calls it if it frees
-    them afterwards.
+    calls. `in_place` is `backward` where it may change the residuals, or return them: autograd calls it if it
+    frees them afterwards.
     """
     results = _names(outputs)
     saved = _picker([results.index(residual) for residual in _names(residuals)] if residuals else [])

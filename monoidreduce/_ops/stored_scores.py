@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from monoidreduce._ops.engine import _C, streams
 from monoidreduce._ops.local_gradients import multipliable, write_product
@@ -275,6 +276,7 @@ def linear_jsd_backward(
 def linear_jsd_backward_in_place(grad_loss: Tensor, *rest: Any) -> list[Tensor]:
     """The same, which needs no memory for gradients: the weights' gradient is as large as the weights."""
     *_, dx, dweight, _, _, _, _, _, needed = rest
+    increment_version((dx, dweight))  # torch refuses to read them again, where memory runs out on the way
     found = zip((dx, dweight), needed, strict=False)
     return [_scaled(t, grad_loss, t) if is_needed else t for t, is_needed in found]
 

@@ -104,5 +104,5 @@ def test_all_rows_count_without_an_order(gpu: torch.device) -> None:
 def test_products_on_another_tier_raise(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MONOIDREDUCE_CUDA_TIER", "sm80")
     local, order = _problem(64, 256, 64, torch.bfloat16, gpu)
-    with pytest.raises(ValueError, match="a: expected tensors of the tier sm90, got some of another"):
+    with pytest.raises(ValueError, match="a: expected a product on the tier sm90, got one on another"):
         _C.columns_product(local, local, None, local.new_empty(256, 256), order, 1, 0)

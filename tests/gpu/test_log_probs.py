@@ -13,7 +13,7 @@ from tolerance import check_operator
 
 import monoidreduce as mr
 from monoidreduce import _C
-from monoidreduce._ops import engine
+from monoidreduce._ops import engine, log_probs
 
 pytestmark = pytest.mark.tiers("sm80", "sm90")
 
@@ -128,6 +128,49 @@ def test_some_kept_weights(
     check_operator("linear_log_probs", biased, options)
     check_operator("linear_log_probs", inputs, options | {"top1": True})
     assert len(from_weights) == 2
+
+
+@pytest.mark.tiers("sm90")
+def test_weights_are_not_read_again_after_a_failure(
+    gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are local gradients then. torch says so, as of any tensor that was saved and changed."""
+    inputs = inputs_of("ragged", torch.bfloat16, gpu)
+    leaves = [inputs["x"].requires_grad_(), inputs["weight"].requires_grad_()]
+    found = mr.linear_log_probs(**inputs).log_probs.sum()
+
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(log_probs, "multiply_local_gradients", fail)
+        torch.autograd.grad(found, leaves)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(found, leaves)
+
+
+@pytest.mark.tiers("sm90")
+def test_a_captured_backward_pass_can_be_replayed_alone(gpu: torch.device, from_weights: list[int]) -> None:
+    """Nothing tells a graph how often that will be, so it keeps no weights."""
+    inputs = inputs_of("ragged", torch.bfloat16, gpu)
+    leaves = [inputs["x"].requires_grad_(), inputs["weight"].requires_grad_()]
+    upstream = torch.randn(len(inputs["x"]), device=gpu)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.autograd.grad(mr.linear_log_probs(**inputs).log_probs, leaves, upstream)
+    torch.cuda.current_stream().wait_stream(side)
+    from_weights.clear()
+    forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(forward):
+        found = mr.linear_log_probs(**inputs).log_probs
+    with torch.cuda.graph(backward, pool=forward.pool()):
+        gradients = torch.autograd.grad(found, leaves, upstream)
+    forward.replay()
+    backward.replay()
+    first = [g.clone() for g in gradients]
+    backward.replay()
+    assert_same_bits(dict(enumerate(gradients)), dict(enumerate(first)))
+    assert from_weights == []
 
 
 @pytest.mark.tiers("sm90")

@@ -390,20 +390,20 @@ Plan backward(const LinearCrossEntropy& c, const Tensors& t) {
     const TensorView local = part_of(room, 1, 0, count), columns = part_of(x.weight, 0, from, count);
     CrossEntropyOptions options = x.options;
     options.first_class = from, options.classes = c.classes;
-    cross_entropy_local_gradient(
-        {.grad_loss = x.grad_loss,
-         .grad_lse = x.grad_lse,
-         .x = rows,
-         .weight = columns,
-         .bias = part_of(x.bias, 0, from, count),
-         .target = x.target,
-         .class_weight = x.class_weight,
-         .lse = x.lse,
-         .lse_low = x.lse_low,
-         .out = local,
-         .sums = c.biased ? part_of(partial_sums, 1, 0, round_up(count, 256)) : TensorView{},
-         .order = order,
-         .options = options},
+    run(CrossEntropyLocalGradient{.grad_loss = x.grad_loss,
+                                  .grad_lse = x.grad_lse,
+                                  .x = rows,
+                                  .weight = columns,
+                                  .bias = part_of(x.bias, 0, from, count),
+                                  .target = x.target,
+                                  .class_weight = x.class_weight,
+                                  .lse = x.lse,
+                                  .lse_low = x.lse_low,
+                                  .out = local,
+                                  .sums = c.biased ? part_of(partial_sums, 1, 0, round_up(count, 256))
+                                                   : TensorView{},
+                                  .order = order,
+                                  .options = options},
         launch, &plan);
     return local;
   };
@@ -514,25 +514,26 @@ Plan backward(const LinearLogProbs& c, const Tensors& t) {
   const TensorView local = part_of(t("local", c.dtype, {c.rows, round_up(at_once, 8)}), 1, 0, at_once);
   LogProbsOptions options = x.options;
   options.classes = c.classes;
-  log_probs_local_gradient(
-      {.grad_log_probs = x.grad_log_probs,
-       .grad_entropy = x.grad_entropy,
-       .grad_lse = {},
-       .x = rows,
-       .weight = columns,
-       .bias = part_of(x.bias, 0, 0, at_once),
-       .target = x.target,
-       .temperatures = x.temperatures,
-       .entropy = x.entropy,
-       .lse = x.lse,
-       .lse_low = x.lse_low,
-       .out = local,
-       .sums =
-           c.biased ? t("sums", sums, {round_up(c.rows, 256) / 16, round_up(at_once, 256)}) : TensorView{},
-       .order = order,
-       .frames = keeps ? t("frames", sums, {c.rows, round_up(at_once, 256) / 256}) : TensorView{},
-       .log_probs = keeps ? t("log_probs", sums, {c.rows}) : TensorView{},
-       .options = options},
+  run(
+      LogProbsLocalGradient{
+          .grad_log_probs = x.grad_log_probs,
+          .grad_entropy = x.grad_entropy,
+          .grad_lse = {},
+          .x = rows,
+          .weight = columns,
+          .bias = part_of(x.bias, 0, 0, at_once),
+          .target = x.target,
+          .temperatures = x.temperatures,
+          .entropy = x.entropy,
+          .lse = x.lse,
+          .lse_low = x.lse_low,
+          .out = local,
+          .sums =
+              c.biased ? t("sums", sums, {round_up(c.rows, 256) / 16, round_up(at_once, 256)}) : TensorView{},
+          .order = order,
+          .frames = keeps ? t("frames", sums, {c.rows, round_up(at_once, 256) / 256}) : TensorView{},
+          .log_probs = keeps ? t("log_probs", sums, {c.rows}) : TensorView{},
+          .options = options},
       launch, &plan);
   if (plan.can().multiplies) multiply(t, local, rows, columns, order);
   return plan;
@@ -644,18 +645,18 @@ Plan backward(const LinearDistillation& c, const Tensors& t) {
   const TensorView rows = gathered_rows(t, x.x, order), teacher_rows = gathered_rows(t, x.teacher_x, order);
   const std::int64_t count = columns_in(c.workspace, c.rows, c.classes);
   const TensorView local = t.lines("local", c.dtype, c.rows, count), columns = part_of(x.weight, 0, 0, count);
-  distillation_local_gradient(
-      {.grad_loss = x.grad_loss,
-       .x = rows,
-       .weight = columns,
-       .teacher_x = teacher_rows,
-       .teacher_weight = part_of(x.teacher_weight, 0, 0, count),
-       .mask = x.mask,
-       .stats = x.stats,
-       .out = local,
-       .teacher_out = c.of_teacher ? t.lines("teacher_local", c.dtype, c.rows, count) : TensorView{},
-       .order = order,
-       .options = x.options},
+  run(DistillationLocalGradient{.grad_loss = x.grad_loss,
+                                .x = rows,
+                                .weight = columns,
+                                .teacher_x = teacher_rows,
+                                .teacher_weight = part_of(x.teacher_weight, 0, 0, count),
+                                .mask = x.mask,
+                                .stats = x.stats,
+                                .out = local,
+                                .teacher_out = c.of_teacher ? t.lines("teacher_local", c.dtype, c.rows, count)
+                                                            : TensorView{},
+                                .order = order,
+                                .options = x.options},
       launch, &plan);
   if (plan.can().multiplies) multiply(t, local, rows, columns, order);
   return plan;
@@ -1009,8 +1010,9 @@ void run_row_calls(Recorder& recorder) {
   for (const DType dtype : {kFloat32, kFloat64}) {
     const auto of = [dtype](const Tensors& t, const char* what) { return t(what, dtype, {5000}); };
     recorder.run(message("combine_logsumexp ", name(dtype)), [&](const Tensors& t) {
-      combine_logsumexp(
-          {.states = t("states", dtype, {3, 2, 5000}), .lse = of(t, "lse"), .lse_low = of(t, "lse_low")},
+      run(
+          CombinedLogSumExp{
+              .states = t("states", dtype, {3, 2, 5000}), .lse = of(t, "lse"), .lse_low = of(t, "lse_low")},
           launch);
       return Plan{};
     });

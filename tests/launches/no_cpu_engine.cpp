@@ -19,6 +19,7 @@ template <class Call>
 void run_alike(const Call&) {
   refuse();
 }
+// Has both compiled for every call.
 namespace {
 template <class... Each>
 constexpr auto functions(CallList<Each...>) {

@@ -784,6 +784,7 @@ def test_forward_passes_are_measured_and_reported() -> None:
 
 @pytest.mark.parametrize(("names", "rounds"), [("abcd", 4), ("abcde", 10), ("ab", 2), ("a", 2)])
 def test_each_contender_is_as_often_behind_each_other(names: str, rounds: int) -> None:
+    assert harness.balanced_rounds(names) == rounds and not list(harness.in_turn([], rounds))
     order = list(harness.in_turn(list(names), 3 * rounds))
     laps = [order[at : at + len(names)] for at in range(0, len(order), len(names))]
     assert len(laps) == 3 * rounds and all(sorted(lap) == list(names) for lap in laps)

@@ -31,9 +31,8 @@ def tensor_core_paths(specimen: Specimen, inputs: Inputs, tier: str | None = Non
 
 
 def counts() -> Counter[str]:
-    """How often operators took which path. (`_C` counts a CPU's way from losses to their mean, too.)"""
-    all_counts = mr._C.path_counts().items()
-    return Counter({path: n for path, n in all_counts if not path.startswith("reduce_losses/")})
+    """How often operators took which path."""
+    return Counter(mr._C.path_counts())
 
 
 @contextmanager

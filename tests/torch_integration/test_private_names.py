@@ -68,6 +68,7 @@ def run_without(name: str) -> Ended:
     [
         "torch._C._after_ADInplaceOrView_keyset",
         "torch._C._cuda_getCurrentRawStream",
+        "torch._C._dispatch_keys",
         "torch._C._get_fp32_precision_getter",
         "torch._C._len_torch_dispatch_stack",
         "torch._C._autograd._get_current_graph_task_keep_graph",

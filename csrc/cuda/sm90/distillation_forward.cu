@@ -60,8 +60,8 @@ void run(const DistillationForward& x, const Plan& plan, const Launch& launch) {
     });
     if (x.kept_upstream.present())
       weights_to_gradients<E>(kept, DistillationTerms{rows_of(x)}, problem, launch);
-    count_path(kDescription<DistillationBackward>.name, "cuda", "sm90", false,
-               name(x.x.dtype));  // a part of it
+    // It does a part of the backward pass.
+    count_path("distillation_backward", "cuda", "sm90", false, name(x.x.dtype));
   });
 }
 

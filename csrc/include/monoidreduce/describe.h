@@ -9,7 +9,7 @@
 //   }
 //
 // It is a template, so that a source pays only for the descriptions that it reads. All of them take nvcc 8
-// seconds, and no kernel reads one. The first tensor gives the call its device and its dtype. What no field
+// seconds, and few kernels read one. The first tensor gives the call its device and its dtype. What no field
 // can say is a function, named by where().
 #pragma once
 
@@ -187,22 +187,22 @@ constexpr std::tuple<Fields...> fields(const Fields&... each) {
 inline constexpr int kMostAxes = 14;  // of different names in a call
 
 // Who has kernels for a call: a bit for each namespace with a run() of it (cpu/engine.h, cuda/engine.h).
-using Kernels = unsigned;
-inline constexpr Kernels kCpu = 1,  // cpu::ISA, compiled for each instruction set
-    kAnyCpu = 2,                    // cpu, compiled once
-    kGpus = 4,                      // cuda, the same for all GPUs
-    kSimt = 8, kSm80 = 16,
-                         kSm90 = 32;  // cuda::simt, sm80 and sm90: a plan takes one of them (plan.h: Family)
+using KernelSet = unsigned;
+inline constexpr KernelSet kCpu = 1;                           // cpu::ISA, compiled for each instruction set
+inline constexpr KernelSet kAnyCpu = 2;                        // cpu, compiled once
+inline constexpr KernelSet kGpus = 4;                          // cuda, the same for all GPUs
+inline constexpr KernelSet kSimt = 8, kSm80 = 16, kSm90 = 32;  // cuda::simt, sm80, sm90: a plan's Family
 
 template <class Fields>
 struct Description {
   const char* name;
-  const char* pass;  // whose plan the call has, and as what it is counted; null: neither
-  Kernels kernels;
+  const char* pass;  // that the call is or is a part of, whose plan it runs by; null: of none
+  bool counted;      // as the pass (path_counter.h)
+  KernelSet kernels;
   Fields fields;
   std::string_view axes[kMostAxes] = {};  // names
 
-  constexpr bool has(Kernels any_of) const { return (kernels & any_of) != 0; }
+  constexpr bool has(KernelSet any_of) const { return (kernels & any_of) != 0; }
   constexpr bool is_planned() const { return pass != nullptr && has(kSimt | kSm80 | kSm90); }
 
   constexpr int place(std::string_view name) {
@@ -222,9 +222,10 @@ struct Description {
   }
 };
 
-// The fields are fields, or tuples of fields that several calls share.
+// Each of the fields is one, or a tuple of fields that several calls share.
 template <class... Fields>
-constexpr auto described(const char* name, const char* pass, Kernels kernels, const Fields&... fields) {
+constexpr auto described(const char* name, const char* pass, bool counted, KernelSet kernels,
+                         const Fields&... fields) {
   const auto as_tuple = [](const auto& field) {
     if constexpr (requires { std::tuple_size<std::remove_cvref_t<decltype(field)>>::value; })
       return field;
@@ -232,28 +233,33 @@ constexpr auto described(const char* name, const char* pass, Kernels kernels, co
       return std::tuple(field);
   };
   auto all = std::tuple_cat(as_tuple(fields)...);
-  Description<decltype(all)> description{name, pass, kernels, all};
+  Description<decltype(all)> description{name, pass, counted, kernels, all};
   std::apply([&](auto&... field) { (description.place_axes(field), ...); }, description.fields);
   return description;
 }
 // A pass of an operator. With kSimt it has a plan (operators.h).
 template <class... Fields>
-constexpr auto pass(const char* name, Kernels kernels, const Fields&... fields) {
-  return described(name, name, kernels, fields...);
+constexpr auto pass(const char* name, KernelSet kernels, const Fields&... fields) {
+  return described(name, name, true, kernels, fields...);
 }
 // What a pass needs beside it.
 template <class... Fields>
-constexpr auto helper(const char* name, Kernels kernels, const Fields&... fields) {
-  return described(name, nullptr, kernels, fields...);
+constexpr auto helper(const char* name, KernelSet kernels, const Fields&... fields) {
+  return described(name, nullptr, false, kernels, fields...);
 }
 
 template <class Call>
 inline constexpr auto kDescription = describe(static_cast<const Call*>(nullptr));
 
-// A part of a pass: of some columns, or of some rows and hidden units. Its plan is that of the pass.
+// A part of a pass: of some columns, or of some rows and hidden units. With kernels of a family it runs by the pass's plan.
 template <class Pass, class... Fields>
-constexpr auto part(const char* name, Kernels kernels, const Fields&... fields) {
-  return described(name, kDescription<Pass>.name, kernels, fields...);
+constexpr auto part(const char* name, KernelSet kernels, const Fields&... fields) {
+  return described(name, kDescription<Pass>.name, true, kernels, fields...);
+}
+// What comes behind a pass, which is counted already.
+template <class Pass, class... Fields>
+constexpr auto after(const char* name, KernelSet kernels, const Fields&... fields) {
+  return described(name, kDescription<Pass>.name, false, kernels, fields...);
 }
 
 // The tensor that gives a call its device and dtype.

@@ -75,8 +75,8 @@ std::int64_t contraction_groups(std::int64_t rows, std::int64_t columns, std::in
                                 const DeviceFacts& gpu);
 
 // Checks a call (describe.h), then runs it by the kernels for its tensors' device. The kernels' own run() checks nothing.
-// plan: of this call or of the pass that it is a part of; its deterministic and tf32 count then. Null, for a pass: it is made
-// here, for a call that needs no workspace. Not read on the CPU.
+// plan: of this call or of the pass that it is a part of; its deterministic and tf32 count then. Null, for a pass with kernels
+// of kCpu too: it is made here, for a call that needs no workspace. Not read on the CPU, nor by a call that has none.
 //
 // On tensor cores the caller computes the gradients of a loss as matrix products of local gradients (dlogits), a slice of
 // the classes at a time. An MLP too wide for one kernel is computed in parts of Plan::part rows and hidden units, whose

@@ -156,7 +156,7 @@ struct CrossEntropyKeptGradients {
 };
 template <std::same_as<CrossEntropyKeptGradients> X>
 constexpr auto describe(const X*) {
-  return part<CrossEntropyForward>(
+  return after<CrossEntropyForward>(
       "cross_entropy_kept_gradients", kSm90, cross_entropy_operands<X>(),
       tensor("target", &X::target, "N", Type::kInt64), class_weight_of<X>(),
       tensor("lse", &X::lse, "N", Type::kAccumulation).dense(),

@@ -79,7 +79,7 @@ struct DistillationKeptGradients {
 };
 template <std::same_as<DistillationKeptGradients> X>
 constexpr auto describe(const X*) {
-  return part<DistillationForward>(
+  return after<DistillationForward>(
       "distillation_kept_gradients", kSm90, distillation_operands<X>(),
       tensor("stats", &X::stats, "statistics=6 N", Type::kAccumulation).dense(),
       tensor("frames", &X::frames, "F", Type::kAccumulation).dense(),

@@ -121,6 +121,11 @@ inline void check_frames(const LogProbsLocalGradient& x) {
   require(kept == x.log_probs.present(), "log_probs: expected a tensor if and only if there are frames, got ",
           x.log_probs.present() ? "one" : "none");
   require(!kept || !has_logits(x), "frames: expected none where there is a bias or softcap, got a tensor");
+  if (!kept) return;
+  const bool vectors = x.out.size[0] <= 1 || x.out.stride[0] >= (x.out.size[1] + 7) / 8 * 8;
+  require(vectors && reinterpret_cast<std::uintptr_t>(x.out.data) % 16 == 0 && x.out.stride[0] % 8 == 0,
+          "out: expected lines padded to a multiple of 8 elements, on 16-byte boundaries, got stride ",
+          x.out.stride[0]);
 }
 template <std::same_as<LogProbsLocalGradient> X>
 constexpr auto describe(const X*) {
