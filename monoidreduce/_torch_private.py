@@ -123,6 +123,12 @@ def backend_is_next(keys: Any) -> bool:
     return reaches
 
 
+def is_captured() -> bool:
+    """Does a CUDA graph capture what runs now. Without a use of CUDA nothing does, nor may torch be asked."""
+    in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return in_use and torch.cuda.is_current_stream_capturing()
+
+
 def frees_saved(*operands: Tensor | None) -> bool:
     """Whether the backward node that runs may change what was saved for it: nobody reads it afterwards.
 
@@ -133,9 +139,7 @@ def frees_saved(*operands: Tensor | None) -> bool:
     once = not (torch.compiler.is_compiling() or torch.is_grad_enabled())
     once = once and not (transforms_are_active() or modes_are_active())
     freed = once and _keeps_graph is not None and not _keeps_graph() and _keys_of is not None
-    plain = freed and all(t is None or backend_is_next(_keys_of(t)) for t in operands)
-    on_gpu = plain and any(t is not None and t.is_cuda for t in operands)
-    return plain and not (on_gpu and torch.cuda.is_current_stream_capturing())
+    return freed and all(t is None or backend_is_next(_keys_of(t)) for t in operands) and not is_captured()
 
 
 def allows_tf32() -> bool:

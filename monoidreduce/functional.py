@@ -42,6 +42,7 @@ from monoidreduce._ops.losses import DISTILLATION_LOSSES, CrossEntropyNumbers
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._ops.mlp import ACTIVATIONS
 from monoidreduce._ops.registry import any_requires_grad
+from monoidreduce._torch_private import is_captured
 from monoidreduce._validate import (
     check_axes,
     check_bool,
@@ -1242,7 +1243,7 @@ def linear_log_probs(
     if sharded is None:
         rows, columns = tensors[:2]
         keep = rows.is_cuda and _differentiated(rows, columns) and not torch.compiler.is_compiling()
-        keep = keep and not torch.cuda.is_current_stream_capturing()  # a backward pass may be replayed alone
+        keep = keep and not is_captured()  # a backward pass may be replayed alone
         results = torch.ops.monoidreduce.linear_log_probs.default(
             *tensors, *options, 0, -1, keep, _differentiated(rows), workspace
         )
