@@ -62,7 +62,7 @@ test: environments lint docs test-oldest $(VENV)/test.done $(VENV)/cute.done $(V
 	  -DMONOIDREDUCE_WERROR=ON -DMONOIDREDUCE_CUDA_ARCHS=80-virtual \
 	  -DMONOIDREDUCE_CUTE_INCLUDE="$$(echo '$(CURDIR)/$(VENV)'/lib/python3*/site-packages/cutlass_library/source/include)"
 	$(CMAKE) --build $(CPP_TESTS)
-	$(BIN)/ctest --test-dir $(CPP_TESTS) --output-on-failure
+	$(BIN)/ctest --test-dir $(CPP_TESTS) --output-on-failure --parallel 2
 	cd build && PATH='$(CURDIR)/$(BIN)':$$PATH MONOIDREDUCE_DIST='$(CURDIR)/$(DIST)' ../$(BIN)/pytest $(PYTEST)
 
 test-oldest: $(OLDEST)/test.done

@@ -13,21 +13,19 @@
 
 namespace monoidreduce::cuda {
 
+__device__ __forceinline__ double in_double(Bits sum) { return double{sum.x}; }
+__device__ __forceinline__ Index<double> in_double(Index<Bits> count) { return count; }
+
 struct CrossEntropyResults {
   CrossEntropyRows<float, double> rows;
   float* miss;  // [rows], the target's share less 1, which digits of a share near 1 would not tell; or null
   __device__ std::int64_t label(std::int64_t row) const { return rows.label(row); }
   template <class Count>
   __device__ void store(std::int64_t row, const ClassState<Bits, Count>& s) const {
-    const auto project = [&](const auto& m, auto count) {
-      return m.project({natural(s.lse), natural(s.target), natural(s.sum), count});
-    };
-    ClassStatistics<double> p;
-    if constexpr (std::is_same_v<Count, Bits>) {
-      p = project(WeightedCrossEntropy<double>{}, double{s.count.x});
-    } else {
-      p = project(CrossEntropy<double>{}, s.count);
-    }
+    using Number = decltype(in_double(s.count));
+    const ClassState<double, Number> in_natural_units{natural(s.lse), natural(s.target), natural(s.sum),
+                                                      in_double(s.count)};
+    const ClassStatistics<double> p = class_statistics(in_natural_units);
     rows.store(row, p);
     if (miss != nullptr) miss[row] = static_cast<float>(::expm1((p.target - p.lse.high) - p.lse.low));
   }
@@ -45,8 +43,8 @@ struct LogSumExpResults {
   __device__ void skip(std::int64_t) const {}  // all count
 };
 
-// kWeighted: has the tile registers for the sums of weights of classes (weighs_all).
-template <class Tile, bool kWeighted>
+// kMayReadColumns: has the tile registers for monoids that read columns.
+template <class Tile, bool kMayReadColumns>
 void cross_entropy_forward_pass(const CrossEntropyForward& x, const Launch& launch) {
   const FoldProblem problem = cross_entropy_problem(x);
   const CrossEntropyResults results{cross_entropy_rows<float, double>(x), nullptr};
@@ -57,9 +55,9 @@ void cross_entropy_forward_pass(const CrossEntropyForward& x, const Launch& laun
         fold_contraction<E, Tile>(m, scores, part, results, x.scratch.data, launch);
       });
     };
-    if (x.bias.present() || x.options.softcap != 0 || weighs_all(x)) {
+    if (takes_any_scores(x)) {
       const auto scores = logit_scores<E>(problem, x.bias);
-      if constexpr (kWeighted)
+      if constexpr (kMayReadColumns)
         return with_cross_entropy<Bits>(x, [&](const auto& m) { run(m, scores); });
       else
         return run(CrossEntropy<Bits>{}, scores);
@@ -117,7 +115,7 @@ void cross_entropy_gradient_pass(const CrossEntropyLocalGradient& x, const Launc
       const auto epilogue = gradient_epilogue<E, Tile>(m, scores, problem, rows, {as_rows(x.out)}, x.sums);
       contraction<E>(Tile{}, problem, epilogue, nullptr, "local_gradient", launch);
     };
-    if (x.bias.present() || x.options.softcap != 0 || weighs_all(x)) {
+    if (takes_any_scores(x)) {
       const auto scores = logit_scores<E>(problem, x.bias);
       return with_cross_entropy<Bits>(x, [&](const auto& m) { run(m, scores); });
     }

@@ -23,25 +23,16 @@ Call padded(const Call& given) {
   return x;
 }
 
-// What keeps a call from the tiles of sm_80: what it asks of a row is more than they have registers for.
-template <class Call>
-Reason sm80_obstacle(const Call& x) {
-  if constexpr (requires { x.class_weight; }) {
-    if (weighs_all(x)) return {"label smoothing has weights of classes"};
-  }
-  if constexpr (requires { x.top1; }) {
-    if (x.top1.present() && has_logits(x)) return {"top1 is of logits with a bias or a softcap"};
-  }
-  return {};
-}
-
 template <class State, class Call>
 Plan forward_plan(const Call& given, const ContractionSizes& sm80, const ContractionSizes& sm90,
                   const DeviceFacts& gpu, const Launch& launch) {
   const Call x = padded(given);
   const FoldProblem p = problem_of(x);
   Choice choice = choose_contraction(p, gpu);
-  if (choice.family == Family::kSm80 && (choice.sm80 = sm80_obstacle(x))) choice.family = Family::kSimt;
+  if constexpr (requires { sm80_obstacle(x); }) {
+    if (choice.family == Family::kSm80 && (choice.sm80 = Reason(sm80_obstacle(x))))
+      choice.family = Family::kSimt;
+  }
   Plan plan = plan_of(given, x, choice, launch);
   if (plan.choice.family == Family::kSimt) return plan;
   const ContractionSizes& tile = plan.choice.family == Family::kSm90 ? sm90 : sm80;

@@ -101,6 +101,15 @@ template <class R>
 struct WeightedCrossEntropy : ClassFold<R, WeightedClasses> {
   static constexpr bool kReadsColumns = true;
 };
+// What the states say, of the folds whose counts are numbers of scores and sums of weights.
+template <class R>
+MR_HD ClassStatistics<R> class_statistics(const ClassState<R, Index<R>>& s) {
+  return CrossEntropy<R>{}.project(s);
+}
+template <class R>
+MR_HD ClassStatistics<R> class_statistics(const ClassState<R, R>& s) {
+  return WeightedCrossEntropy<R>{}.project(s);
+}
 
 // The weights of a row: the weight of its target, and the mean weight of all classes.
 template <class T>

@@ -109,14 +109,28 @@ void check_kept(const Call& x) {
   require(x.x.size[0] <= 1 || x.kept.stride[0] >= (columns + 7) / 8 * 8,
           "kept: expected lines padded to a multiple of 8 elements, got stride ", x.kept.stride[0]);
 }
+// Is a score more than a scaled dot product.
+template <class Call>
+bool has_logits(const Call& x) {
+  return x.bias.present() || x.options.softcap != 0;
+}
 // Do all classes have a part in a row's loss, by their weights; else the target alone has.
 template <class Call>
 bool weighs_all(const Call& x) {
   return x.class_weight.present() && x.options.label_smoothing != 0;
 }
+// Does a call take kernels for any scores: no others are compiled for monoids that read columns.
+template <class Call>
+bool takes_any_scores(const Call& x) {
+  return has_logits(x) || weighs_all(x);
+}
+// What keeps a call from the tiles of sm_80, or null: what it asks of a row is more than they have registers for.
+inline const char* sm80_obstacle(const CrossEntropyForward& x) {
+  return weighs_all(x) ? "label smoothing has weights of classes" : nullptr;
+}
 inline void check_kept_scores(const CrossEntropyForward& x) {
   check_kept(x);
-  require(!x.kept.present() || (!x.bias.present() && x.options.softcap == 0 && !weighs_all(x)),
+  require(!x.kept.present() || !takes_any_scores(x),
           "kept: expected none where there is a bias or softcap, or class weights with label smoothing, got "
           "a tensor");
 }

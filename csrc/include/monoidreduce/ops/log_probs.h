@@ -26,12 +26,6 @@ constexpr auto describe(const X*) {
                 option("classes", &X::classes));
 }
 
-// Is a score more than a scaled dot product.
-template <class Call>
-bool has_logits(const Call& x) {
-  return x.bias.present() || x.options.softcap != 0;
-}
-
 template <class Call>
 constexpr auto log_probs_operands() {
   return std::tuple_cat(cross_entropy_operands<Call>(),
@@ -72,6 +66,9 @@ inline void check_temperatures(const LogProbsForward& x) {
     require(targets[i * x.target.stride[0]] == x.options.ignore_index || is_temperature(value),
             "temperature[", i, "]: expected a number from 2^-100 to 2^100, got ", value);
   }
+}
+inline const char* sm80_obstacle(const LogProbsForward& x) {
+  return x.top1.present() && has_logits(x) ? "top1 is of logits with a bias or a softcap" : nullptr;
 }
 inline void check_kept_weights(const LogProbsForward& x) {
   check_kept(x);
