@@ -140,8 +140,7 @@ void run(const Call& x, const Launch& launch, const Plan* plan) {
   if (!tensor.is_cuda()) {
     run_on_cpu(x, launch);
   } else if constexpr (!description.has(kGpus | kSimt | kSm80 | kSm90)) {
-    throw Error(
-        message(description.name, ": expected tensors on the CPU, got one on cuda:", tensor.cuda_device));
+    require(false, description.name, ": expected tensors on the CPU, got one on cuda:", tensor.cuda_device);
   } else if constexpr (kWithCuda) {
     run_on_cuda(x, launch, plan);
   } else {

@@ -187,6 +187,8 @@ def test_walks_are_those_of_the_calls() -> None:
     missing = [problem for chain in chains for pair in pairwise(chain) for problem in _missing(*pair)]
     undefined = [f"{h.function} in {h.path}" for h in (*first, *second) if not _bodies(h.function, h.path)]
     assert missing + undefined == []
+    bound = [(path, line) for names in BOUND.values() for _, path, line in names]
+    assert [line for path, line in bound if line not in (ROOT / path).read_text("utf-8")] == []
     assert "wgmma.mma_async" in (ROOT / first[-1].path).read_text("utf-8")
 
 

@@ -196,7 +196,7 @@ inline constexpr KernelSet kSimt = 8, kSm80 = 16, kSm90 = 32;  // cuda::simt, sm
 template <class Fields>
 struct Description {
   const char* name;
-  const char* pass;  // that the call is or is a part of, whose plan it runs by; null: of none
+  const char* pass;  // that the call is or belongs to; null: to none
   bool counted;      // as the pass (path_counter.h)
   KernelSet kernels;
   Fields fields;
