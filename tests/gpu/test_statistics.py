@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from calls import HALVES
-from folds import FOLDS, fold_inputs, leaves_of, outputs_of, random_folds
+from folds import FOLDS, fold_inputs, leaves_of, moved, outputs_of, random_folds, with_gradients
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from specimens import name_of
@@ -23,32 +23,6 @@ from monoidreduce.program import reader, statistics_laws
 Call = dict[str, Any]
 TENSOR_CORES = ("sm80", "sm90")
 PARTS = 8  # of the random functions
-
-
-def moved(value: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
-    """Leaves of a call on a device, floating ones in a dtype."""
-    if isinstance(value, dict):
-        return {name: moved(t, device, dtype) for name, t in value.items()}
-    if not isinstance(value, Tensor):
-        return value
-    if not value.is_floating_point():
-        return value.to(device)
-    return value.detach().to(device, dtype or value.dtype).requires_grad_(value.requires_grad)
-
-
-def with_gradients(fold: Any, call: Call) -> list[Tensor]:
-    """The outputs of a call, then the gradients of a random combination of them."""
-    outputs = outputs_of(fold(**call))
-    generator = torch.Generator().manual_seed(0)
-    real = [t for t in outputs if t.is_floating_point() and t.requires_grad]
-    upstream = [torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t) for t in real]
-    leaves = leaves_of(call)
-    if not real:
-        return [*outputs, *map(torch.zeros_like, leaves)]
-    return [
-        *outputs,
-        *torch.autograd.grad(real, leaves, upstream, materialize_grads=True, allow_unused=True),
-    ]
 
 
 def tensor_core_scores(rows: Tensor, columns: Tensor, dtype: torch.dtype, scale: float) -> Tensor:

@@ -29,7 +29,3 @@ def test_the_readmes_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_readme_has_an_example_of_every_operator() -> None:
     examples = "\n".join(python_blocks(README))
     assert all(f"mr.{operator}(" in examples for operator in functional.__all__)
-
-
-def test_the_readme_is_short() -> None:
-    assert len(README.read_text("utf-8").splitlines()) <= 120

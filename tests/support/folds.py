@@ -121,6 +121,32 @@ def outputs_of(result: Any) -> list[torch.Tensor]:
     return [t for each in result for t in (each if isinstance(each, tuple) else (each,))]
 
 
+def moved(value: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
+    """Leaves of a call on a device, floating ones in a dtype."""
+    if isinstance(value, dict):
+        return {name: moved(t, device, dtype) for name, t in value.items()}
+    if not isinstance(value, torch.Tensor):
+        return value
+    if not value.is_floating_point():
+        return value.to(device)
+    return value.detach().to(device, dtype or value.dtype).requires_grad_(value.requires_grad)
+
+
+def with_gradients(fold: Any, call: Inputs) -> list[torch.Tensor]:
+    """The outputs of a call, then the gradients of a random combination of them."""
+    outputs = outputs_of(fold(**call))
+    generator = torch.Generator().manual_seed(0)
+    real = [t for t in outputs if t.is_floating_point() and t.requires_grad]
+    upstream = [torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t) for t in real]
+    leaves = leaves_of(call)
+    if not real:
+        return [*outputs, *map(torch.zeros_like, leaves)]
+    return [
+        *outputs,
+        *torch.autograd.grad(real, leaves, upstream, materialize_grads=True, allow_unused=True),
+    ]
+
+
 # Random functions. An expression is a function of a dict of the arguments' values.
 
 

@@ -1,6 +1,10 @@
 // What a warp or a warpgroup (four warps) does as one: elect a lane, trade registers, order its matrix products.
 #pragma once
 
+namespace monoidreduce {
+inline constexpr int kWarpgroup = 128;  // threads: four warps
+}
+
 namespace monoidreduce::arch {
 
 // True in one lane of the warp.

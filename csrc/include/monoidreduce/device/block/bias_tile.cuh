@@ -126,11 +126,10 @@ struct BiasRings {
   using Position = RingPosition<kStages>;
 
   unsigned char tiles[kConsumers][kStages][Tile::kBytes];
-  Ring<kStages> rings[kConsumers];
+  Ring<kStages, ReadBy::kThreads> rings[kConsumers];
 
   __device__ __forceinline__ void init() {
-    constexpr int kWarps = 4;  // of a consumer
-    for (Ring<kStages>& ring : rings) ring.init(kWarps);
+    for (auto& ring : rings) ring.init(1);
   }
   // By the producer: box(consumer) is where a consumer's biases start.
   template <class BoxOf>
@@ -145,10 +144,8 @@ struct BiasRings {
     rings[consumer].wait(at);
     return tiles[consumer][at.stage];
   }
-  // By each warp, when it has read its part.
   __device__ __forceinline__ void release(int consumer, Position& at) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) rings[consumer].release(at);
+    rings[consumer].release(at);
     at.advance();
   }
 };

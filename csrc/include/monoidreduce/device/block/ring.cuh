@@ -2,6 +2,7 @@
 #pragma once
 
 #include "monoidreduce/device/arch/cluster.cuh"
+#include "monoidreduce/device/arch/warpgroup.cuh"
 
 namespace monoidreduce {
 
@@ -15,16 +16,23 @@ struct RingPosition {
   }
 };
 
-template <int kStages>
+// Who reads the stages of a ring decides who may release them.
+enum class ReadBy {
+  kProducts,  // wgmma alone. A product is the warpgroup's: the thread that has waited for it releases for all four warps.
+  kThreads,  // loads of threads too. Warps of a warpgroup drift apart, so each releases when its own lanes have read.
+};
+
+template <int kStages, ReadBy kReadBy>
 struct Ring {
   arch::Mbarrier full[kStages];   // completes when the producer and the bytes of the stage have arrived
-  arch::Mbarrier empty[kStages];  // completes when every consumer has released the stage
+  arch::Mbarrier empty[kStages];  // completes when every reader has released the stage
 
-  // By one thread, before any other uses the ring.
-  __device__ __forceinline__ void init(int consumers) {
+  // By one thread, before any other uses the ring. warpgroups: those that read each stage; warps: that read it besides.
+  __device__ __forceinline__ void init(int warpgroups, int warps = 0) {
+    constexpr int kReleases = kReadBy == ReadBy::kThreads ? 4 : 1;  // of a warpgroup
     for (int stage = 0; stage < kStages; ++stage) {
       arch::init(&full[stage], 1);
-      arch::init(&empty[stage], consumers);
+      arch::init(&empty[stage], kReleases * warpgroups + warps);
     }
   }
   // Producer: waits for the stage to be free, writes to it, and says how many bytes will come by copies. The first time round
@@ -39,12 +47,23 @@ struct Ring {
   __device__ __forceinline__ arch::Mbarrier* acquire(RingPosition<kStages> at, int bytes) {
     return acquire(at, bytes, [] {});
   }
-  // Consumer.
+  // Reader.
   __device__ __forceinline__ void wait(RingPosition<kStages> at) { arch::wait(&full[at.stage], at.parity); }
-  __device__ __forceinline__ void release(RingPosition<kStages> at) { arch::arrive(&empty[at.stage]); }
-  // Consumer, where blocks of a cluster write to each other's stages: a stage is free when it is in all of them.
-  __device__ __forceinline__ void release(RingPosition<kStages> at, int block) {
-    arch::arrive(arch::in_block(&empty[at.stage], block));
+  // Called by all threads that read the stage, after they have read it, or waited for the products that do.
+  __device__ __forceinline__ void release(RingPosition<kStages> at) {
+    if constexpr (kReadBy == ReadBy::kThreads) {
+      __syncwarp();
+      if (arch::elect()) arch::arrive(&empty[at.stage]);
+    } else {
+      if (threadIdx.x % kWarpgroup == 0) arch::arrive(&empty[at.stage]);
+    }
+  }
+  // The same where kBlocks blocks of a cluster write to each other's stages: a stage is free when it is in all of them.
+  template <int kBlocks>
+  __device__ __forceinline__ void release_to_cluster(RingPosition<kStages> at) {
+    static_assert(kReadBy == ReadBy::kProducts);
+    const int block = threadIdx.x % kWarpgroup;
+    if (block < kBlocks) arch::arrive(arch::in_block(&empty[at.stage], block));
   }
 };
 

@@ -58,7 +58,7 @@ struct alignas(kSharedAlignment) ContractionMemory {
   unsigned char rows[Tile::kStages][SharedTile<Tile::kRows, kSlab>::kBytes];
   unsigned char columns[Tile::kStages][SharedTile<Tile::kColumns, kSlab>::kBytes];
   EpilogueMemory epilogue;
-  Ring<Tile::kStages> ring;
+  Ring<Tile::kStages, ReadBy::kProducts> ring;
 };
 
 // Steps of the width, of those elements that count. One at least: the others are 0 then.
@@ -121,11 +121,6 @@ struct Multiplier {
   RingPosition<Tile::kStages> at;
   static constexpr int kPingPong = 1;  // the named barrier at which the second consumer waits for the first
 
-  __device__ __forceinline__ void release(RingPosition<Tile::kStages> stage) {
-    const int thread = threadIdx.x % kWarpgroup;
-    if (thread < Tile::kBlocks) memory.ring.release(stage, thread);
-  }
-
   // dots = rows . columns^T of a tile, 64 x kColumns.
   template <int kScore>
   __device__ __forceinline__ void run(float (&dots)[Tile::kColumns / 2],
@@ -145,7 +140,7 @@ struct Multiplier {
       }
       if (step > 0) {
         arch::wait_products<1>();
-        release(before);
+        memory.ring.template release_to_cluster<Tile::kBlocks>(before);
       }
       if (staggered && warpgroup == 0 && step == Tile::kLead) arch::arrive_threads(kPingPong, 2 * kWarpgroup);
       before = at;
@@ -153,7 +148,7 @@ struct Multiplier {
     }
     arch::wait_products<0>();
     arch::pin(dots);
-    release(before);
+    memory.ring.template release_to_cluster<Tile::kBlocks>(before);
   }
 
  private:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "monoidreduce/device/arch/tma.cuh"
+#include "monoidreduce/device/arch/warpgroup.cuh"
 #include "monoidreduce/device/block/fragment.cuh"
 #include "monoidreduce/device/schedule/schedule.cuh"
 

@@ -74,7 +74,8 @@ struct alignas(kSharedAlignment) PassMemory {
   unsigned char staying[1 + kOthers][StayingTile::kBytes];  // the first, in the end, is the gradient
   unsigned char streamed[Tile::kStages][StreamedTile::kBytes];
   float product[Tile::kStages][Tile::kStreamed], upstream[Tile::kStages][Tile::kStreamed];  // of rows
-  Ring<Tile::kStages> ring;
+  Ring<Tile::kStages, Tile::kOfRows ? ReadBy::kProducts : ReadBy::kThreads>
+      ring;  // threads read values of rows that stream
   arch::Mbarrier stayed;
 };
 
@@ -173,7 +174,6 @@ struct PassConsumer {
   float own_product[2], own_upstream[2];  // of the rows that stay
   float d_bias[2] = {0.f, 0.f};           // of the columns that stay, where it is wanted
 
-  __device__ __forceinline__ bool leads() const { return threadIdx.x % kWarpgroup == 0; }
   __device__ __forceinline__ int own_line() const { return job.line0 + warpgroup * kFragmentRows; }
 
   // product = own lines of what stays . streamed^T
@@ -264,9 +264,6 @@ struct PassConsumer {
   __device__ __forceinline__ void end_ping_pong() const {
     arch::arrive_threads(kPingPong + (warpgroup + 1) % Tile::kConsumers, 2 * kWarpgroup);
   }
-  __device__ __forceinline__ void release(Position at) const {
-    if (leads()) memory.ring.release(at);
-  }
 
   __device__ __forceinline__ void run() {
 #pragma unroll
@@ -300,7 +297,7 @@ struct PassConsumer {
     end_ping_pong();
     arch::wait_products<0>();
     pull_tile(at, tile * kStreamed);
-    release(at);
+    memory.ring.release(at);
     round_fragment<E>(pulled, scores);
 #pragma unroll 1
     for (int n = 1; n < tiles; ++n) {
@@ -315,10 +312,10 @@ struct PassConsumer {
       end_ping_pong();
       arch::wait_products<1>();
       pull_tile(at, tile * kStreamed);
-      release(at);
+      memory.ring.release(at);
       arch::wait_products<0>();
       arch::pin(sums);
-      release(summed);
+      memory.ring.release(summed);
       round_fragment<E>(pulled, scores);
     }
     at.advance();
@@ -342,9 +339,9 @@ struct PassConsumer {
       multiply_scores(at);
       end_ping_pong();
       arch::wait_products<2>();
-      if (n > 0) release(summed);
+      if (n > 0) memory.ring.release(summed);
       arch::wait_products<1>();
-      release(second);
+      memory.ring.release(second);
       arch::wait_products<0>();
       arch::pin(sums);
       pull_tile(at, tile * kStreamed);

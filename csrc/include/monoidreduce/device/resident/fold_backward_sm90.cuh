@@ -120,15 +120,15 @@ struct alignas(kSharedAlignment) BackwardMemory {
   [[no_unique_address]] BiasRings<B, Tile::kConsumers, Tile::kRows, kFragmentRows, kOperands> biases;
   float product[Tile::kStages][Tile::kRows], upstream[Tile::kStages][Tile::kRows];
   ColumnJob job;  // whose columns are there; less than no tiles: there are no more
-  Ring<Tile::kStages> row_ring, grad_ring;
-  Ring<1> column_ring;
+  Ring<Tile::kStages, ReadBy::kThreads> row_ring, grad_ring;
+  Ring<1, ReadBy::kThreads> column_ring;
   RowStep steps[Tile::kStages];  // of the rows, where blocks are skipped
 
   // By one thread, before any other uses it. skips: do those that add rows read the steps.
   __device__ __forceinline__ void init(bool skips) {
-    row_ring.init(Tile::kConsumers + (skips ? Tile::kAddingWarps : 0));
+    row_ring.init(Tile::kConsumers, skips ? Tile::kAddingWarps : 0);
     grad_ring.init(Tile::kConsumers);
-    column_ring.init(Tile::kConsumers + Tile::kAddingWarps);
+    column_ring.init(Tile::kConsumers, Tile::kAddingWarps);
     biases.init();
     arch::fence_init();
   }
@@ -252,8 +252,7 @@ __device__ __forceinline__ void add_rows(const BackwardArguments<Tile>& p, Memor
   for (RingPosition<1> columns_at;; columns_at.advance()) {
     memory.column_ring.wait(columns_at);
     const ColumnJob job = memory.job;
-    __syncwarp();
-    if (arch::elect()) memory.column_ring.release(columns_at);
+    memory.column_ring.release(columns_at);
     if (job.tiles < 0) return;
     const auto add = [&](int head, int row0) {
       const std::int64_t batch_head = std::int64_t{job.batch} * p.shape.heads + head;
@@ -287,8 +286,7 @@ __device__ __forceinline__ void add_rows(const BackwardArguments<Tile>& p, Memor
       for (bool more = job.tiles > 0; more; at.advance()) {
         memory.row_ring.wait(at);
         const RowStep step = memory.steps[at.stage];
-        __syncwarp();
-        if (arch::elect()) memory.row_ring.release(at);
+        memory.row_ring.release(at);
         add(step.head, step.row0);
         more = !step.last;
       }
@@ -500,11 +498,11 @@ struct BackwardConsumer {
       accumulate(d_payload, weights, memory.grad_out[at.stage]);
       accumulate(d_columns, dz, memory.rows[at.stage]);
       arch::wait_products<1>();
-      if (leads()) memory.grad_ring.release(at);
+      memory.grad_ring.release(at);
       arch::wait_products<0>();
       arch::pin(d_columns);
       arch::pin(d_payload);
-      if (leads()) memory.row_ring.release(at);
+      memory.row_ring.release(at);
       return;
     }
     store_fragment<kColumns>(arch::shared_address(memory.dz[at.stage]), warpgroup * kFragmentRows, dz);
@@ -515,7 +513,7 @@ struct BackwardConsumer {
     float share[Tile::kSharedRows / 2];
     multiply_share(share, memory.dz[at.stage]);
     arch::wait_products<1>();
-    if (leads()) memory.grad_ring.release(at);
+    memory.grad_ring.release(at);
     accumulate(d_columns, dz, memory.rows[at.stage]);
     arch::wait_products<1>();
     arch::pin(share);
@@ -527,7 +525,7 @@ struct BackwardConsumer {
     arch::wait_products<0>();
     arch::pin(d_columns);
     arch::pin(d_payload);
-    if (leads()) memory.row_ring.release(at);
+    memory.row_ring.release(at);
   }
 
   // A share is 64 of the width x rows; in memory it lies as rows, swizzled, in two slabs of 32 of the width.
@@ -583,10 +581,8 @@ struct BackwardConsumer {
 
   // Called when the columns are no longer needed, and the results stored through their memory have been read: frees it.
   __device__ __forceinline__ void release_columns() {
-    if (leads()) {
-      arch::wait_stores_read<0>();
-      memory.column_ring.release(columns_at);
-    }
+    if (leads()) arch::wait_stores_read<0>();
+    memory.column_ring.release(columns_at);
     columns_at.advance();
   }
 
@@ -647,7 +643,6 @@ struct BackwardConsumer {
         const float* const own = part(n);
         return float4{own[0], own[1], own[2], own[3]};
       });
-      arch::sync_threads(kOneConsumer + warpgroup, kWarpgroup);  // all have read which job it is
       return false;
     }
 #pragma unroll 1

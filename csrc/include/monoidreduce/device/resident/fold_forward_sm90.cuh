@@ -63,8 +63,8 @@ struct TileStep {
   bool whole;
 };
 
-// B: element type of the biases of scores, or void.
-template <class Tile, class B, class Job_>
+// B: element type of the biases of scores, or void. kSkips: are blocks skipped.
+template <class Tile, class B, bool kSkips, class Job_>
 struct alignas(kSharedAlignment) ForwardMemory {
   using Job = Job_;
   using Rows = SharedTile<kFragmentRows, Tile::kWidth>;
@@ -83,16 +83,16 @@ struct alignas(kSharedAlignment) ForwardMemory {
   unsigned char columns[Tile::kStages][SharedTile<Tile::kColumns, Tile::kWidth>::kBytes];
   unsigned char payload[Tile::kStages][PayloadTile<Tile>::kBytes];
   [[no_unique_address]] BiasRings<B, Tile::kConsumers, kFragmentRows, Tile::kColumns, kOperands> biases;
-  Job job[kRowStages];        // whose rows are there; less than no tiles: there are no more
-  Columns whole[kRowStages];  // that all these rows keep
-  Ring<kRowStages> row_ring;  // the consumers' places in turn
-  Ring<Tile::kStages> column_ring, payload_ring;
+  Job job[kRowStages];                          // whose rows are there; less than no tiles: there are no more
+  Columns whole[kRowStages];                    // that all these rows keep
+  Ring<kRowStages, ReadBy::kThreads> row_ring;  // the consumers' places in turn
+  Ring<Tile::kStages, kSkips ? ReadBy::kThreads : ReadBy::kProducts> column_ring;
+  Ring<Tile::kStages, ReadBy::kProducts> payload_ring;
   TileStep steps[Tile::kStages];  // of the columns, where blocks are skipped
 
   // By one thread, before any other uses it.
   __device__ __forceinline__ void init() {
-    constexpr int kWarps = 4;  // of a consumer
-    row_ring.init(kWarps);
+    row_ring.init(1);
     column_ring.init(Tile::kConsumers);
     payload_ring.init(Tile::kConsumers);
     biases.init();
@@ -102,11 +102,11 @@ struct alignas(kSharedAlignment) ForwardMemory {
 
 // Loads the tiles of every job of the block. One thread.
 template <class Tile, class B, class Schedule, class Scores>
-__device__ __forceinline__ void produce(const ForwardArguments& p, const Schedule& schedule,
-                                        const Scores& scores,
-                                        ForwardMemory<Tile, B, typename Schedule::Job>& memory) {
+__device__ __forceinline__ void produce(
+    const ForwardArguments& p, const Schedule& schedule, const Scores& scores,
+    ForwardMemory<Tile, B, SkipsBlocks<Scores>, typename Schedule::Job>& memory) {
   constexpr bool kSkips = SkipsBlocks<Scores>;
-  using Memory = ForwardMemory<Tile, B, typename Schedule::Job>;
+  using Memory = ForwardMemory<Tile, B, kSkips, typename Schedule::Job>;
   using RowsTile = typename Memory::Rows;
   using ColumnsTile = SharedTile<Tile::kColumns, Tile::kWidth>;
   RingPosition<Memory::kRowStages> row_at;
@@ -183,7 +183,7 @@ struct Consumer {
   using R = typename M::Real;
   static constexpr int kColumns = Tile::kColumns, kPayloadWidth = Tile::kPayloadWidth;
   static constexpr int kPingPong = 1;  // named barrier kPingPong + w lets consumer w issue its products
-  using Memory = ForwardMemory<Tile, BiasElement<Scores>, Job>;
+  using Memory = ForwardMemory<Tile, BiasElement<Scores>, SkipsBlocks<Scores>, Job>;
   using BiasPosition = typename decltype(Memory::biases)::Position;
 
   const M& m;
@@ -202,8 +202,6 @@ struct Consumer {
   typename M::State state[2];
   R scale[2];
 
-  __device__ __forceinline__ bool leads() const { return threadIdx.x % kWarpgroup == 0; }
-
   // The next job, when its rows are there.
   __device__ __forceinline__ Job receive() {
     memory.row_ring.wait(row_at);
@@ -211,11 +209,8 @@ struct Consumer {
   }
   // Called by each warp when it needs the rows and their buffer no longer: frees the buffer.
   __device__ __forceinline__ void release_rows() {
-    __syncwarp();
-    if (arch::elect()) {
-      arch::wait_stores_read<0>();
-      memory.row_ring.release(row_at);
-    }
+    if (arch::elect()) arch::wait_stores_read<0>();
+    memory.row_ring.release(row_at);
     for (int w = 0; w < Tile::kConsumers; ++w) row_at.advance();
   }
 
@@ -302,7 +297,7 @@ struct Consumer {
     const auto& first_scores = scores_of_tile(job, job.first_tile);
     const bool first_whole = is_whole(job.first_tile);
     arch::wait_products<0>();
-    if (leads()) memory.column_ring.release(at);
+    memory.column_ring.release(at);
     fold(job, job.first_tile, first_scores, first_whole);
     round_fragment<E>(weights, scores);
 #pragma unroll 1
@@ -316,11 +311,11 @@ struct Consumer {
       const auto& tile_scores = scores_of_tile(job, tile);
       const bool whole = is_whole(tile);
       arch::wait_products<1>();
-      if (leads()) memory.column_ring.release(at);
+      memory.column_ring.release(at);
       fold(job, tile, tile_scores, whole);
       arch::wait_products<0>();
       arch::pin(sums);
-      if (leads()) memory.payload_ring.release(before);
+      memory.payload_ring.release(before);
       rescale_fragment<M>(sums, scale);
       round_fragment<E>(weights, scores);
     }
@@ -328,7 +323,7 @@ struct Consumer {
     join_lanes(m, state);
     arch::wait_products<0>();
     arch::pin(sums);
-    if (leads()) memory.payload_ring.release(at);
+    memory.payload_ring.release(at);
     at.advance();
   }
 

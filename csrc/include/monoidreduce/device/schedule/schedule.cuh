@@ -14,7 +14,6 @@
 
 namespace monoidreduce {
 
-inline constexpr int kWarpgroup = 128;
 inline constexpr int kSharedAlignment = 1024;  // of the swizzle
 
 // ColumnRange in 32 bits, its shift included: a row keeps the columns [row - left, row + right] within the tensor. kFar
