@@ -44,8 +44,8 @@ void fold_few_rows(const M& m, Scores scores, const FoldProblem& p, const Packin
                 static_cast<unsigned>(std::min<std::int64_t>(packed_tiles(p, packing) * packing.splits,
                                                              multiprocessors(p.a.cuda_device))),
                 Tile::kThreads,
-                sizeof(ForwardMemory<Tile, BiasElement<Scores>, PackedJob>) + kSharedAlignment, launch.stream,
-                arguments, packing, partial, m, scores, rows);
+                sizeof(ForwardMemory<Tile, BiasElement<Scores>, false, PackedJob>) + kSharedAlignment,
+                launch.stream, arguments, packing, partial, m, scores, rows);
   if (packing.splits > 1)
     combine_splits<E>(m, partial, packing.splits, shape, rows, output_rows(out), launch);
 }

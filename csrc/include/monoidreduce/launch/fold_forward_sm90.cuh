@@ -44,8 +44,9 @@ unsigned forward_blocks(const FoldProblem& p) {
   return static_cast<unsigned>(
       std::min<std::int64_t>(p.batch() * p.heads() * row_tiles, multiprocessors(p.a.cuda_device)));
 }
+// Whether blocks are skipped changes who frees the columns, not how large the memory is.
 template <class Tile, class B>
-inline constexpr std::size_t kForwardBytes = sizeof(ForwardMemory<Tile, B, RowJob>) + kSharedAlignment;
+inline constexpr std::size_t kForwardBytes = sizeof(ForwardMemory<Tile, B, false, RowJob>) + kSharedAlignment;
 
 // A fold whose rows keep all columns, by scores without biases of their own.
 template <class E, class Tile, class M, class Scores, class Rows>
