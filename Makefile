@@ -79,11 +79,18 @@ sanitize: $(VENV)/test.done
 	  LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	  ../../$(BIN)/pytest $(PYTEST) --ignore '$(CURDIR)/tests/packaging'
 
+# What this file made: an environment without one of its stamps is somebody else's.
 clean:
-	rm -rf build dist *.egg-info monoidreduce/_C*.so $(VENV) $(OLDEST)
+	rm -rf build monoidreduce.egg-info monoidreduce/_C*.so
+	@for made in $(VENV) $(OLDEST); do ! ls $$made/*.done >/dev/null 2>&1 || rm -rf $$made; done
+
+# Stamps an environment from its first moment on, and refuses a folder that is there without a stamp.
+begin = @[ ! -e $(1) ] || ls $(1)/*.done >/dev/null 2>&1 || { echo "$(1) is there, and make has not made it: \
+  move it away, or name another folder: make $(2)=FOLDER"; exit 1; }; mkdir -p $(1); touch $(1)/begun.done
 
 # The environment, one step a stamp file.
 $(VENV)/created.done:
+	$(call begin,$(VENV),VENV)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "monoidreduce needs Python 3.10 or later: make PYTHON=/path/to/python3"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
@@ -138,6 +145,7 @@ $(VENV)/demo.done $(VENV)/bench.done $(VENV)/test.done: $(VENV)/%.done: $(VENV)/
 
 # The oldest torch, with the same wheel. Compiling modules that nothing imports would take 20 seconds.
 $(OLDEST)/torch.done: $(VENV)/created.done
+	$(call begin,$(OLDEST),OLDEST)
 	$(PYTHON) -m venv $(OLDEST)
 	$(OLDEST_PIP) install --no-compile '$(OLDEST_TORCH)'
 	@touch $@

@@ -7,6 +7,7 @@ import io
 import math
 import os
 import re
+import shutil
 import signal
 import stat
 import sys
@@ -130,11 +131,13 @@ def check_writable_folder(folder: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write beside `path`, which takes its place once it is whole, or is removed."""
+    """A file to write beside `path`, which takes its place and mode once it is whole, or is removed."""
     target = _followed(path)
     beside = target.with_name(f".{uuid.uuid4().hex}.tmp")
     try:
         yield beside
+        with suppress(FileNotFoundError):  # a new file
+            shutil.copymode(target, beside)
         beside.replace(target)
     finally:
         beside.unlink(missing_ok=True)

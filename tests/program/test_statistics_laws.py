@@ -192,7 +192,7 @@ def test_a_wrong_derivative_is_caught(monkeypatch: pytest.MonkeyPatch, folder: P
     assert error.counterexample["found"] != error.counterexample["expected"]
     # Nothing wrong is remembered: who mends it is not refused.
     refused(bent, A, B, A, B, row={"t": A[:, 0]}, column={"w": B[:, 0]})
-    assert not [*folder.glob("*/*")]
+    assert not [*folder.glob("*/*.kept")]
 
 
 @pytest.mark.parametrize("of", ("row", "column"))
@@ -315,7 +315,7 @@ def test_a_verdict_is_kept(tries: list[str], folder: Path, monkeypatch: pytest.M
 
     scaled(A, B)
     scaled(A.double(), B.double())
-    assert len(tries) == 1 and len([*folder.glob("*/*")]) == 1
+    assert len(tries) == 1 and len([*folder.glob("*/*.kept")]) == 1
     forget()
     scaled(A, B)
     assert len(tries) == 1
@@ -343,7 +343,7 @@ def test_what_cannot_be_tried_is_not_refused(monkeypatch: pytest.MonkeyPatch, fo
     monkeypatch.setattr(torch.autograd, "grad", no_autograd)
     of = mr.statistics(lambda score: dict(x=stat.total(torch.exp(1.9375 * score))))
     torch.testing.assert_close(of(A, B), of.reference(A, B))
-    assert not [*folder.glob("*/*")]
+    assert not [*folder.glob("*/*.kept")]
 
 
 def test_errors_of_the_engine_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,7 +361,7 @@ def test_what_was_not_compared_is_not_remembered(folder: Path, tries: list[str])
     for _ in range(2):
         nowhere(A, B)
         forget()
-    assert len(tries) == 2 and not [*folder.glob("*/*")]
+    assert len(tries) == 2 and not [*folder.glob("*/*.kept")]
 
 
 def test_nothing_is_tried_without_numbers(tries: list[str]) -> None:

@@ -6,6 +6,7 @@ import argparse
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -376,9 +377,13 @@ def test_a_file_takes_its_place_once_it_is_whole(tmp_path: Path) -> None:
             beside.write_text(content)
             assert file.exists() == (content == "second")
         assert file.read_text() == content
+    file.chmod(0o640)
+    with replacing(file) as beside:
+        beside.write_text("third")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
     with pytest.raises(KeyboardInterrupt), replacing(file) as beside:
         half(beside)
-    assert file.read_text() == "second" and link.is_symlink()
+    assert file.read_text() == "third" and link.is_symlink()
     assert sorted(tmp_path.iterdir()) == [file, link]
 
 
