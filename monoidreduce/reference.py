@@ -72,14 +72,18 @@ def _softcap(scores: Tensor, softcap: float | None) -> Tensor:
 def _reduce(loss: Tensor, used: Tensor, reduction: str, weights: Tensor | None = None) -> Tensor:
     """Per-token loss -> its "none", "sum" or "mean" over the used tokens; the mean over none of them is 0.
 
-    With weights [...] of the tokens the mean divides by their sum.
+    With weights [...] of the tokens the mean divides by their sum; it is NaN if all are 0.
     """
     if reduction == "none":
         return loss
     if reduction == "sum":
         return loss.sum()
     if reduction == "mean":
-        total = used.sum() if weights is None else torch.where(used, weights, 0.0).sum()
+        if weights is None:
+            total = used.sum()
+        else:  # torch's mean is NaN without any weight, whatever smoothing adds
+            weights = torch.where(used, weights, 0.0)
+            total = torch.where(weights.any(), weights.sum(), math.nan)
         return loss.sum() / torch.where(used.any(), total, 1)
     raise ValueError(f"reduction: expected 'none', 'mean' or 'sum', got {reduction!r}")
 

@@ -5,6 +5,7 @@ A log-sum-exp is kept in two words: `lse`, and in `lse_low` what was lost in rou
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -47,12 +48,17 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor | None:
 def mean_divisor(
     counted: Tensor | None, reduction: str, like: Tensor, weights: Tensor | None = None
 ) -> Tensor | None:
-    """What a mean divides by where the host does not know it: the number of tokens, or their weights' sum."""
+    """What a mean divides by where the host does not know it: the number of tokens, or their weights' sum.
+
+    NaN where tokens count and their targets all have weight 0. Torch divides the part of the targets by their
+    sum, 0 / 0, so its mean is NaN whatever smoothing adds to it.
+    """
     if counted is None or reduction != "mean":
         return None
     if weights is None:
         return counted.sum(dtype=like.dtype).clamp_(min=1)
-    return torch.where(counted.any(), weights.sum(), 1)
+    total = torch.where(weights.any(), weights.sum(), math.nan)
+    return torch.where(counted.any(), total, 1)
 
 
 def _unreduced(grad: Tensor, tokens: Tensor, count: Tensor | None, reduction: str) -> Tensor:

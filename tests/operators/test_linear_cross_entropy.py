@@ -145,6 +145,41 @@ def test_class_weight_where_no_target_counts(device: torch.device) -> None:
     assert mr.linear_cross_entropy(**inputs, class_weight=weights, reduction="sum") == 0
 
 
+@pytest.mark.parametrize("reduction", ("none", "sum", "mean"))
+@pytest.mark.parametrize("label_smoothing", (0.0, 0.3, 1.0))
+@pytest.mark.parametrize("z_loss", (0.0, 0.1))
+def test_targets_of_weight_0(
+    z_loss: float, label_smoothing: float, reduction: str, device: torch.device
+) -> None:
+    """Values and gradients are torch's, NaN for NaN. An ignored token has none."""
+    place: Any = {"dtype": torch.float64, "device": device}
+    x, weight = (torch.randn(shape, **place, requires_grad=True) for shape in ((4, 3), (5, 3)))
+    options: Any = {"reduction": reduction, "label_smoothing": label_smoothing}
+    for weights in ((0, 1, 2, 0, 3), (0, 0, 0, 0, 0)):
+        class_weight = torch.tensor(weights, **place)
+        for targets in ((0, 0, 3, 0), (0, -100, 3, 0), (0, 2, 3, -100), (-100, -100, -100, 0)):
+            target = torch.tensor(targets, device=device)
+            given: Any = {"class_weight": class_weight, "z_loss": z_loss, **options}
+            found = mr.linear_cross_entropy(x, weight, target, **given)
+            logits = x @ weight.T
+            expected = F.cross_entropy(logits, target, class_weight, **options)
+            counted = target != -100
+            squares = torch.where(counted, z_loss * logits.logsumexp(-1).square(), 0)
+            if reduction == "none":
+                expected = expected + squares
+            else:
+                sum_of_weights = class_weight[target.clamp(0)][counted].sum()
+                expected = expected + squares.sum() / (sum_of_weights if reduction == "mean" else 1)
+            upstream = torch.randn_like(found)
+            results = zip(
+                (found, *torch.autograd.grad(found, (x, weight), upstream)),
+                (expected, *torch.autograd.grad(expected, (x, weight), upstream)),
+                strict=True,
+            )
+            for result, of_torch in results:
+                torch.testing.assert_close(result, of_torch, equal_nan=True)
+
+
 def test_class_weight_under_torch(device: torch.device) -> None:
     """Compiled in one graph, by opcheck's rules, mapped, and under autocast."""
     inputs = cross_entropy_inputs(33, 67, dtype=torch.float32, device=device)
