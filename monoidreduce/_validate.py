@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from monoidreduce._torch_private import is_transformed
+
 __all__ = [
     "check_axes",
     "check_bool",
@@ -23,6 +25,7 @@ __all__ = [
     "check_positive",
     "check_tensor",
     "mismatch",
+    "number_of",
 ]
 
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -66,14 +69,35 @@ def check_like(
         raise ValueError(mismatch(name, f"a tensor on {other.device} as {other_name}", tensor.device))
 
 
-def check_axes(name: str, tensor: Tensor, axes: tuple[str, ...], sizes: dict[str, int]) -> None:
-    """`tensor` has the axes named, of the sizes that `sizes` holds for them; sizes of new axes are added."""
+def check_axes(
+    name: str, tensor: Tensor, axes: tuple[str, ...], sizes: dict[Any, Any], of: Tensor | None = None
+) -> None:
+    """`tensor` has the axes named, of the sizes that `sizes` holds for them; sizes of new axes are added.
+
+    sizes: also has, by (name,), the axes and the shape of each argument before, for the message. Either of
+    two that disagree may be the wrong one.
+    of: what the caller gave, where `tensor` was made of it.
+    """
     shape, known = tensor.shape, len(sizes)
     if len(shape) == len(axes) and shape == tuple(map(sizes.setdefault, axes, shape)):
+        sizes[name,] = (axes, shape if of is None else of.shape)
         return
     given = list(sizes)[:known]
-    expected = ", ".join(f"{axis}={sizes[axis]}" if axis in given else axis for axis in axes)
-    raise ValueError(mismatch(name, f"shape [{expected}]", list(shape)))
+    parts = [f"{axis}={sizes[axis]}" if axis in given else axis for axis in axes]
+    expected = f"shape [{', '.join(parts)}]"
+    others: dict[str, Any] = {}
+    for axis in axes:
+        for key in given:
+            if isinstance(key, tuple) and axis in sizes[key][0]:
+                others[key[0]] = list(sizes[key][1])
+                break  # the first has decided the size
+    if others:
+        expected += " as " + " and ".join(f"{other} is {size}" for other, size in others.items())
+    if len(shape) == len(axes) + 1 > 2 and all(
+        axis not in given or sizes[axis] == n for axis, n in zip(axes, shape[1:], strict=True)
+    ):
+        expected += f" (torch.vmap makes a call for each of a batch of {name})"
+    raise ValueError(mismatch(name, expected, list(shape if of is None else of.shape)))
 
 
 def check_bool(name: str, value: Any) -> bool:
@@ -85,26 +109,46 @@ def check_bool(name: str, value: Any) -> bool:
     raise TypeError(mismatch(name, "True or False", repr(value)))
 
 
+def number_of(name: str, value: Any, expected: str) -> Any:
+    """A tensor without axes on a CPU is its number, everything else what it is.
+
+    The number of one on a GPU would have to be waited for, and no gradient would reach one that requires it.
+    """
+    if not isinstance(value, Tensor):
+        return value
+    batched = not torch.compiler.is_compiling() and is_transformed(value)
+    if value.dim() or not value.is_cpu or batched:
+        expected += f" (of a tensor: without axes, on the CPU; else float({name}), which waits for it)"
+        what = "of torch.func" if batched else f"of shape {list(value.shape)}"
+        raise TypeError(mismatch(name, expected, f"a tensor on {value.device}, {what}"))
+    if value.requires_grad and torch.is_grad_enabled():
+        expected += f", which gets no gradient: {name}.detach(), or multiply an input by it"
+        raise ValueError(mismatch(name, expected, "a tensor that requires one"))
+    return value.item()
+
+
 def check_int(name: str, value: Any, expected: str = "an int") -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, Integral)):
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    number = number_of(name, value, expected)
+    if isinstance(number, bool) or not isinstance(number, (int, Integral)):
         raise TypeError(mismatch(name, expected, repr(value)))
-    return value if isinstance(value, int) else index(value)
+    return index(number)
 
 
 def check_finite(name: str, value: Any, expected: str = "a finite number") -> float:
+    given = value
     # A float is soon found to be one; a SymFloat comes from sizes that torch.export keeps open.
-    if isinstance(value, bool) or not isinstance(value, (float, Real, torch.SymFloat)):
-        if isinstance(value, Tensor):
-            expected += (
-                f" (of a tensor: float({name}), which waits for its device and cuts it from the graph)"
-            )
-        raise TypeError(mismatch(name, expected, repr(value)))
+    if not isinstance(value, (float, torch.SymFloat)):
+        value = number_of(name, value, expected)
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise TypeError(mismatch(name, expected, repr(given)))
     try:
         number = float(value)
     except OverflowError:  # an int may be more than any float
         number = math.inf
     if not -LARGEST <= number <= LARGEST:
-        raise ValueError(mismatch(name, expected, repr(value)))
+        raise ValueError(mismatch(name, expected, repr(given)))
     return number
 
 

@@ -55,6 +55,7 @@ from monoidreduce._validate import (
     check_positive,
     check_tensor,
     mismatch,
+    number_of,
 )
 from monoidreduce.workspace import get_workspace, traced_workspace
 
@@ -142,13 +143,14 @@ def _rows(name: str, tensor: Tensor, width: str) -> Tensor:
     return tensor.unsqueeze(0) if axes == 1 else tensor.flatten(0, -2)
 
 
-def _per_row(name: str, tensor: Tensor, x: Tensor) -> Tensor:
+def _per_row(name: str, tensor: Tensor, x: Tensor, x_name: str = "x") -> Tensor:
     """A tensor of the leading shape of x, checked -> [rows]."""
     shape = x.shape[:-1]
     if tensor.shape != shape:
-        raise ValueError(mismatch(name, f"shape {list(shape)} as x is {list(x.shape)}", list(tensor.shape)))
+        expected = f"shape {list(shape)} as {x_name} is {list(x.shape)}"
+        raise ValueError(mismatch(name, expected, list(tensor.shape)))
     if tensor.device != x.device:
-        raise ValueError(mismatch(name, f"a tensor on {x.device} as x", tensor.device))
+        raise ValueError(mismatch(name, f"a tensor on {x.device} as {x_name}", tensor.device))
     return tensor if len(shape) == 1 else tensor.reshape(-1)
 
 
@@ -190,6 +192,7 @@ def bounds(causal: bool, window: Window | None) -> tuple[int, int]:
 
 def _side(side: Any, expected: str, window: Window) -> int:
     """One side of a window, which may be a symbol of a size that a traced graph keeps open."""
+    side = number_of("window", side, expected)
     if isinstance(side, bool) or not isinstance(side, (int, Integral, torch.SymInt)):
         raise TypeError(mismatch("window", expected, repr(window)))
     if side < 0:
@@ -520,7 +523,8 @@ def _shows_rounding(q: Tensor, *others: Tensor | None) -> bool:
 def check_sinks(sinks: Tensor | None, q: Tensor) -> None:
     """Are these sinks of q, one a head."""
     if sinks is not None:
-        check_axes("sinks", check_floating("sinks", sinks), ("H",), {"H": q.shape[1]})
+        of_q: dict[Any, Any] = {"H": q.shape[1], ("q",): (("H",), q.shape)}
+        check_axes("sinks", check_floating("sinks", sinks), ("H",), of_q)
         check_like("sinks", sinks, "q", q, (q.dtype, accumulation_dtype(q.dtype)))
 
 
@@ -538,7 +542,7 @@ def finished(
 def attention_operands(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[str, int]]:
     """q, k and v, checked, and the sizes of their axes."""
     q, k, v = _operands(q=q, k=k, v=v)
-    sizes: dict[str, int] = {}
+    sizes: dict[Any, Any] = {}
     check_axes("q", q, ("B", "H", "M", "F"), sizes)
     check_axes("k", k, ("B", "Hkv", "N", "F"), sizes)
     check_heads(k, sizes, "[B, Hkv, N, F]")
@@ -546,11 +550,12 @@ def attention_operands(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor,
     return q, k, v, sizes
 
 
-def check_heads(k: Tensor, sizes: dict[str, int], axes: str) -> None:
+def check_heads(k: Tensor, sizes: dict[Any, Any], axes: str) -> None:
     """Does the number of key heads divide the number of query heads. axes: of the keys."""
     heads, key_heads = sizes["H"], sizes["Hkv"]
     if heads % key_heads if key_heads else heads:
-        expected = f"a number of heads that divides the {heads} of q, on axis 1 of {axes}"
+        q = list(sizes["q",][1])
+        expected = f"a number of heads that divides the {heads} of q, on axis 1 of {axes}, as q is {q}"
         raise ValueError(mismatch("k", expected, f"{key_heads} of {list(k.shape)}"))
 
 
@@ -705,9 +710,9 @@ def _check_cross_entropy(
     x, weight, bias, class_weight = _operands(
         ("bias", "class_weight"), x=x, weight=weight, bias=bias, class_weight=class_weight
     )
-    sizes: dict[str, int] = {}
+    sizes: dict[Any, Any] = {}
     rows = _rows("x", x, "D")
-    check_axes("x", rows, ("tokens", "D"), sizes)
+    check_axes("x", rows, ("tokens", "D"), sizes, x)
     check_axes("weight", weight, ("V", "D"), sizes)
     if bias is not None:
         check_axes("bias", bias, ("V",), sizes)
@@ -929,9 +934,9 @@ def _check_distillation(
     x, weight, teacher_x, teacher_weight = _operands(
         x=x, weight=weight, teacher_x=teacher_x, teacher_weight=teacher_weight
     )
-    sizes: dict[str, int] = {}
+    sizes: dict[Any, Any] = {}
     rows = _rows("x", x, "D")
-    check_axes("x", rows, ("tokens", "D"), sizes)
+    check_axes("x", rows, ("tokens", "D"), sizes, x)
     check_axes("weight", weight, ("V", "D"), sizes)
     teacher_rows = _rows("teacher_x", teacher_x, "E")
     if teacher_x.shape[:-1] != x.shape[:-1]:
@@ -939,7 +944,7 @@ def _check_distillation(
         raise ValueError(
             mismatch("teacher_x", f"shape [{leading}, E] as x is {list(x.shape)}", list(teacher_x.shape))
         )
-    check_axes("teacher_x", teacher_rows, ("tokens", "E"), sizes)
+    check_axes("teacher_x", teacher_rows, ("tokens", "E"), sizes, teacher_x)
     check_axes("teacher_weight", teacher_weight, ("V", "E"), sizes)
     keep = None
     if mask is not None:
@@ -989,7 +994,7 @@ def distillation_folds(
 
     (*tensors, keep), (_, loss, temperature) = _check_distillation(*of_call)
     x, teacher_grad = of_call[0], of_call[-1]
-    classes = {"V": len(tensors[1])}
+    classes: dict[Any, Any] = {"V": len(tensors[1]), ("weight",): (("V",), tensors[1].shape)}
     for name, bias in zip(("bias", "teacher_bias"), biases, strict=True):
         if bias is not None:
             check_axes(name, check_floating(name, bias), ("V",), classes)
@@ -1146,6 +1151,22 @@ class LogProbs(NamedTuple):
     lse: Tensor
 
 
+def _temperatures(given: float | Tensor, x: Tensor) -> Tensor | None:
+    """[rows] temperatures; None where one number is that of all tokens.
+
+    A floating one without axes, on the device of the tokens, needs not be read: it is written out for each.
+    """
+    if not isinstance(given, Tensor):
+        return None
+    if not given.dim() and not (given.is_floating_point() and given.device == x.device):
+        return None
+    check_floating("temperature", given)
+    if torch.is_grad_enabled() and given.requires_grad:
+        raise ValueError(mismatch("temperature", "a tensor that requires no gradient", "one that does"))
+    given = given if given.dim() else given.expand(x.shape[:-1])
+    return _per_row("temperature", given, x).to(accumulation_dtype(x.dtype))
+
+
 def _check_log_probs(
     x: Tensor,
     weight: Tensor,
@@ -1158,19 +1179,15 @@ def _check_log_probs(
     top1: bool,
 ) -> Checked:
     x, weight, bias = _operands(("bias",), x=x, weight=weight, bias=bias)
-    sizes: dict[str, int] = {}
+    sizes: dict[Any, Any] = {}
     rows = _rows("x", x, "D")
-    check_axes("x", rows, ("tokens", "D"), sizes)
+    check_axes("x", rows, ("tokens", "D"), sizes, x)
     check_axes("weight", weight, ("V", "D"), sizes)
     if bias is not None:
         check_axes("bias", bias, ("V",), sizes)
     targets, ignore_index = _targets(target, ignore_index, x)
-    temperatures = None
-    if isinstance(temperature, Tensor):
-        given = check_floating("temperature", temperature)
-        if torch.is_grad_enabled() and given.requires_grad:
-            raise ValueError(mismatch("temperature", "a tensor that requires no gradient", "one that does"))
-        temperatures, temperature = _per_row("temperature", given, x).to(accumulation_dtype(x.dtype)), 1.0
+    temperatures = _temperatures(temperature, x)
+    temperature = 1.0 if temperatures is not None else temperature
     numbers = (check_factor("logit_scale", logit_scale), softcap_value(softcap))
     options = (*numbers, check_positive("temperature", temperature), ignore_index, check_bool("top1", top1))
     return (rows, weight, bias, targets, temperatures), options
@@ -1205,8 +1222,8 @@ def linear_log_probs(
         weight: [V, D] one row per class.
         target: [...] class indices, of any integer dtype.
         bias: [V].
-        temperature: a number, or a floating tensor [...] with one of each token, which has no gradient. From
-            2^-100 to 2^100.
+        temperature: a number, or a floating tensor [...] with one of each token, or without axes and on any
+            device, which has no gradient. From 2^-100 to 2^100.
         softcap: c, from 2^-100 to 2^100, replaces each logit by c * tanh(logit / c).
         logit_scale: of x @ weight^T, before the bias. 0, or a magnitude from 2^-100 to 2^100.
         ignore_index: tokens with this target have log_probs, entropy and lse 0, top1 -1, and no gradient. On
@@ -1282,9 +1299,9 @@ def _check_mlp(
         gate_bias=gate_bias,
         bias2=bias2,
     )
-    sizes: dict[str, int] = {}
+    sizes: dict[Any, Any] = {}
     rows = _rows("x", x, "M")
-    check_axes("x", rows, ("rows", "M"), sizes)
+    check_axes("x", rows, ("rows", "M"), sizes, x)
     check_axes("w1", w1, ("K", "M"), sizes)
     check_axes("w2", w2, ("N", "K"), sizes)
     if gate is not None:
@@ -1359,9 +1376,9 @@ def mlp(
 
 def _check_logsumexp(a: Tensor, b: Tensor, scale: float) -> Checked:
     a, b = _operands(a=a, b=b)
-    sizes: dict[str, int] = {}
+    sizes: dict[Any, Any] = {}
     rows = _rows("a", a, "F")
-    check_axes("a", rows, ("rows", "F"), sizes)
+    check_axes("a", rows, ("rows", "F"), sizes, a)
     check_axes("b", b, ("N", "F"), sizes)
     return (rows, b), (check_factor("scale", scale),)
 

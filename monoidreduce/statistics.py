@@ -251,17 +251,17 @@ def checked_operands(a: Tensor, b: Tensor, other_a: Tensor | None, other_b: Tens
     """Operands of a fold: a [..., D] -> [rows, D], b [V, D], and the operands of a second score."""
     shape = check_tensor("a", a).shape
     a, b, other_a, other_b = _operands(("other_a", "other_b"), a=a, b=b, other_a=other_a, other_b=other_b)
-    sizes: dict[str, int] = {}
+    sizes: dict[Any, Any] = {}
     rows = _rows("a", a, "D")
-    check_axes("a", rows, ("rows", "D"), sizes)
+    check_axes("a", rows, ("rows", "D"), sizes, a)
     check_axes("b", b, ("V", "D"), sizes)
     if other_a is None or other_b is None:
         return rows, b, None, None
     if other_a.shape[:-1] != shape[:-1]:
-        expected = f"the leading axes of a, which is {list(shape)}"
+        expected = f"the leading axes of a, as a is {list(shape)}"
         raise ValueError(mismatch("other_a", expected, list(other_a.shape)))
     other = _rows("other_a", other_a, "E")
-    check_axes("other_a", other, ("rows", "E"), sizes)
+    check_axes("other_a", other, ("rows", "E"), sizes, other_a)
     check_axes("other_b", other_b, ("V", "E"), sizes)
     return rows, b, other, other_b
 
@@ -271,7 +271,7 @@ def checked_label(label: Tensor, a: Tensor) -> Tensor:
     check_tensor("label", label)
     if label.dtype not in INTEGERS:
         raise TypeError(mismatch("label", "an integer dtype", label.dtype))
-    return torch.Tensor.long(_per_row("label", label, a))
+    return torch.Tensor.long(_per_row("label", label, a, "a"))
 
 
 class _Call:

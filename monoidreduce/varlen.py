@@ -225,14 +225,14 @@ def _check_tensors(
     sinks: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     q, k, v = _operands(q=q, k=k, v=v)
-    sizes: dict[str, int] = {}
+    sizes: dict[Any, Any] = {}
     check_axes("q", q, ("T", "H", "F"), sizes)
     check_axes("k", k, ("S", "Hkv", "F"), sizes)
     check_heads(k, sizes, "[S, Hkv, F]")
     check_axes("v", v, ("S", "Hkv", "D"), sizes)
     of_keys = "cu_seqlens_q" if cu_seqlens_k is None else "cu_seqlens_k"
     cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
-    lengths: dict[str, int] = {}
+    lengths: dict[Any, Any] = {}
     for name, starts in (("cu_seqlens_q", cu_seqlens_q), (of_keys, cu_seqlens_k)):
         _check_starts(name, starts, q, lengths)
     q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))

@@ -230,14 +230,14 @@ def test_shapes(operator: str, name: str, shape: tuple[int, ...], expected: str)
 
 # Options: (operator, option, wrong values, error, what the message expects)
 
-NOT_NUMBERS = ("1", None, True, 1j, torch.tensor(1.0))
+NOT_NUMBERS = ("1", None, True, 1j, torch.tensor(True), torch.tensor(1j))
 NOT_FINITE = (math.nan, math.inf, -math.inf)
 FAR = (1e39, 1e31, -1e39, 1e300)  # beyond float32, or where a kernel's products and quotients are
 NEAR = (1e-46, -1e-31, 1e-320)
 OPTIONS: list[tuple[str, str, tuple[Any, ...], type[Exception], str]] = [
     ("attention", "causal", (1, None, "yes"), TypeError, "True or False"),
     ("attention", "return_lse", (1, None, "yes"), TypeError, "True or False"),
-    ("attention", "scale", ("1", True, torch.tensor(1.0)), TypeError, "a finite number"),
+    ("attention", "scale", ("1", True), TypeError, "a finite number"),
     ("attention", "scale", NOT_FINITE, ValueError, "a finite number"),
     ("attention", "scale", FAR + NEAR, ValueError, "0 or a magnitude from 2^-100 to 2^100"),
     ("attention", "softcap", ("1", True), TypeError, "a finite number > 0"),
@@ -348,21 +348,136 @@ def test_long_lists_are_no_tensors(operator: str, name: str) -> None:
     assert len(str(raised.value)) < 500
 
 
-@pytest.mark.parametrize("place", ["cpu", "meta"])
-@pytest.mark.parametrize(
-    ("operator", "option"),
-    [
-        ("attention", "scale"),
-        ("attention", "softcap"),
-        ("linear_cross_entropy", "logit_scale"),
-        ("linear_distillation", "temperature"),
-        ("logsumexp_matmul", "scale"),
-    ],
-)
-def test_a_number_in_a_tensor_is_not_read(operator: str, option: str, place: str) -> None:
-    """Reading it would wait for a GPU, and give it no gradient: the caller has to say so."""
-    with pytest.raises(TypeError, match=rf"{option}: expected .*float\({option}\).* got tensor\("):
-        call(operator, **{option: torch.ones((), device=place)})
+# Every option that is a number, and one that it may be.
+NUMBERS: list[tuple[str, str, Any]] = [
+    ("attention", "scale", 0.5),
+    ("attention", "softcap", 3),
+    ("attention", "window", 2),
+    ("attention_varlen", "scale", 0.5),
+    ("attention_varlen", "softcap", 3.0),
+    ("attention_varlen", "window", 2),
+    ("attend", "scale", 0.5),
+    ("attend", "window", 2),
+    ("linear_cross_entropy", "ignore_index", 3),
+    ("linear_cross_entropy", "label_smoothing", 0.5),
+    ("linear_cross_entropy", "z_loss", 2),
+    ("linear_cross_entropy", "logit_scale", 0.25),
+    ("linear_cross_entropy", "softcap", 4.0),
+    ("linear_cross_entropy", "workspace", 4096),
+    ("linear_log_probs", "temperature", 2),
+    ("linear_log_probs", "temperature", 0.5),
+    ("linear_log_probs", "logit_scale", 0.25),
+    ("linear_log_probs", "softcap", 4.0),
+    ("linear_log_probs", "ignore_index", 3),
+    ("linear_distillation", "temperature", 0.5),
+    ("linear_distillation", "workspace", 0),
+    ("jsd", "beta", 0.25),
+    ("hard", "hard_weight", 0.25),
+    ("hard", "ignore_index", 3),
+    ("logsumexp_matmul", "scale", 2),
+    ("statistics", "scale", 0.5),
+]
+
+
+def jsd() -> Arguments:
+    return {**linear_distillation(), "loss": "jsd"}
+
+
+def hard() -> Arguments:
+    return {**linear_distillation(), "target": torch.arange(10).view(2, 5), "hard_weight": 0.5}
+
+
+def attention_varlen() -> Arguments:
+    q, k, v = torch.randn(5, 4, 8), torch.randn(7, 2, 8), torch.randn(7, 2, 6)
+    return {
+        "q": q,
+        "k": k,
+        "v": v,
+        "cu_seqlens_q": torch.tensor([0, 2, 5]),
+        "cu_seqlens_k": torch.tensor([0, 3, 7]),
+        "sinks": torch.randn(4),
+    }
+
+
+def attend() -> Arguments:
+    return {**attention(), "weight": torch.sigmoid}
+
+
+def linear_log_probs() -> Arguments:
+    return {**linear_cross_entropy(), "temperature": torch.rand(2, 5) + 0.5}
+
+
+def gated_mlp() -> Arguments:
+    return {**mlp(), "gate": torch.randn(16, 8), "gate_bias": torch.randn(16)}
+
+
+@mr.statistics
+def statistics(score, other, column, label):  # type: ignore[no-untyped-def]
+    p = mr.stat.softmax(score)
+    return dict(lse=p.logsumexp, mean=p.mean(other), label=mr.stat.count(column == label))
+
+
+def of_statistics() -> Arguments:
+    a, b = torch.randn(2, 5, 8), torch.randn(11, 8)
+    others = {"other_a": torch.randn(2, 5, 6), "other_b": torch.randn(11, 6)}
+    return {"a": a, "b": b, **others, "label": torch.zeros(2, 5, dtype=torch.int64)}
+
+
+MORE: dict[str, tuple[Callable[..., Any], Callable[[], Arguments]]] = {
+    "attention_varlen": (mr.attention_varlen, attention_varlen),
+    "attend": (mr.attend, attend),
+    "linear_log_probs": (mr.linear_log_probs, linear_log_probs),
+    "gated_mlp": (mr.mlp, gated_mlp),
+    "statistics": (statistics, of_statistics),
+    "jsd": (mr.linear_distillation, jsd),
+    "hard": (mr.linear_distillation, hard),
+}
+EVERY_CALL = {**{name: (getattr(mr, name), make) for name, make in CALLS.items()}, **MORE}
+
+
+def flat(result: Any) -> list[Tensor]:
+    if isinstance(result, tuple):
+        return [t for part in result for t in flat(part)]
+    return [] if result is None else [result]
+
+
+def with_option(operator: str, option: str, value: Any) -> list[Tensor]:
+    function, make = EVERY_CALL[operator]
+    torch.manual_seed(0)
+    return flat(function(**{**make(), option: (value, value) if option == "window" else value}))
+
+
+@pytest.mark.parametrize(("operator", "option", "number"), NUMBERS)
+def test_a_number_in_a_tensor_on_the_cpu_is_read(operator: str, option: str, number: Any) -> None:
+    """And one of numpy. No gradient reaches it, so it may not require one. Reading a GPU's would wait."""
+    expected = with_option(operator, option, number)
+    for of_number in (torch.tensor(number), np.array(number)[()]):
+        found = with_option(operator, option, of_number)
+        assert all(map(torch.equal, found, expected)) and len(found) == len(expected) > 0
+    before = mr._C.path_counts()
+    for wrong in (torch.tensor(number, device="meta"), torch.tensor([number, number])):
+        if (option, wrong.dim()) != ("temperature", 1) or operator != "linear_log_probs":
+            with pytest.raises((TypeError, ValueError), match=rf"^{option}: expected .* got .*"):
+                with_option(operator, option, wrong)
+    if isinstance(number, float):
+        leaf = torch.tensor(number, requires_grad=True)
+        with pytest.raises(ValueError, match=rf"^{option}: .* gradient"):
+            with_option(operator, option, leaf)
+        assert mr._C.path_counts() == before
+        with torch.no_grad():
+            assert all(map(torch.equal, with_option(operator, option, leaf), expected))
+
+
+def test_one_temperature_on_the_device_of_the_tokens() -> None:
+    """It is that of every token, wherever it is: nothing is read."""
+    arguments = linear_log_probs()
+    arguments["temperature"] = torch.tensor(0.5)
+    found = torch.func.vmap(lambda t: mr.linear_log_probs(**{**arguments, "temperature": t}).log_probs)(
+        torch.tensor([0.5, 2.0])
+    )
+    for result, number in zip(found, (0.5, 2.0), strict=True):
+        expected = mr.linear_log_probs(**{**arguments, "temperature": number}).log_probs
+        torch.testing.assert_close(result, expected)
 
 
 @pytest.mark.parametrize(
@@ -573,3 +688,70 @@ def test_explain_checks_the_call_it_explains() -> None:
         mr.explain(mr.mlp, torch.randn(3, 8), torch.randn(4, 9), torch.randn(2, 4))
     with pytest.raises(ValueError, match="activation: expected one of relu"):
         mr.explain(mr.mlp, torch.randn(3, 8), torch.randn(4, 8), torch.randn(2, 4), activation="swish")
+
+
+# Each argument in turn
+
+
+@pytest.mark.parametrize(
+    ("operator", "name"),
+    [(o, n) for o, (_, make) in EVERY_CALL.items() for n, t in make().items() if isinstance(t, Tensor)],
+)
+def test_the_argument_that_is_wrong_is_named(operator: str, name: str) -> None:
+    """Its size on each axis, one axis more and less, its dtype and its device, while all others are right.
+
+    The message names it, first or as what another does not agree with, and shows the shape that was given.
+    """
+    function, make = EVERY_CALL[operator]
+    right = make()[name]
+    shapes = [[*right.shape[:axis], n + 1, *right.shape[axis + 1 :]] for axis, n in enumerate(right.shape)]
+    shapes += [[3, *right.shape], [*right.shape[1:]]]
+    refused = 0
+    for shape in shapes:
+        wrong = torch.ones(shape).to(right.dtype)
+        before = mr._C.path_counts()
+        try:
+            function(**{**make(), name: wrong})
+        except ValueError as error:
+            refused += 1
+            shown = f"{name} is {shape}" in str(error) or str(error).startswith(f"{name}: expected")
+            assert shown and str(shape) in str(error), str(error)
+            assert mr._C.path_counts() == before
+    assert refused >= 1
+    for wrong in (right.to("meta"), right.to(torch.complex64)):
+        with pytest.raises((TypeError, ValueError)) as raised:
+            function(**{**make(), name: wrong})
+        message = str(raised.value)
+        assert message.startswith(f"{name}: expected") or f" as {name}" in message, message
+    if right.is_floating_point() and name != "temperature":  # which is converted
+        with pytest.raises(TypeError) as raised:
+            function(**{**make(), name: right.double()})
+        message = str(raised.value)
+        assert message.startswith(f"{name}: expected") or f" as {name} is torch.float64" in message, message
+
+
+def test_sizes_that_disagree_are_shown_with_both_arguments() -> None:
+    x, w1, w2 = torch.randn(2, 5, 6), torch.randn(16, 8), torch.randn(6, 16)
+    message = re.escape("w1: expected shape [K, M=6] as x is [2, 5, 6], got [16, 8]")
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        mr.mlp(x, w1, w2)
+    q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 7, 8)
+    message = re.escape("v: expected shape [B=2, Hkv=2, N=7, D] as q is [2, 4, 5, 8] and k is [2, 2, 7, 8]")
+    with pytest.raises(ValueError, match=f"^{message}, got"):
+        mr.attention(q, k, k[:, :, :6])
+
+
+@pytest.mark.parametrize("operator", EVERY_CALL)
+def test_batches_of_calls(operator: str) -> None:
+    """Weights with a batch axis are refused with the way out, which works."""
+    function, make = EVERY_CALL[operator]
+    arguments = {name: value for name, value in make().items() if isinstance(value, Tensor)}
+    others = {name: value for name, value in make().items() if name not in arguments}
+    batches = {name: torch.stack((value, value)) for name, value in arguments.items()}
+    if operator not in ("merge_attention",):
+        with pytest.raises(ValueError, match=r"torch.vmap makes a call for each of a batch of \w+\)"):
+            function(**batches, **others)
+    torch.manual_seed(0)
+    found = torch.vmap(lambda given: tuple(flat(function(**given, **others))))(batches)
+    for result, expected in zip(found, flat(function(**arguments, **others)), strict=True):
+        torch.testing.assert_close(result, torch.stack((expected, expected)))

@@ -240,9 +240,21 @@ def test_nan_and_infinity_stay_in_their_rows(dtype: torch.dtype, device: torch.d
 @pytest.mark.parametrize(
     "changes, error, message",
     (
-        ({"gate": torch.zeros(16, 9)}, ValueError, "gate: expected shape [K=16, M=8], got [16, 9]"),
-        ({"gate": torch.zeros(17, 8)}, ValueError, "gate: expected shape [K=16, M=8], got [17, 8]"),
-        ({"gate_bias": torch.zeros(17)}, ValueError, "gate_bias: expected shape [K=16], got [17]"),
+        (
+            {"gate": torch.zeros(16, 9)},
+            ValueError,
+            "gate: expected shape [K=16, M=8] as w1 is [16, 8] and x is [5, 8], got",
+        ),
+        (
+            {"gate": torch.zeros(17, 8)},
+            ValueError,
+            "gate: expected shape [K=16, M=8] as w1 is [16, 8] and x is [5, 8], got",
+        ),
+        (
+            {"gate_bias": torch.zeros(17)},
+            ValueError,
+            "gate_bias: expected shape [K=16] as w1 is [16, 8], got [17]",
+        ),
         ({"gate": None}, ValueError, "gate_bias: expected None, where gate is, got a tensor"),
         ({"gate": torch.zeros(16, 8).double()}, TypeError, "gate: expected torch.float32 as x"),
         ({"gate": 1.0}, TypeError, "gate: expected a tensor, got 1.0"),

@@ -199,7 +199,7 @@ def test_under_torch(device: torch.device) -> None:
 def test_wrong_sinks() -> None:
     inputs = attention_inputs(dtype=torch.float32, device=torch.device("cpu"))
     for wrong, kind, text in (
-        (torch.ones(3), ValueError, r"sinks: expected shape \[H=4\], got \[3\]"),
+        (torch.ones(3), ValueError, r"sinks: expected shape \[H=4\] as q is \[2, 4,"),
         (torch.ones(4).double(), TypeError, "sinks: expected torch.float32 as q"),
         (torch.ones(4).int(), TypeError, "sinks: expected float64, float32"),
         (1.0, TypeError, "sinks: expected a tensor"),

@@ -157,7 +157,7 @@ except ValueError as error:
     print(error)
 """
     process = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, timeout=300)
-    assert process.stdout.strip() == "w1: expected shape [K, M=8], got [4, 7]", process.stderr
+    assert process.stdout.strip() == "w1: expected shape [K, M=8] as x is [3, 8], got [4, 7]", process.stderr
 
 
 def test_a_failed_call_leaves_the_next_one_alone(device: torch.device) -> None:
