@@ -346,7 +346,10 @@ def _draw(monoid: Monoid[Any], sample: Any, dtype: torch.dtype) -> Operands:
         return states
 
     def converted(state: Any) -> Any:
-        return maker(state)(f.detach().to(dtype) if f.is_floating_point() else f for f in state)
+        """A copy, which a method may change before that is noticed."""
+        return maker(state)(
+            f.detach().to(dtype if f.is_floating_point() else f.dtype, copy=True) for f in state
+        )
 
     def at_kept(state: Any) -> Any:
         return maker(state)(field[kept] for field in state)

@@ -7,6 +7,7 @@ in between.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from . import monoids
 from ._torch_private import is_transformed, mark_untraced, transforms_are_active
 from ._validate import check_axes, check_bool, check_int, check_tensor, mismatch
 from .monoids import Checked, Monoid, check_state, layout, maker, versions
@@ -57,7 +59,8 @@ def fold(monoid: Monoid[State], values: State, dim: int = -1) -> State:
             returns no state.
         ValueError: `dim` is out of range, or the fields disagree on their device, or on the sizes of the axes
             up to `dim`. Also: a method of the monoid returns other shapes or dtypes than its operands', or
-            changes an operand in place. That goes unnoticed under torch.inference_mode and torch.compile.
+            changes an operand in place. That goes unnoticed under torch.compile. `values` are never changed:
+            a method is tried on copies of a few entries first.
         RuntimeError: when differentiated twice.
     """
     _check_monoid(monoid)
@@ -141,8 +144,8 @@ def map_reduce(
             that requires gradients. project_fold_backward and fused_backward are both given, or pairs and
             process_group. States are not as forward_gradient needs them. Also: project_fold returns other
             shapes or dtypes for another slice, or a method of the monoid other ones than its operands'. Or
-            one of these functions changes an argument in place. That goes unnoticed under
-            torch.inference_mode and torch.compile.
+            one of these functions changes an argument in place. That goes unnoticed under torch.compile. `a`
+            and `b` are never changed: functions are given copies of the first slices.
         RuntimeError: when differentiated twice.
     """
     if process_group is not None:
@@ -190,16 +193,28 @@ def map_reduce(
 
 
 class _Folded(Checked):
-    """A monoid that is folded: states keep the layout of the operands, and combine uses no other tensors."""
+    """A monoid that is folded: states keep the layout of the operands, and combine uses no other tensors.
+
+    A method is tried on copies of a few entries first: operands may be the caller's, and are to be as they
+    were once it turns out that the method changes them.
+    """
 
     def __init__(self, monoid: Monoid[Any]) -> None:
         super().__init__(monoid)
         self.refuse_closures = torch.is_grad_enabled()  # else nothing would get gradients anyway
+        own = type(monoid).__module__ == monoids.__name__ and type(monoid) is not monoids.Product
+        self._tried = {"combine", "local_gradient"} if own else set()
 
     def check_closures(self, total: Any) -> None:
         """If a fold of states without a graph has one, that is of something that combine closes over."""
         if any(field.requires_grad for field in total):
             raise ValueError(_uses_another_tensor(f"{self!r}.combine", "its operands"))
+
+    def _result(self, method: str, *operands: Any) -> Any:
+        if method not in self._tried and method != "identity" and not torch.compiler.is_compiling():
+            self._tried.add(method)
+            super()._result(method, *map(_first_entries, operands))
+        return super()._result(method, *operands)
 
     def _state(self, method: str, *operands: Any) -> Any:
         state, like = super()._state(method, *operands), operands[0]
@@ -225,7 +240,7 @@ class _Fold(torch.autograd.Function):
     @staticmethod
     def forward(monoid: Any, make: Any, axis: int, *fields: Tensor) -> tuple[Tensor, ...]:
         if torch.compiler.is_compiling():
-            return tuple(_tree_fold(monoid, make(_widen(field) for field in fields), axis))
+            return tuple(_tree_fold(monoid, make(_wide(field) for field in fields), axis))
         with torch.set_grad_enabled(monoid.refuse_closures):
             total = _tree_fold(monoid, make(_widen(field.detach()) for field in fields), axis)
         monoid.check_closures(total)
@@ -253,7 +268,7 @@ class _FoldGradient(_DifferentiableOnce):
         """The gradients of the floating fields; `tensors` are the fields, the total's fields, upstream."""
         count = len(tensors) // 3
         fields, total, upstream = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
-        elements = make(_widen(field) for field in fields)
+        elements = make(_wide(field) for field in fields)
 
         def at_every_element(state: Sequence[Tensor]) -> Any:
             return make(f.unsqueeze(axis).expand_as(e) for f, e in zip(state, elements, strict=True))
@@ -314,6 +329,9 @@ class _Problem:
     # Of the states that project_fold gives, known once it has given one: all have them in common.
     make: Callable[[Iterable[Tensor]], Any] | None = None
     rowless: Rowless | None = None
+    tried: set[str] = dataclasses.field(
+        default_factory=set
+    )  # functions that have left copies of their arguments alone
 
     def fold(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[Any, list[Tensor]]:
         """The state, and the Jacobians of its one field by those tensors of a that ask for one."""
@@ -406,10 +424,8 @@ class _Problem:
 
     def _slice_pair(self, a_slice: Sequence[Tensor], b_slice: Sequence[Tensor]) -> Any:
         """The state that project_fold gives for a pair of slices, checked, in the dtypes it gives."""
-        before = versions((*a_slice, *b_slice))
         with self.autocast():
-            part = self.project_fold(*self._arguments(a_slice, b_slice))
-        _check_left_alone("project_fold", (*a_slice, *b_slice), before)
+            part = self._called("project_fold", self.project_fold, a_slice, b_slice)
         check_state("project_fold", part, self.monoid.monoid)
         rows = a_slice[0].shape[0]
         if any(field.shape[:1] != (rows,) for field in part):
@@ -481,11 +497,31 @@ class _Problem:
         *states: Any,
     ) -> list[Tensor | None]:
         """Those that a function of the caller's makes of the slices and of states."""
-        arguments = (*a_slice, *b_slice, *(g for state in states for g in state if g is not None))
-        before = versions(arguments)
-        given = function(*self._arguments(a_slice, b_slice), *states)
-        _check_left_alone(name, arguments, before)
+        given = self._called(name, function, a_slice, b_slice, *states)
         return _check_gradients(name, given, a_slice, b_slice)
+
+    def _called(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        a_slice: Sequence[Tensor],
+        b_slice: Sequence[Tensor],
+        *states: Any,
+    ) -> Any:
+        """What a function of the caller's returns, which must leave its arguments alone.
+
+        It is given copies first: tensors of the caller's are to be as they were if it changes them.
+        """
+        if name not in self.tried or torch.compiler.is_compiling():
+            a_slice, b_slice = _copied(a_slice), _copied(b_slice)
+            states = tuple(maker(state)(_copied(state)) for state in states)
+            self.tried.add(name)
+        arguments = (*a_slice, *b_slice, *(g for state in states for g in state))
+        before = versions(arguments)
+        result = function(*self._arguments(a_slice, b_slice), *states)
+        if versions(arguments) != before:
+            raise ValueError(f"{name}: expected its arguments left as they are, got one changed in place")
+        return result
 
     def _arguments(self, a_slice: Sequence[Tensor], b_slice: Sequence[Tensor]) -> tuple[Tensors, Tensors]:
         return (
@@ -621,6 +657,28 @@ def _widen(field: Tensor) -> Tensor:
     return field.float() if field.dtype in (torch.float16, torch.bfloat16) else field
 
 
+def _wide(field: Tensor) -> Tensor:
+    """The field, widened, which a method of a monoid may be given.
+
+    A traced graph would write back what a method changes in place, and does not count such changes.
+    """
+    return _widen(field).clone() if torch.compiler.is_compiling() else _widen(field)
+
+
+def _copied(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Copies in which changes are counted, under torch.inference_mode too."""
+    if torch.compiler.is_compiling():
+        return [t.clone() for t in tensors]
+    with torch.inference_mode(False):
+        return [t.clone() for t in tensors]
+
+
+def _first_entries(state: Any) -> Any:
+    """Copies of the first entries along the first batch axis, if there is one."""
+    batched = min(field.dim() for field in state) > 0
+    return maker(state)(_copied(field[:1] if batched else field for field in state))
+
+
 def _fill(upstream: Sequence[Tensor | None], total: Sequence[Tensor]) -> list[Tensor]:
     """Zeros, of one stored element, where no gradient arrives; batched where those that arrive are."""
     given = [g for g in upstream if g is not None]
@@ -711,12 +769,6 @@ def _sum_dtype(tensor: Tensor) -> torch.dtype:
 
 def _described(rowless: Rowless) -> str:
     return ", ".join(f"{dtype} {['rows', *shape]}".replace("'", "") for dtype, shape in rowless)
-
-
-def _check_left_alone(name: str, tensors: Sequence[Tensor], before: list[int]) -> None:
-    """`before` are the versions of the arguments before the function of that name was called."""
-    if versions(tensors) != before:
-        raise ValueError(f"{name}: expected its arguments left as they are, got one changed in place")
 
 
 def _current_autocast(device_type: str) -> Callable[[], AbstractContextManager[Any]]:

@@ -194,6 +194,11 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
+def _check_mean(name: str, field: Tensor) -> None:
+    if not field.is_floating_point():
+        raise TypeError(mismatch(name, "a floating dtype, since the field is divided", field.dtype))
+
+
 def _over_payload(weight: Tensor, payload: Tensor) -> Tensor:
     """View a weight [*batch] as [*batch, 1, ...], so that it multiplies a payload [*batch, ...]."""
     return weight.reshape(weight.shape + (1,) * (payload.dim() - weight.dim()))
@@ -203,6 +208,23 @@ def _sum_payload(product: Tensor, weight: Tensor) -> Tensor:
     """Sum [*batch, ...] over its payload axes down to the shape of a weight [*batch]."""
     payload_axes = tuple(range(weight.dim(), product.dim()))
     return product.sum(payload_axes) if payload_axes else product
+
+
+def _no_mass(name: str, log_weight: Tensor) -> Tensor:
+    """-inf: the logarithm of no mass. An integer has none."""
+    if not log_weight.is_floating_point():
+        raise TypeError(mismatch(name, "a floating dtype, since the field is a logarithm", log_weight.dtype))
+    return torch.full_like(log_weight, -math.inf)
+
+
+def _end_of(value: Tensor, sign: int) -> Tensor:
+    """The end of the range of a dtype: infinity, or of integers and bools the largest or smallest."""
+    if value.is_floating_point():
+        return torch.full_like(value, sign * math.inf)
+    if value.dtype == torch.bool:
+        return torch.full_like(value, sign > 0)
+    limits = torch.iinfo(value.dtype)
+    return torch.full_like(value, limits.max if sign > 0 else limits.min)
 
 
 def _is_empty(log_weight: Tensor) -> Tensor:
@@ -246,6 +268,8 @@ class WSum(Monoid["WSum.State"]):
         value: Tensor  # [*batch, ...], the mean of the elements under their weights; 0 if there are none
 
     def identity(self, like: State) -> State:
+        _check_mean("WSum.weight", like.weight)
+        _check_mean("WSum.value", like.value)
         return self.State(torch.zeros_like(like.weight), torch.full_like(like.value, _NEUTRAL))
 
     def combine(self, a: State, b: State) -> State:
@@ -275,7 +299,10 @@ class LogWSum(Monoid["LogWSum.State"]):
         value: Tensor  # [*batch, ...], the mean of the elements under their weights; 0 if there are none
 
     def identity(self, like: State) -> State:
-        return self.State(torch.full_like(like.log_weight, -math.inf), torch.full_like(like.value, _NEUTRAL))
+        _check_mean("LogWSum.value", like.value)
+        return self.State(
+            _no_mass("LogWSum.log_weight", like.log_weight), torch.full_like(like.value, _NEUTRAL)
+        )
 
     def combine(self, a: State, b: State) -> State:
         log_weight = _log_add_exp(a.log_weight, b.log_weight)
@@ -305,7 +332,7 @@ class LogSumExp(Monoid["LogSumExp.State"]):
         lse: Tensor  # [*batch]
 
     def identity(self, like: State) -> State:
-        return self.State(torch.full_like(like.lse, -math.inf))
+        return self.State(_no_mass("LogSumExp.lse", like.lse))
 
     def combine(self, a: State, b: State) -> State:
         return self.State(_log_add_exp(a.lse, b.lse))
@@ -325,7 +352,7 @@ class CrossEntropy(Monoid["CrossEntropy.State"]):
         target: Tensor  # [*batch], the target's logit once it has been seen, 0 before
 
     def identity(self, like: State) -> State:
-        return self.State(torch.full_like(like.lse, -math.inf), torch.full_like(like.target, _NEUTRAL))
+        return self.State(_no_mass("CrossEntropy.lse", like.lse), torch.full_like(like.target, _NEUTRAL))
 
     def combine(self, a: State, b: State) -> State:
         return self.State(_log_add_exp(a.lse, b.lse), a.target + b.target)
@@ -349,7 +376,7 @@ class Distillation(Monoid["Distillation.State"]):
         expectation: Tensor  # [*batch], mean under the teacher's softmax over the classes seen
 
     def identity(self, like: State) -> State:
-        empty = torch.full_like(like.student_lse, -math.inf)
+        empty = _no_mass("Distillation.student_lse", like.student_lse)
         return self.State(empty, *_LOG_WSUM.identity(self._teacher(like)))
 
     def combine(self, a: State, b: State) -> State:
@@ -377,14 +404,14 @@ class Max(Monoid["Max.State"]):
     """
 
     class State(NamedTuple):
-        value: Tensor  # [*batch], floating
+        value: Tensor  # [*batch], of any dtype; an integer has no gradient
         times: Tensor  # [*batch], integer; 1 for a single element, 0 for none
 
-    _worst: ClassVar[float] = -math.inf
+    _worst: ClassVar[int] = -1  # the sign of the end of a range that loses against all
     _better = staticmethod(torch.maximum)
 
     def identity(self, like: State) -> State:
-        return self.State(torch.full_like(like.value, self._worst), torch.zeros_like(like.times))
+        return self.State(_end_of(like.value, self._worst), torch.zeros_like(like.times))
 
     def combine(self, a: State, b: State) -> State:
         value = self._better(a.value, b.value)
@@ -402,7 +429,7 @@ def _attains(value: Tensor, best: Tensor) -> Tensor:
 class Min(Max):
     """Minimum and how many elements attain it; otherwise as Max."""
 
-    _worst = math.inf
+    _worst = 1
     _better = staticmethod(torch.minimum)
 
 
@@ -414,14 +441,14 @@ class ArgMax(Monoid["ArgMax.State"]):
     """
 
     class State(NamedTuple):
-        value: Tensor  # [*batch], floating
+        value: Tensor  # [*batch], of any dtype; an integer has no gradient
         position: Tensor  # [*batch], signed integer
 
-    _worst: ClassVar[float] = -math.inf
+    _worst: ClassVar[int] = -1
     _beats = staticmethod(torch.gt)
 
     def identity(self, like: State) -> State:
-        return self.State(torch.full_like(like.value, self._worst), torch.full_like(like.position, -1))
+        return self.State(_end_of(like.value, self._worst), torch.full_like(like.position, -1))
 
     def combine(self, a: State, b: State) -> State:
         a_is_nan, b_is_nan = a.value.isnan(), b.value.isnan()
@@ -439,7 +466,7 @@ class ArgMax(Monoid["ArgMax.State"]):
 class ArgMin(ArgMax):
     """Minimum and where it is; otherwise as ArgMax."""
 
-    _worst = math.inf
+    _worst = 1
     _beats = staticmethod(torch.lt)
 
 
@@ -534,6 +561,7 @@ def local_matrix(monoid: Monoid[Any], c: Any, a: Any) -> Tensor:
             shapes or dtypes.
     """
     batch = _check_local(monoid, c, a)
+    c, a = (maker(state)(field.clone() for field in state) for state in (c, a))  # a method may change them
     columns = []
     for index, field in enumerate(c):
         if not field.is_floating_point():

@@ -196,7 +196,7 @@ def test_fold_calls_the_local_gradient_once_for_all_elements() -> None:
             return super().local_gradient(c, a, g)
 
     mr.fold(Spy(), LogSumExp.State(rand(3, 9))).lse.sum().backward()
-    assert calls == [((3, 9),) * 3]
+    assert calls == [((1, 9),) * 3, ((3, 9),) * 3]  # first a trial, on copies
 
 
 @every_monoid
@@ -1189,3 +1189,138 @@ def test_merged_attention_is_the_combination_of_its_states() -> None:
     expected = LogWSum().combine(LogWSum.State(lse[0], out[0]), LogWSum.State(lse[1], out[1]))
     torch.testing.assert_close(merged, expected.value, rtol=1e-14, atol=1e-14)
     torch.testing.assert_close(merged_lse, expected.log_weight, rtol=1e-14, atol=1e-14)
+
+
+# --- Inputs are never changed ---
+
+
+class InPlace(Sum):
+    """Addition that changes one operand of one method."""
+
+    def __init__(self, method: str, operand: int) -> None:
+        self.method, self.operand = method, operand
+
+    def called(self, method: str, *operands: Any) -> None:
+        if method == self.method:
+            operands[self.operand].value.mul_(2)
+
+    def combine(self, a: Any, b: Any) -> Any:
+        self.called("combine", a, b)
+        return super().combine(a, b)
+
+    def local_gradient(self, c: Any, a: Any, g: Any) -> Any:
+        self.called("local_gradient", c, a, g)
+        return Sum.State(g.value * 1)
+
+
+MODES = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+@pytest.mark.parametrize("operand", (0, 1))
+@pytest.mark.parametrize("size", (1, 2, 8))
+def test_fold_leaves_its_input_alone(size: int, operand: int, mode: Any) -> None:
+    """It would be [6, 8, 10, 12, 5, 6, 7, 8] if operands were added in place."""
+    for shape in ((size,), (3, size)):
+        values = torch.arange(1.0, 1.0 + math.prod(shape)).view(shape)
+        before = values.clone()
+        with mode(), pytest.raises(ValueError, match=r"combine: expected operands that are left as they are"):
+            mr.fold(InPlace("combine", operand), Sum.State(values))
+        assert torch.equal(values, before)
+
+
+@pytest.mark.parametrize("operand", (0, 1, 2))
+def test_a_backward_pass_leaves_everything_alone(operand: int) -> None:
+    values = torch.arange(1.0, 9.0).view(2, 4).requires_grad_()
+    upstream = torch.ones(2)
+    for run in (
+        lambda monoid: mr.fold(monoid, Sum.State(values)).value,
+        lambda monoid: mr.map_reduce(monoid, lambda a, b: Sum.State((a @ b.T).sum(1)), values, values).value,
+    ):
+        found = run(InPlace("local_gradient", operand))
+        before = [t.detach().clone() for t in (values, found, upstream)]
+        with pytest.raises(ValueError, match="local_gradient: expected operands that are left as they are"):
+            found.backward(upstream)
+        assert all(map(torch.equal, (values, found, upstream), before)) and values.grad is None
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+@pytest.mark.parametrize("side", (0, 1))
+def test_map_reduce_leaves_its_inputs_alone(side: int, mode: Any) -> None:
+    def project(*slices: Tensor) -> Sum.State:
+        slices[side].mul_(2)
+        return Sum.State((slices[0] @ slices[1].T).sum(1))
+
+    a, b = torch.randn(5, 3), torch.randn(4, 3)
+    before = a.clone(), b.clone()
+    with mode(), pytest.raises(ValueError, match="project_fold: expected its arguments left as they are"):
+        mr.map_reduce(Sum(), project, a, b, a_chunk=2, b_chunk=2)
+    assert torch.equal(a, before[0]) and torch.equal(b, before[1])
+
+
+@pytest.mark.parametrize("name", ("project_fold_backward", "fused_backward"))
+@pytest.mark.parametrize("of", (0, 1, 2))
+def test_given_gradients_leave_their_arguments_alone(name: str, of: int) -> None:
+    a, b = torch.randn(5, 3, requires_grad=True), torch.randn(4, 3, requires_grad=True)
+
+    def backward(*arguments: Any) -> tuple[Tensor, Tensor]:
+        (arguments[of].value if of == 2 else arguments[of].detach()).mul_(2)
+        return torch.zeros_like(arguments[0]), torch.zeros_like(arguments[1])
+
+    options: Any = {name: backward}
+    found = mr.map_reduce(Sum(), lambda a, b: Sum.State((a @ b.T).sum(1)), a, b, **options).value
+    before = [t.detach().clone() for t in (a, b, found)]
+    with pytest.raises(ValueError, match=f"{name}: expected its arguments left as they are"):
+        found.sum().backward()
+    assert all(map(torch.equal, (a, b, found), before))
+
+
+def test_compiled_folds_leave_their_inputs_alone() -> None:
+    values = torch.arange(1.0, 9.0)
+    run = torch.compile(lambda t: mr.fold(InPlace("combine", 0), Sum.State(t)).value, backend="aot_eager")
+    run(values)
+    assert torch.equal(values, torch.arange(1.0, 9.0))
+
+
+# --- Integers ---
+
+
+@pytest.mark.parametrize("dtype", (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
+def test_folds_of_integers_are_torchs(dtype: torch.dtype) -> None:
+    info = torch.iinfo(dtype)
+    for values in ([3, 1, 3, 2], [info.min, info.min], [info.max, info.min, info.max]):
+        x = torch.tensor(values, dtype=dtype)
+        ones, places = torch.ones_like(x, dtype=torch.int64), torch.arange(len(x))
+        assert mr.fold(Sum(), Sum.State(x)).value == x.sum(dtype=dtype)
+        largest = mr.fold(mr.monoids.Max(), mr.monoids.Max.State(x, ones))
+        assert largest.value == x.amax() and largest.times == (x == x.amax()).sum()
+        smallest = mr.fold(mr.monoids.Min(), mr.monoids.Min.State(x, ones))
+        assert smallest.value == x.amin() and smallest.times == (x == x.amin()).sum()
+        for monoid, extreme in ((mr.monoids.ArgMax(), x.amax()), (mr.monoids.ArgMin(), x.amin())):
+            found = mr.fold(monoid, mr.monoids.ArgMax.State(x, places))
+            assert found.value == extreme and found.position == values.index(extreme.item())
+            assert found.value.dtype == dtype
+    nothing = mr.fold(mr.monoids.Max(), mr.monoids.Max.State(x[:0], ones[:0]))
+    assert nothing.value == info.min and nothing.times == 0
+
+
+def test_bools_have_a_maximum() -> None:
+    x, ones = torch.tensor([[False, True], [False, False]]), torch.ones(2, 2, dtype=torch.int64)
+    found = mr.fold(mr.monoids.Max(), mr.monoids.Max.State(x, ones))
+    assert found.value.tolist() == [True, False] and found.times.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("monoid", "field"),
+    (
+        (mr.monoids.LogSumExp(), "LogSumExp.lse"),
+        (mr.monoids.LogWSum(), "LogWSum.value"),
+        (mr.monoids.WSum(), "WSum.weight"),
+        (mr.monoids.CrossEntropy(), "CrossEntropy.lse"),
+        (mr.monoids.Distillation(), "Distillation.student_lse"),
+    ),
+)
+def test_integers_that_have_no_meaning_are_refused_by_name(monoid: Any, field: str) -> None:
+    state = monoid.State(*(torch.arange(6) for _ in monoid.State._fields))
+    with pytest.raises(TypeError, match=f"^{field}: expected a floating dtype, .*, got torch.int64$"):
+        mr.fold(monoid, state)
