@@ -5,16 +5,20 @@ arguments for CMake), MAX_JOBS (parallel compilers).
 """
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import NoReturn
 
+import setuptools
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
+LEAST_SETUPTOOLS, LEAST_CMAKE = (77,), (3, 24)  # as pyproject.toml asks for
 SOURCE = Path(__file__).resolve().parent
 BYTES_PER_JOB = 2 << 30  # the largest translation unit, with room for nvcc's several passes
 
@@ -26,16 +30,37 @@ def parallel_jobs() -> int:
     return max(1, min(len(os.sched_getaffinity(0)), memory // BYTES_PER_JOB))
 
 
+def lacks(needed: str, found: object, remedy: str) -> NoReturn:
+    raise SystemExit(f"monoidreduce needs {needed} to build, found {found}: {remedy}")
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
+
+
 def find_tool(name: str) -> str | None:
     # An environment's tools count even if it was never activated.
     return shutil.which(name, path=sysconfig.get_path("scripts") + os.pathsep + os.environ.get("PATH", ""))
 
 
+def build_tools() -> tuple[str, str | None]:
+    """CMake and ninja, or None where make is there; ends the build if it cannot begin."""
+    cmake, ninja = find_tool("cmake"), find_tool("ninja")
+    shown = cmake and subprocess.run([cmake, "--version"], capture_output=True, text=True).stdout
+    version = f"{shown.splitlines()[0]} ({cmake})" if shown else "none"
+    if cmake is None or numbers(version) < LEAST_CMAKE:
+        lacks("CMake 3.24 or later", version, "pip install 'cmake>=3.24'")
+    if ninja is None and find_tool("make") is None:
+        lacks("ninja or make", "neither", "pip install ninja")
+    if "CXX" not in os.environ and not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        remedy = "install one (Debian: apt install g++), or name one by CXX=/path/to/g++"
+        lacks("a C++20 compiler", "none", remedy)
+    return cmake, ninja
+
+
 class CMakeBuild(build_ext):
     def build_extension(self, ext: Extension) -> None:
-        cmake, ninja = find_tool("cmake"), find_tool("ninja")
-        if cmake is None:
-            raise SystemExit("monoidreduce needs CMake 3.24 or later to build: pip install cmake")
+        cmake, ninja = build_tools()
         package = Path(self.get_ext_fullpath(ext.name)).resolve().parent
         build = Path(self.build_temp).resolve()
         # Fresh: an earlier build's options and the place of its build environment must not be remembered.
@@ -47,9 +72,13 @@ class CMakeBuild(build_ext):
         install = [cmake, "--install", str(build), "--prefix", str(package)]
         if self.inplace:  # headers and CMake files are used where they lie in the source tree
             install += ["--component", "module"]
-        subprocess.run(configure, check=True)
-        subprocess.run([cmake, "--build", str(build), "--parallel", str(parallel_jobs())], check=True)
-        subprocess.run(install, check=True)
+        steps = configure, [cmake, "--build", str(build), "--parallel", str(parallel_jobs())], install
+        for step in steps:
+            if status := subprocess.run(step).returncode:
+                raise SystemExit(f"{shlex.join(step)} ended with status {status}, for the reason above")
 
 
+# An older one takes the license of pyproject.toml for a mistake.
+if numbers(setuptools.__version__) < LEAST_SETUPTOOLS:
+    lacks("setuptools 77 or later", setuptools.__version__, "pip install 'setuptools>=77'")
 setup(ext_modules=[Extension("monoidreduce._C", sources=[])], cmdclass={"build_ext": CMakeBuild})

@@ -71,6 +71,8 @@ else()
   endif()
 
   if(MONOIDREDUCE_CUDA STREQUAL "ON" AND NOT MONOIDREDUCE_WITH_CUDA)
-    message(FATAL_ERROR "MONOIDREDUCE_CUDA=ON, but ${MONOIDREDUCE_CPU_ONLY_REASON}")
+    message(FATAL_ERROR "MONOIDREDUCE_CUDA=ON, but ${MONOIDREDUCE_CPU_ONLY_REASON}. Install NVIDIA's CUDA toolkit "
+                        "${MONOIDREDUCE_MINIMUM_NVCC} or later with a C++ compiler that it supports, or name one by "
+                        "CUDA_HOME=/path/to/cuda; MONOIDREDUCE_CUDA=OFF builds for CPUs alone")
   endif()
 endif()

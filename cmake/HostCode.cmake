@@ -2,15 +2,29 @@
 include(cmake/CpuIsa.cmake)
 
 find_package(Python 3.10 COMPONENTS Interpreter Development.Module)
+if(NOT Python_Interpreter_FOUND)
+  message(FATAL_ERROR "monoidreduce needs Python 3.10 or later: name one by -DPython_EXECUTABLE=/path/to/python3")
+endif()
 if(NOT Python_Development.Module_FOUND)
   message(FATAL_ERROR "No Python headers for ${Python_EXECUTABLE}: install them (Debian: apt install python3-dev)")
 endif()
+set(MONOIDREDUCE_MINIMUM_PYBIND11 2.13)
 execute_process(
-  COMMAND "${Python_EXECUTABLE}" -m pybind11 --cmakedir
-  OUTPUT_VARIABLE pybind11_ROOT
-  OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  COMMAND "${Python_EXECUTABLE}" -c
+          "import pybind11; print(pybind11.get_cmake_dir(), pybind11.__version__, sep=';')"
+  OUTPUT_VARIABLE pybind11_found
+  OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+if(NOT pybind11_found)
+  set(pybind11_found ";none")
+endif()
+list(GET pybind11_found 0 pybind11_ROOT)
+list(GET pybind11_found 1 pybind11_found)
+if(NOT pybind11_found VERSION_GREATER_EQUAL MONOIDREDUCE_MINIMUM_PYBIND11)
+  message(FATAL_ERROR "monoidreduce needs pybind11 ${MONOIDREDUCE_MINIMUM_PYBIND11} or later to build, found "
+                      "${pybind11_found}: ${Python_EXECUTABLE} -m pip install 'pybind11>=${MONOIDREDUCE_MINIMUM_PYBIND11}'")
+endif()
 set(PYBIND11_FINDPYTHON ON)
-find_package(pybind11 2.13 CONFIG REQUIRED)
+find_package(pybind11 CONFIG REQUIRED)
 find_package(Threads REQUIRED)
 
 add_library(host OBJECT ${MONOIDREDUCE_BINDING_SOURCES} ${MONOIDREDUCE_HOST_SOURCES})

@@ -7,8 +7,8 @@ and the inputs. So what would be their largest intermediate is never stored, for
 
 from typing import TYPE_CHECKING, Any
 
-# The first two come before all else: one is for Ctrl-C meanwhile, the other refuses a torch that is too old.
-from monoidreduce import _interrupt, _requirements, monoids, nn, stat  # noqa: F401
+# The first three come before all else: one is for Ctrl-C meanwhile, the others refuse what cannot work.
+from monoidreduce import _interrupt, _requirements, _unbuilt, monoids, nn, stat  # noqa: F401
 from monoidreduce._paths import get_cmake_dir, get_include
 from monoidreduce._version import __version__
 from monoidreduce.attend import attend

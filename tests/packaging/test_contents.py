@@ -9,7 +9,7 @@ import monoidreduce as mr
 
 PYTHON = """
     _C.pyi __init__.py __main__.py _command_line.py _interrupt.py _keywords.py _paths.py _requirements.py
-    _torch_private.py _validate.py _version.py attend.py backend.py block_mask.py cpp_monoid.py
+    _torch_private.py _unbuilt.py _validate.py _version.py attend.py backend.py block_mask.py cpp_monoid.py
     distillation.py
     flops.py functional.py
     hardware.py

@@ -1,6 +1,7 @@
 """Importing the package is cheap and has no effect on the machine or on CUDA."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -122,3 +123,29 @@ def test_import_with_gpus_hidden():
 def test_import_without_home():
     code = "import os; del os.environ['HOME']; import monoidreduce; print('imported')"
     assert run_python(code, HOME="") == "imported"
+
+
+@pytest.mark.parametrize("clone", [True, False], ids=["clone", "elsewhere"])
+def test_sources_that_are_not_built_say_so(clone: bool, tmp_path: Path):
+    folder = tmp_path / "monoidreduce"
+    package = Path(monoidreduce.__file__).parent
+    shutil.copytree(
+        package, folder, ignore=shutil.ignore_patterns("_C*.so", "__pycache__", "include", "share")
+    )
+    (folder / "_C.cpython-399-x86_64-linux-gnu.so").touch()
+    if clone:
+        (tmp_path / "CMakeLists.txt").touch()
+    code = """
+try:
+    import monoidreduce
+except ImportError as error:
+    print(error)
+"""
+    said = run_python(code, PYTHONPATH=str(tmp_path))
+    version = ".".join(map(str, sys.version_info[:2]))
+    assert said.startswith(
+        f"monoidreduce is not built: {folder} has no compiled module _C for Python {version}"
+    )
+    assert ", only _C.cpython-399-x86_64-linux-gnu.so" in said and "circular" not in said
+    assert (f"`pip install -e {tmp_path}`" in said and "in another folder" in said) is clone
+    assert ("Install it again with this Python" in said) is not clone
