@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -14,6 +15,12 @@ import torch
 
 import monoidreduce as mr
 
+# What processes inherit from the one that starts pytest must not decide how a test ends: nohup, background
+# jobs and some CI runners ignore SIGINT, and umasks and settings of the library differ.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+os.umask(0o022)
+for _setting in ("MONOIDREDUCE_CUDA_TIER", "MONOIDREDUCE_DEBUG", "MONOIDREDUCE_PROGRESS"):
+    os.environ.pop(_setting, None)
 # cuBLAS is reproducible only with a workspace of its own; read when CUDA starts.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 # What Inductor compiled for another version of the operators' schemas is not to be found again.

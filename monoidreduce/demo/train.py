@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from .data import batches
 
 try:
-    from tqdm import tqdm  # type: ignore[import-untyped]
+    from tqdm import tqdm
 except ImportError:
     tqdm = None
 

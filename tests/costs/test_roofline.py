@@ -66,8 +66,11 @@ def test_operators_without_a_model_have_no_points() -> None:
     assert list(points(json.loads(file.read_text("utf-8"))["speed"], H100)) == []
 
 
-def test_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("matplotlib")
+    monkeypatch.chdir(RESULTS.parents[1])  # a clone, where the command looks for results
     picture = tmp_path / "roofline.svg"
     assert main(["roofline", *map(str, FILES), "-o", str(picture)]) == 0
     told = capsys.readouterr().out

@@ -9,7 +9,8 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -221,17 +222,31 @@ def test_plots_have_a_format_in_any_case(suffix: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
-def test_a_plot_that_may_not_be_written_is_refused(tmp_path: Path) -> None:
-    plot = tmp_path / "plot.png"
+@pytest.fixture
+def unprivileged() -> Iterator[Path]:
+    """A folder of a user who may not write everything: root becomes another one meanwhile."""
+    with tempfile.TemporaryDirectory() as folder:
+        if os.geteuid() != 0:
+            yield Path(folder)
+            return
+        os.chown(folder, 65534, 65534)
+        os.seteuid(65534)
+        try:
+            yield Path(folder)
+        finally:
+            os.seteuid(0)
+
+
+def test_a_plot_that_may_not_be_written_is_refused(unprivileged: Path) -> None:
+    plot = unprivileged / "plot.png"
     plot.touch(mode=0o400)
     with pytest.raises(argparse.ArgumentTypeError, match="cannot be written: Permission denied"):
         plot_file(str(plot))
     plot.unlink()
-    tmp_path.chmod(0o500)
+    unprivileged.chmod(0o500)
     with pytest.raises(argparse.ArgumentTypeError, match="cannot be written: Permission denied"):
         plot_file(str(plot))
-    tmp_path.chmod(0o700)
+    unprivileged.chmod(0o700)
 
 
 def test_an_empty_path_is_not_the_working_directory() -> None:
