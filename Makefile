@@ -11,6 +11,7 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 OLDEST_TORCH ?= torch==2.6.0
+OLDER_TRL := 1.9.0 1.12.0 1.15.0
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -57,7 +58,8 @@ environments:
 	+$(MAKE) --jobs 2 $(OLDEST)/torch.done $(VENV)/integrations.done
 
 # The wheel has the kernels in machine code; for their C++ test, which needs a GPU, PTX shows that it compiles.
-test: environments lint docs test-oldest $(VENV)/test.done $(VENV)/cute.done $(VENV)/nvrtc.done $(VENV)/integrations.done
+test: environments lint docs test-oldest $(VENV)/test.done $(VENV)/cute.done $(VENV)/nvrtc.done $(VENV)/integrations.done \
+  $(VENV)/libraries.done $(OLDER_TRL:%=$(VENV)/trl-%.done)
 	$(CMAKE) -S . -B $(CPP_TESTS) -G Ninja -DMONOIDREDUCE_BUILD_PYTHON=OFF -DMONOIDREDUCE_BUILD_TESTS=ON \
 	  -DMONOIDREDUCE_WERROR=ON -DMONOIDREDUCE_CUDA_ARCHS=80-virtual \
 	  -DMONOIDREDUCE_CUTE_INCLUDE="$$(echo '$(CURDIR)/$(VENV)'/lib/python3*/site-packages/cutlass_library/source/include)"
@@ -128,6 +130,16 @@ $(VENV)/nvrtc.done: $(VENV)/created.done pyproject.toml
 # Libraries that the integrations are for. They take the torch that is there.
 $(VENV)/integrations.done: $(VENV)/torch.done pyproject.toml
 	$(PIP) install --quiet --group integrations
+	@touch $@
+
+# Older versions of TRL for a test of the adapter, without what they require: it is here for the newest.
+$(VENV)/trl-%.done: $(VENV)/created.done
+	$(PIP) install --quiet --upgrade --no-deps --no-compile --target $(VENV)/trl-$* trl==$*
+	@touch $@
+
+# Libraries that tests import in processes of their own, which find there what this environment has not.
+$(VENV)/libraries.done: $(VENV)/created.done pyproject.toml
+	$(PIP) install --quiet --upgrade --no-deps --no-compile --target $(VENV)/libraries --group libraries
 	@touch $@
 
 # The wheel is built from the source distribution, both in isolated environments.

@@ -1,4 +1,4 @@
-"""TRL's experimental `GKDTrainer` (tested with 1.16) without the logits of the student and the teacher.
+"""TRL's experimental `GKDTrainer` (tested with 1.15 and 1.16) without logits of the student and the teacher.
 
 from monoidreduce.integrations.gkd import GKDTrainer
 """
@@ -7,13 +7,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import trl
 from torch import nn
+
+from monoidreduce._validate import mismatch
+from monoidreduce.integrations.trl import VERSION, replace, without_entropy
+
+if VERSION < (1, 15):
+    raise ImportError(
+        f"trl: expected version 1.15 or later for GKDTrainer, got {trl.__version__}. With 1.10 or later"
+        " monoidreduce.integrations.trl.apply() replaces the loss of DistillationTrainer"
+    )
+
 from trl import DistillationTrainer
 from trl.experimental.gkd import GKDTrainer as TrlGKDTrainer
 from trl.models.utils import _ForwardRedirection
-
-from monoidreduce._validate import mismatch
-from monoidreduce.integrations.trl import apply, without_entropy
 
 __all__ = ["GKDTrainer"]
 
@@ -21,9 +29,9 @@ __all__ = ["GKDTrainer"]
 class GKDTrainer(TrlGKDTrainer):  # type: ignore[misc]
     """TRL's `GKDTrainer` with the loss of its `DistillationTrainer`, of hidden states and heads.
 
-    The arguments are TRL's. Making a trainer calls `monoidreduce.integrations.trl.apply`. As in TRL, the
-    temperature of `GKDConfig` is for sampling alone, and the loss is at temperature 1. A `compute_loss` that
-    is to return outputs is TRL's own, with logits.
+    The arguments are TRL's. Making a trainer replaces what `monoidreduce.integrations.trl.apply` replaces. As
+    in TRL, the temperature of `GKDConfig` is for sampling alone, and the loss is at temperature 1. A
+    `compute_loss` that is to return outputs is TRL's own, with logits.
 
     Raises:
         TypeError: the head of a model is no `torch.nn.Linear`, such as one with an adapter.
@@ -36,7 +44,7 @@ class GKDTrainer(TrlGKDTrainer):  # type: ignore[misc]
     model_kwarg_keys = ()  # of the model's body, whose hidden states of all tokens are asked for
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        apply()
+        replace()
         super().__init__(*args, **kwargs)
         for name, model in {"model": self.model, "teacher_model": self.teacher_model}.items():
             unwrapped = self.accelerator.unwrap_model(model)

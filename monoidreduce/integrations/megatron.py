@@ -1,4 +1,4 @@
-"""Cross entropy with the signatures of Megatron-LM's fused linear cross entropy. Megatron is not imported."""
+"""Cross entropy of the input of a Megatron model's output layer, over ranks too. Megatron is not imported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def linear_cross_entropy(
     ignore_index: int = -100,
     sequence_parallel: bool = False,
 ) -> Tensor:
-    """`megatron.core.fusions.fused_linear_cross_entropy.linear_cross_entropy`.
+    """The loss of Megatron's `ColumnParallelLinear` over classes, without its logits.
 
     Args:
         hidden: [s, b, h] or [tokens, h]. With sequence_parallel it is this rank's part of the first axis.
@@ -66,7 +66,7 @@ def vocab_parallel_linear_cross_entropy(
     ignore_index: int = -100,
     sequence_parallel: bool = False,
 ) -> Tensor:
-    """The loss of each token as Megatron's models return it, of their head's input and weight.
+    """The loss of each token as `LanguageModule.compute_language_model_loss` has it, without logits.
 
     Args:
         hidden: [s, b, h]. With sequence_parallel it is this rank's part of the first axis.

@@ -1,26 +1,32 @@
-"""Losses without logits for TRL's trainers (tested with 1.16): SFT, DPO, KTO, GRPO, RLOO and distillation.
+"""Losses without logits for TRL's trainers (tested with 1.9, 1.12, 1.15 and 1.16).
 
     from monoidreduce.integrations.trl import apply
 
     apply()
     trainer = GRPOTrainer(...)
 
-The trainers give their models a fused head, which calls one function on chunks of logits. `apply` puts
+TRL gives some trainers' models a fused head, which calls one function on chunks of logits. `apply` puts
 `log_probs` in its place, which stores no logits. `DistillationTrainer` calls another one on chunks of the
-student's and the teacher's logits. `apply` puts `divergence` in its place.
+student's and the teacher's logits. `apply` puts one over `divergence` in its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import inspect
+import logging
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
-import trl.trainer.distillation_trainer as trl_distillation
-import trl.trainer.utils as trl_utils
+import trl
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from monoidreduce import stat
 from monoidreduce._ops.memory import accumulation_dtype
@@ -28,44 +34,237 @@ from monoidreduce.functional import linear_log_probs
 from monoidreduce.integrations._divergence import divergence
 from monoidreduce.statistics import statistics
 
-__all__ = ["apply", "divergence", "log_probs"]
+__all__ = ["apply", "divergence", "log_probs", "undo"]
 
-REPLACED = "_ChunkedLogProbFunction"
-REPLACED_DIVERGENCE = "ChunkedDivergenceFunction"
+VERSION = tuple(int(number) for number in re.findall(r"\d+", trl.__version__)[:2])
+if VERSION < (1, 9):
+    raise ImportError(
+        f"trl: expected version 1.9 or later, got {trl.__version__}, whose trainers take the model's logits."
+        " With it monoidreduce.integrations.transformers.apply(model, loss=False) replaces the attention"
+    )
+
 OPTIONAL = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
+
+# The trainers whose losses call what `apply` replaces, and the first version of TRL where they do.
+REACHED = {
+    "SFTTrainer": (1, 9),
+    "AsyncGRPOTrainer": (1, 9),
+    "DistillationTrainer": (1, 10),
+    "DPOTrainer": (1, 15),
+    "GMPOTrainer": (1, 15),
+    "GRPOTrainer": (1, 15),
+    "KTOTrainer": (1, 15),
+    "RLOOTrainer": (1, 15),
+}
+
+_logger = logging.getLogger(__name__)
 
 
 def apply() -> None:
     """Let TRL's trainers, in this process, compute log-probabilities and divergences by MonoidReduce.
 
-    Not for DeepSpeed's ZeRO-3, which takes the weight of the head away before the backward pass.
+    The first call logs a warning that names the trainers which it reaches, and those of the installed TRL
+    which it does not: they go on with logits. Not for DeepSpeed's ZeRO-3, which takes the weight of the head
+    away before the backward pass.
 
     Raises:
-        ImportError: this version of TRL has not the functions to replace.
+        ImportError: this version of TRL has other functions than those to replace. Then none is replaced.
     """
-    places = {(trl_utils, REPLACED): _LogProbs, (trl_distillation, REPLACED_DIVERGENCE): _Divergence}
-    for module, name in places:
+    if replace():
+        reached, others = trainers()
+        tested = "" if VERSION <= (1, 16) else ", which is not tested"
+        _logger.warning(
+            f"trl {trl.__version__}{tested}: monoidreduce computes the losses of {', '.join(reached)}."
+            f" It replaces nothing in {', '.join(others)}."
+            " monoidreduce.integrations.gkd has a GKDTrainer without logits."
+        )
+
+
+def undo() -> None:
+    """Let TRL's trainers call TRL's own functions again."""
+    for module_name, name, _ in _places():
+        module = import_module(module_name)
+        instead = getattr(module, name, None)
+        if isinstance(instead, _InPlace):
+            setattr(module, name, instead.theirs)
+
+
+def trainers() -> tuple[list[str], list[str]]:
+    """The names of the installed TRL's trainers: those that `apply` reaches, and the others."""
+    package = Path(trl.__file__).parent
+    files = [*package.glob("trainer/*.py"), *package.glob("experimental/**/*.py")]
+    declared = re.compile(r"^class ([A-Z]\w*Trainer)\(", re.MULTILINE)
+    names = {name for file in files for name in declared.findall(file.read_text("utf-8"))}
+    reached = {name for name in names if REACHED.get(name, (math.inf,)) <= VERSION}
+    return sorted(reached), sorted(names - reached)
+
+
+def replace() -> bool:
+    """Replaces TRL's functions; False if they are replaced already. Raises as `apply`."""
+    found = []
+    for module_name, name, ours in _places():
+        module = import_module(module_name)
         if not hasattr(module, name):
-            raise ImportError(f"trl: expected a version that has {module.__name__}.{name}, such as 1.16")
-    for (module, name), ours in places.items():
-        setattr(module, name, ours)
+            raise ImportError(_unknown(f"{module_name}.{name}", "no such function"))
+        theirs = getattr(module, name)
+        if not isinstance(theirs, _InPlace):
+            found.append((module, name, _InPlace(f"{module_name}.{name}", theirs, ours)))
+    for module, name, instead in found:
+        setattr(module, name, instead)
+    return bool(found)
 
 
-# In place of autograd functions: ours have derivatives of their own.
+def _places() -> list[tuple[str, str, Callable[..., Any]]]:
+    """What is replaced in this version of TRL: the module, the name there, and our function."""
+    newer = VERSION >= (1, 15)
+    places: list[tuple[str, str, Callable[..., Any]]] = [
+        ("trl.trainer.utils", "_ChunkedLogProbFunction", _log_probs if newer else _older_log_probs)
+    ]
+    if not newer:
+        places.append(("trl.trainer.sft_trainer", "_chunked_cross_entropy_loss", _cross_entropy))
+    if VERSION >= (1, 10):
+        places.append(("trl.trainer.distillation_trainer", "_chunked_divergence_loss", _divergence))
+    return places
 
 
-class _LogProbs:
-    @staticmethod
-    def apply(*args: Any) -> Any:
-        return log_probs(*args)
+class _InPlace:
+    """Stands for a function of TRL, which may be one of autograd, and calls ours.
+
+    Arguments are passed on by the names that they have in the installed version.
+    """
+
+    def __init__(self, name: str, theirs: Any, ours: Callable[..., Any]) -> None:
+        self.theirs, self.ours = theirs, ours
+        known = inspect.signature(ours).parameters
+        # TRL 1.15 has None where there is no Triton.
+        of = inspect.signature(getattr(theirs, "forward", theirs) or ours)
+        self.names = [argument for argument in of.parameters if argument != "ctx"]
+        needed = {argument for argument, p in known.items() if p.default is p.empty}
+        if not needed <= set(self.names) <= set(known):
+            raise ImportError(_unknown(name, f"it with the arguments {', '.join(self.names)}"))
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self.ours(**dict(zip(self.names, args, strict=False)), **named)
+
+    apply = __call__
 
 
-class _Divergence:
-    @staticmethod
-    def apply(*args: Any) -> Any:
-        found, entropy = divergence(*args, entropy=_needs_entropy.get())
-        # TRL sums it up anyway; NaN, so that nobody takes that for an entropy.
-        return found, torch.full_like(found, torch.nan) if entropy is None else entropy
+def _unknown(name: str, found: str) -> str:
+    return (
+        f"trl: expected {name} as versions 1.9 to 1.16 have it, and {trl.__version__} has {found}."
+        " With it monoidreduce.integrations.transformers.apply(model, loss=False) replaces the attention"
+    )
+
+
+# In place of TRL's functions, with the names that their arguments have.
+
+
+def _log_probs(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    temperature: float,
+    chunk_size: int,
+    final_logit_softcapping: float | None = None,
+    logit_scale: float = 1.0,
+    outputs: Sequence[str] = OPTIONAL,
+) -> Any:
+    head = temperature, chunk_size, final_logit_softcapping, logit_scale
+    return log_probs(hidden, weight, bias, targets, *head, outputs)
+
+
+def _older_log_probs(
+    last_hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    temperature: float,
+    chunk_size: int,
+    final_logit_softcapping: float | None = None,
+    logit_scale: float = 1.0,
+    bias: Tensor | None = None,
+) -> Any:
+    """Of TRL 1.9 to 1.14, which has a bias from 1.13 on."""
+    head = temperature, chunk_size, final_logit_softcapping, logit_scale
+    return log_probs(last_hidden, weight, bias, targets, *head, ("entropy",))[:2]
+
+
+def _cross_entropy(
+    hidden_states: Tensor,
+    lm_head_weight: Tensor,
+    chunk_size: int,
+    labels: Tensor | None = None,
+    shift_labels: Tensor | None = None,
+    num_items_in_batch: Tensor | int | None = None,
+    logit_scale: float = 1.0,
+    final_logit_softcapping: float | None = None,
+    lm_head_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The loss; over its tokens, how many have the largest logit, the sum of entropies, and their number."""
+    if shift_labels is None:
+        assert labels is not None
+        hidden_states, shift_labels = hidden_states[..., :-1, :], labels[..., 1:]
+    hidden, targets = hidden_states.flatten(0, -2), shift_labels.flatten()
+    head = lm_head_weight, lm_head_bias, targets, 1.0, chunk_size, final_logit_softcapping, logit_scale
+    found, entropy, _, _, is_top1 = log_probs(hidden, *head, ("entropy", "is_top1"))
+    assert entropy is not None and is_top1 is not None
+    counted = targets != -100
+    right = (is_top1 & counted).sum().float()
+    return _mean(-found, counted, num_items_in_batch), right, entropy.detach().sum(), counted.sum()
+
+
+def _divergence(
+    student_hidden_states: Tensor,
+    teacher_hidden_states: Tensor,
+    student_lm_head_weight: Tensor,
+    teacher_lm_head_weight: Tensor,
+    completion_mask: Tensor,
+    beta: float,
+    chunk_size: int | None = None,
+    num_items_in_batch: Tensor | int | None = None,
+    student_lm_head_bias: Tensor | None = None,
+    teacher_lm_head_bias: Tensor | None = None,
+    student_logit_scale: float = 1.0,
+    teacher_logit_scale: float = 1.0,
+    student_final_logit_softcapping: float | None = None,
+    teacher_final_logit_softcapping: float | None = None,
+    temperature: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss; over its tokens, the sum of the student's entropies, and their number."""
+    counted = completion_mask != 0
+    student, teacher = (
+        (hidden[counted], _whole(weight), _whole(bias))
+        for hidden, weight, bias in (
+            (student_hidden_states, student_lm_head_weight, student_lm_head_bias),
+            (teacher_hidden_states, teacher_lm_head_weight, teacher_lm_head_bias),
+        )
+    )
+    found, entropy = divergence(
+        *student,
+        *teacher,
+        beta,
+        temperature,
+        student_logit_scale,
+        student_final_logit_softcapping,
+        teacher_logit_scale,
+        teacher_final_logit_softcapping,
+        entropy=_needs_entropy.get(),
+    )
+    # NaN, so that nobody takes that for an entropy.
+    summed = found.new_tensor(torch.nan) if entropy is None else entropy.sum()
+    return _mean(found, counted, num_items_in_batch), summed, counted.sum()
+
+
+def _mean(losses: Tensor, counted: Tensor, number: Tensor | int | None) -> Tensor:
+    """Over `number` tokens, or those that are counted; 0 of none."""
+    if isinstance(number, Tensor):
+        number = number.to(losses.device)
+    return losses.sum() / (counted.sum().clamp(min=1) if number is None else number)
+
+
+def _whole(parameter: Any) -> Any:
+    """Of a parameter that FSDP2 has split, all parts."""
+    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
 
 
 _needs_entropy = ContextVar("_needs_entropy", default=True)

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import inspect
+import json
+import logging
 import math
+import os
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,49 +20,32 @@ import pytest
 import torch
 from torch import Tensor
 
-trl = pytest.importorskip("trl")
+trl = pytest.importorskip("trl", minversion="1.16")
 
-import datasets  # noqa: E402
-import tokenizers  # noqa: E402
 import transformers  # noqa: E402
-import trl.trainer.distillation_trainer as trl_distillation  # noqa: E402
+import trl.experimental  # noqa: E402, F811
 import trl.trainer.utils as trl_utils  # noqa: E402
+import trl_steps  # noqa: E402
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM  # noqa: E402
-from trl.experimental.gkd import GKDConfig  # noqa: E402
-from trl.experimental.gkd import GKDTrainer as TrlGKDTrainer  # noqa: E402
+from trl.kernels import ChunkedLogProbFunction as THEIRS  # noqa: E402
+from trl.kernels.chunked_divergence import ChunkedDivergenceFunction as THEIR_DIVERGENCE  # noqa: E402
+from trl_steps import SIZES, TRAINERS, check_same, counted_calls, history, teacher, trainer  # noqa: E402
 
 import monoidreduce.integrations._divergence as of_divergence  # noqa: E402
 import monoidreduce.integrations.trl as integration  # noqa: E402
 from monoidreduce.integrations.gkd import GKDTrainer  # noqa: E402
-from monoidreduce.integrations.trl import (  # noqa: E402
-    OPTIONAL,
-    REPLACED,
-    REPLACED_DIVERGENCE,
-    apply,
-    divergence,
-    log_probs,
-)
+from monoidreduce.integrations.trl import OPTIONAL, REACHED, apply, divergence, log_probs, undo  # noqa: E402
 
-THEIRS = getattr(trl_utils, REPLACED)
-THEIR_DIVERGENCE = getattr(trl_distillation, REPLACED_DIVERGENCE)
-SIZES: dict[str, Any] = {
-    "vocab_size": 301,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.12,
-    "tie_word_embeddings": False,
-}
+OLDER = {"1.9.0": ["sft"], "1.12.0": ["sft", "distillation_0.3"], "1.15.0": ["dpo", "distillation_0.3"]}
+BY_OURS = {"gkd": GKDTrainer}
 
 
-def use_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TRL's own functions, for now; and again after the test, which may call apply()."""
-    monkeypatch.setattr(trl_utils, REPLACED, THEIRS)
-    monkeypatch.setattr(trl_distillation, REPLACED_DIVERGENCE, THEIR_DIVERGENCE)
+@pytest.fixture(autouse=True)
+def theirs_at_the_end() -> Iterator[None]:
+    """A test begins and ends with TRL's own functions."""
+    undo()
+    yield
+    undo()
 
 
 def operands(dtype: torch.dtype, bias: bool) -> list[Tensor | None]:
@@ -96,15 +88,23 @@ def test_only_what_is_asked_for() -> None:
     assert found[0].shape == (40,) and found[1:] == (None,) * 4
 
 
-@pytest.mark.parametrize("module, name", ((trl_utils, REPLACED), (trl_distillation, REPLACED_DIVERGENCE)))
-def test_a_version_without_the_function(module: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither is replaced then."""
-    use_theirs(monkeypatch)
-    monkeypatch.delattr(module, name)
-    with pytest.raises(ImportError, match=rf"trl: expected a version that has {module.__name__}.{name}"):
+@pytest.mark.parametrize("other", (None, lambda hidden, weight, labels: None), ids=("none", "other"))
+@pytest.mark.parametrize("place", [place[:2] for place in integration._places()], ids=lambda place: place[1])
+def test_a_version_without_the_function(
+    place: tuple[str, str], other: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is replaced then."""
+    module, name = place
+    if other is None:
+        monkeypatch.delattr(importlib.import_module(module), name)
+    else:
+        monkeypatch.setattr(importlib.import_module(module), name, other)
+    with pytest.raises(
+        ImportError, match=rf"trl: expected {module}.{name} as versions 1.9 to 1.16 have it, and"
+    ):
         apply()
-    other = {trl_utils: (trl_distillation, REPLACED_DIVERGENCE), trl_distillation: (trl_utils, REPLACED)}
-    assert getattr(*other[module]) in (THEIRS, THEIR_DIVERGENCE)
+    left = [getattr(importlib.import_module(m), n, None) for m, n, _ in integration._places()]
+    assert not any(isinstance(function, integration._InPlace) for function in left)
 
 
 def pair(dtype: torch.dtype, teacher_dtype: torch.dtype, biases: tuple[bool, bool]) -> list[Tensor | None]:
@@ -212,7 +212,7 @@ def test_a_fused_head(name: str, dtype: torch.dtype, cast: bool, monkeypatch: py
     labels = ids.masked_fill(torch.arange(20) < 5, -100)
     results = []
     for ours in (False, True):
-        use_theirs(monkeypatch)
+        undo()
         if ours:
             apply()
         copied = copy.deepcopy(model)
@@ -232,149 +232,109 @@ def test_a_fused_head(name: str, dtype: torch.dtype, cast: bool, monkeypatch: py
         torch.testing.assert_close(found[parameter], gradient, rtol=0, atol=tolerance * largest)
 
 
-WORDS = ["<pad>", "<eos>", "<unk>", *(f"w{i}" for i in range(298))]
+def installed() -> dict[str, list[type]]:
+    """The trainers of the installed TRL by their names, found in all modules that can be imported here."""
+    found: dict[str, list[type]] = {}
+    for package in (trl.trainer, trl.experimental):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            try:
+                names = vars(importlib.import_module(module.name))
+            except ImportError:
+                continue
+            for name, value in names.items():
+                if (
+                    isinstance(value, type)
+                    and issubclass(value, transformers.Trainer)
+                    and value.__module__ == module.name
+                    and not name.startswith("_")
+                ):
+                    found.setdefault(name, []).append(value)
+    return found
 
 
-def tokenizer() -> Any:
-    """Words are tokens."""
-    words = tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>")
-    inner = tokenizers.Tokenizer(words)
-    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    names = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **names)
+def test_every_trainer_is_reached_or_named(caplog: pytest.LogCaptureFixture) -> None:
+    """In one line of the log, of the first call; what is not reached has a loss that is not of who is."""
+    found = installed()
+    with caplog.at_level(logging.WARNING, "monoidreduce"):
+        apply()
+        apply()
+    (line,) = [record.getMessage() for record in caplog.records]
+    of, _, not_of = line.partition("It replaces nothing in ")
+    reached = [name for name in found if f" {name}," in of or f" {name}." in of]
+    others = [name for name in found if f"{name}," in not_of.split(" ") or f"{name}." in not_of.split(" ")]
+    assert len(found) >= 20 and len(reached) >= 7
+    assert sorted(reached + others) == sorted(found)
+    assert set(reached) == {name for name in REACHED if name in found}
+    losses = {inspect.getmodule(c.compute_loss) for name in reached for c in found[name]}  # type: ignore[attr-defined]
+    assert [n for n in others for c in found[n] if inspect.getmodule(c.compute_loss) in losses] == []  # type: ignore[attr-defined]
 
 
-def examples(*columns: str) -> Any:
-    """Eight of random words; a label is every other one's."""
-    torch.manual_seed(1)
-    rows = []
-    for n in range(8):
-        texts = {c: " ".join(WORDS[3 + int(i)] for i in torch.randint(298, (6 + n,))) for c in columns}
-        rows.append(texts | ({"label": n % 2 == 0} if "label" in columns else {}))
-    return datasets.Dataset.from_list(rows)
+def test_undo() -> None:
+    ours, places = [], integration._places()
+    for function in (undo, apply, undo, undo):
+        function()
+        ours.append([getattr(importlib.import_module(m), n) for m, n, _ in places])
+    assert all(isinstance(function, integration._InPlace) for function in ours[1])
+    assert ours[0] == ours[2] == ours[3] and ours[0][0] is THEIRS
 
 
-def reward(completions: list[str], **others: Any) -> list[float]:
-    return [float(len(set(text.split()))) for text in completions]
-
-
-def teacher(**options: Any) -> Any:
-    """Of another width than the student."""
-    torch.manual_seed(5)
-    return LlamaForCausalLM(
-        LlamaConfig(**SIZES | {"hidden_size": 48, **options}, pad_token_id=0, eos_token_id=1)
+def test_an_old_version_is_refused(tmp_path: Path) -> None:
+    """By its name and number, before the trainers are imported."""
+    (tmp_path / "trl.py").write_text("__version__ = '0.24.0'")
+    code = "import monoidreduce.integrations.trl"
+    path = os.pathsep.join([str(tmp_path), str(Path(integration.__file__).parents[2])])
+    environment = {**os.environ, "PYTHONPATH": path}
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True
     )
-
-
-def messages() -> Any:
-    """Eight examples as GKD has them, with tokens and where completions begin."""
-    torch.manual_seed(1)
-    rows = []
-    for n in range(8):
-        ids = torch.randint(3, 301, (9 + n,)).tolist()
-        prompt = 3 + n % 3
-        text = " ".join(WORDS[i] for i in ids[:prompt])
-        rows.append(
-            {"prompt": text, "input_ids": ids, "completion_mask": [0] * prompt + [1] * (len(ids) - prompt)}
-        )
-    return datasets.Dataset.from_list(rows)
-
-
-# Trainer, configuration, columns; options of the configuration and of the trainer.
-TRAINERS: dict[str, tuple[Any, Any, tuple[str, ...], dict[str, Any], dict[str, Any]]] = {
-    **{
-        f"distillation_{beta}": (
-            trl.DistillationTrainer,
-            trl.DistillationConfig,
-            ("prompt",),
-            {"beta": beta, "temperature": 0.8, "max_completion_length": 8},
-            {"teacher_model": teacher},
-        )
-        for beta in (0.0, 0.3, 1.0)
-    },
-    **{
-        f"gkd_{beta}": (
-            TrlGKDTrainer,
-            GKDConfig,
-            (),
-            {"beta": beta, "lmbda": 0.5, "max_new_tokens": 8},
-            {"teacher_model": teacher},
-        )
-        for beta in (0.0, 0.3, 1.0)
-    },
-    "sft": (trl.SFTTrainer, trl.SFTConfig, ("prompt", "completion"), {}, {}),
-    "dpo": (trl.DPOTrainer, trl.DPOConfig, ("prompt", "chosen", "rejected"), {}, {}),
-    "kto": (trl.KTOTrainer, trl.KTOConfig, ("prompt", "completion", "label"), {}, {}),
-    "grpo": (
-        trl.GRPOTrainer,
-        trl.GRPOConfig,
-        ("prompt",),
-        {"num_generations": 4, "max_completion_length": 8, "beta": 0.1},
-        {"reward_funcs": reward},
-    ),
-}
-
-
-def trainer(name: str, folder: Path, made_by: Any = None, **more: Any) -> Any:
-    """For three steps. made_by: its class, if not TRL's. more: options of the configuration."""
-    trainer_of, config_of, columns, of_config, of_trainer = TRAINERS[name]
-    config = config_of(
-        output_dir=str(folder),
-        per_device_train_batch_size=4,
-        max_steps=3,
-        logging_steps=1,
-        learning_rate=1e-3,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        **of_config | more,
-    )
-
-    def model() -> Any:
-        torch.manual_seed(0)
-        of = LlamaForCausalLM(LlamaConfig(**SIZES, pad_token_id=0, eos_token_id=1, bos_token_id=1))
-        of.save_pretrained(folder / "model")
-        return LlamaForCausalLM.from_pretrained(folder / "model")
-
-    of_trainer = of_trainer | ({"ref_model": model()} if name in ("dpo", "kto") else {})
-    of_trainer |= {"teacher_model": teacher()} if "teacher_model" in of_trainer else {}
-    of_trainer |= {"train_dataset": examples(*columns) if columns else messages()}
-    return (made_by or trainer_of)(model=model(), args=config, processing_class=tokenizer(), **of_trainer)
-
-
-def history(name: str, folder: Path, made_by: Any = None) -> list[dict[str, float]]:
-    """What a trainer logs of three steps."""
-    made = trainer(name, folder, made_by)
-    made.train()
-    steps = [step for step in made.state.log_history if "loss" in step]
-    return [{k: v for k, v in step.items() if "time" not in k and v is not None} for step in steps]
+    assert found.returncode == 1
+    assert "ImportError: trl: expected version 1.9 or later, got 0.24.0" in found.stderr.splitlines()[-1]
+    assert "transformers.apply(model, loss=False)" in found.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("name", TRAINERS)
 def test_trainers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that they log of three steps, the loss and the norm of gradients among it, is as with TRL's own."""
-    use_theirs(monkeypatch)
+    """All that they log of three steps, and the gradients of the first, are as with TRL's own."""
+    of = name.partition("_")[0]
+    calls = counted_calls(monkeypatch)
     expected = history(name, tmp_path / "theirs")
     apply()
-    calls = []
-    function = "divergence" if "teacher_model" in TRAINERS[name][-1] else "log_probs"
-    ours = getattr(integration, function)
-    monkeypatch.setattr(
-        integration, function, lambda *args, **options: calls.append(1) or ours(*args, **options)
+    found = history(name, tmp_path / "ours")
+    check_same(found, expected)
+    reached = trl_steps.class_of(name).__name__ in REACHED
+    assert len(calls) >= 3 if reached else not calls
+    if of in BY_OURS:
+        check_same(history(name, tmp_path / "ours", BY_OURS[of]), expected)
+        assert len(calls) >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", OLDER)
+def test_older_versions(version: str) -> None:
+    """The same in a process with another TRL, which `make test` installs for it."""
+    folder = Path(sys.prefix) / f"trl-{version}"
+    if not folder.is_dir():
+        pytest.skip(f"no TRL {version}: make .venv/trl-{version}.done")
+    reached = {"1.9.0": ["sft"], "1.12.0": ["sft", "distillation_0.3"]}.get(
+        version, ["dpo", "distillation_0.3"]
     )
-    found = history(name, tmp_path / "ours", GKDTrainer if name.startswith("gkd") else None)
-    assert len(calls) >= 3 and len(found) == len(expected) == 3
-    assert any(step["grad_norm"] > 1e-3 for step in expected)
-    for step, theirs in zip(found, expected, strict=True):
-        assert step == pytest.approx(theirs, rel=1e-4, abs=2e-5)
+    folders = [folder, Path(integration.__file__).parents[2], os.environ.get("PYTHONPATH", "")]
+    process = subprocess.run(
+        [sys.executable, trl_steps.__file__, *reached, "orpo"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, filter(None, folders)))},
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stderr[-3000:]
+    said = json.loads(process.stdout.splitlines()[-1])
+    assert said["version"] == version and said["calls"].pop("orpo") == 0 and "ORPOTrainer" in said["others"]
+    assert all(count >= 3 for count in said["calls"].values()) and len(said["calls"]) == len(reached)
+    names = [f"{trl_steps.NAMES.get(name.partition('_')[0], name.upper())}Trainer" for name in reached]
+    assert set(names) <= set(said["reached"]) and len(said["others"]) >= 14
 
 
 def test_gkd_makes_no_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Except where outputs are asked for, and then the loss is the same."""
-    use_theirs(monkeypatch)
     made = trainer("gkd_0.3", tmp_path, GKDTrainer, lmbda=0.0)
     calls: list[int] = []
     for model in (made.model, made.teacher_model):
@@ -394,7 +354,6 @@ def test_gkd_makes_no_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_who_logs_no_entropy_computes_none(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use_theirs(monkeypatch)
     apply()
     calls: list[int] = []
     entropy_of = of_divergence.linear_log_probs
@@ -403,14 +362,13 @@ def test_who_logs_no_entropy_computes_none(
         "linear_log_probs",
         lambda *args, **options: calls.append(1) or entropy_of(*args, **options),
     )
-    steps = history(name, tmp_path, GKDTrainer if name.startswith("gkd") else None)
+    steps, _ = history(name, tmp_path, BY_OURS.get(name.partition("_")[0]))
     assert len(steps) == 3 and len(calls) == (0 if name.startswith("gkd") else 3)
     assert all(math.isfinite(value) for step in steps for value in step.values())
     assert all(("entropy" in step) == (len(calls) > 0) for step in steps)
 
 
 def test_gkd_refuses_a_softcap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_theirs(monkeypatch)
     made = trainer("gkd_0.3", tmp_path, GKDTrainer, lmbda=0.0)
     made.model.config.final_logit_softcapping = 30.0
     with pytest.raises(ValueError, match="student_final_logit_softcapping: expected None"):
@@ -420,7 +378,6 @@ def test_gkd_refuses_a_softcap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_gkd_refuses_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the teacher's head and of prompts, which a loss of hidden states would leave out."""
     peft = pytest.importorskip("peft")
-    use_theirs(monkeypatch)
     head = peft.LoraConfig(target_modules=["lm_head"], task_type="CAUSAL_LM")
     prompts = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
     adapted: list[tuple[Any, str, dict[str, Any]]] = [
