@@ -110,12 +110,13 @@ def check_bool(name: str, value: Any) -> bool:
 
 
 def number_of(name: str, value: Any, expected: str) -> Any:
-    """A tensor without axes on a CPU is its number, everything else what it is.
+    """A tensor without axes on a CPU is its number, and so is an array of numpy's; all else is what it is.
 
     The number of one on a GPU would have to be waited for, and no gradient would reach one that requires it.
     """
     if not isinstance(value, Tensor):
-        return value
+        is_array = type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0
+        return value.item() if is_array else value
     batched = not torch.compiler.is_compiling() and is_transformed(value)
     if value.dim() or not value.is_cpu or batched:
         expected += f" (of a tensor: without axes, on the CPU; else float({name}), which waits for it)"

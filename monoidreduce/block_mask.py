@@ -40,7 +40,8 @@ class BlockMask:
     listed: bool = False
 
     def __repr__(self) -> str:
-        kept = (self.kinds != NOTHING).double().mean().item() if self.kinds.numel() else 0.0
+        known = self.kinds.numel() and not self.kinds.is_meta
+        kept = (self.kinds != NOTHING).double().mean().item() if known else 0.0
         return f"<block_mask of {list(self.lengths)}, {kept:.1%} of its blocks of {list(self.block)} kept>"
 
 
@@ -61,7 +62,7 @@ def block_mask(
         B, H: how many batches and heads there are; None where the mask does not depend on them.
         M, N: how many queries and keys.
         device: of the result; by default that of the tensors that mask_mod captured, else torch's.
-        block_size: how many queries and keys a block has; one number for both.
+        block_size: how many queries and keys a block has, from 1 to 2^31; one number for both.
 
     Raises:
         TraceError: mask_mod does what kernels cannot.
@@ -76,31 +77,53 @@ def block_mask(
     for name, n in zip("BHMN", sizes, strict=True):
         if n < 0:
             raise ValueError(mismatch(name, "an int >= 0", n))
-    block = (block_size, block_size) if isinstance(block_size, int) else tuple(block_size)
-    if len(block) != 2 or not all(isinstance(n, int) and n > 0 for n in block):
-        raise ValueError(mismatch("block_size", "an int > 0, or two", repr(block_size)))
+    if not callable(mask_mod):
+        expected = "a function mask_mod(batch, head, q_idx, kv_idx)"
+        raise TypeError(mismatch("mask_mod", expected, f"{mask_mod!r} of type {type(mask_mod).__name__}"))
+    block, device = _block_of(block_size), _device_of(device)
     batch, heads, rows, columns = sizes
     kept = kept_elements(mask_mod, device)
     at_once = max(_MOST_ELEMENTS // max(batch * heads * columns * block[0], 1), 1) * block[0]
     parts = [
         _kinds(kept(batch, heads, range(first, min(first + at_once, rows)), columns), block)
-        for first in range(0, rows, at_once)
+        for first in range(0, max(rows, 1), at_once)
     ]
-    empty = torch.zeros(batch, heads, 0, -(-columns // block[1]), dtype=torch.int64)
-    kinds = (
-        torch.cat(parts, 2) if parts else empty.to(torch.get_default_device() if device is None else device)
-    )
+    kinds = torch.cat(parts, 2)
     return BlockMask(kinds, linked(kinds), mask_mod, (rows, columns), block)
+
+
+def _block_of(given: Any) -> tuple[int, int]:
+    """How many queries and keys a block has."""
+    expected = "an int from 1 to 2^31, or two"
+    # Lists of numpy and tensors have one axis, their numbers none.
+    both = given.tolist() if getattr(given, "ndim", 0) == 1 else given
+    both = tuple(both) if isinstance(both, (tuple, list)) else (both, both)
+    if len(both) != 2:
+        raise ValueError(mismatch("block_size", expected, repr(given)))
+    rows, columns = (check_int("block_size", n, expected) for n in both)
+    if not (1 <= rows <= 1 << 31 and 1 <= columns <= 1 << 31):
+        raise ValueError(mismatch("block_size", expected, repr(given)))
+    return rows, columns
+
+
+def _device_of(given: Any) -> torch.device | None:
+    try:
+        return None if given is None else torch.device(given)
+    except (RuntimeError, TypeError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(mismatch("device", "None or a device of torch", repr(given))) from error
 
 
 def _kinds(kept: Tensor, block: tuple[int, int]) -> Tensor:
     """Of the blocks of bool [B, H, rows, columns]."""
     batch, heads, rows, columns = kept.shape
+    block = min(block[0], max(rows, 1)), min(block[1], max(columns, 1))  # one block, if it has all
     missing = (-rows % block[0], -columns % block[1])
+    down, across = (rows + missing[0]) // block[0], (columns + missing[1]) // block[1]
 
     def blocks(value: bool) -> Tensor:
         padded = torch.nn.functional.pad(kept, (0, missing[1], 0, missing[0]), value=value)
-        return padded.view(batch, heads, -1, block[0], (columns + missing[1]) // block[1], block[1])
+        return padded.view(batch, heads, down, block[0], across, block[1])
 
     any_kept = blocks(False).amax((3, 5)).long()
     return any_kept + any_kept * blocks(True).amin((3, 5)).long()

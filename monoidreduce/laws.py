@@ -59,10 +59,13 @@ class LawReport:
     monoid: str
     dtype: torch.dtype
     results: tuple[LawResult, ...]
+    skipped: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{self.monoid} obeys the laws of a commutative monoid with a local gradient ({self.dtype})"]
-        width = max(len(result.law) for result in self.results)
+        if self.skipped:
+            lines[0] += f", but for those that were not tried: {', '.join(self.skipped)}"
+        width = max((len(result.law) for result in self.results), default=0)
         for law, cases, difference in ((r.law, r.cases, r.largest_difference) for r in self.results):
             agreement = f"largest difference {difference:.1e}" if difference else "exact"
             lines.append(f"  {law:<{width}}  {cases:>5} cases  {agreement}")
@@ -74,6 +77,8 @@ def check_monoid(
     sample: Callable[[torch.Generator, tuple[int, ...]], Any] | Any,
     *,
     dtype: torch.dtype = torch.float64,
+    domain: Callable[[Any], Any] | None = None,
+    skip: Iterable[str] = (),
 ) -> LawReport:
     """Try the laws of a commutative monoid with a local gradient on samples, in this order.
 
@@ -98,28 +103,69 @@ def check_monoid(
             (of the CPU) given. Or a state that holds at least 3 samples along axis 0. Samples should be
             states that folds meet, finite and without ties.
         dtype: what floating fields are converted to; results may differ by its eps**(2/3), relatively.
+        domain: domain(state) -> the nearest state, or any other, that folds may meet, where not every state
+            of the right shapes is one: weights that are not negative, say. It is called with each sample, and
+            with what the laws make of samples: an infinite entry, or fewer digits of a counterexample. States
+            inside the domain stay as they are; the identity and results of combine are taken to be inside.
+        skip: names of laws that are not tried, as above. The report names them.
 
     Returns:
         What was tried; print it.
 
     Raises:
         MonoidLawError: names the law that is broken and shows the smallest counterexample found.
-        TypeError, ValueError: `monoid`, `sample` or `dtype` is not what it should be. Also: a method of the
-            monoid returns no state, or a gradient of another shape than its operand's, or changes its
-            operands in place.
+        TypeError, ValueError: `monoid`, `sample`, `dtype`, `domain` or `skip` is not what it should be. Also:
+            a method of the monoid returns no state, or a gradient of another shape than its operand's, or
+            changes its operands in place.
     """
     if not isinstance(monoid, Monoid):
         raise TypeError(mismatch("monoid", "an instance of a subclass of Monoid", repr(monoid)))
     if dtype not in FLOATING:
         raise TypeError(mismatch("dtype", "a floating dtype of 16 bits or more", repr(dtype)))
+    if domain is not None and not callable(domain):
+        raise TypeError(mismatch("domain", "None or a function of a state", repr(domain)))
+    skipped = _names_of_laws(skip)
     with torch.inference_mode(False):  # which would hide combine from autograd
-        operands = _draw(monoid, sample, dtype)
-        checked = Checked(monoid)
+        checked = _Tried(monoid, domain)
+        operands = _draw(checked, sample, dtype)
         results = [
             _try_law(checked, law, {name: operands[name] for name in law.operands if name in operands})
             for law in _LAWS
+            if law.name not in skipped
         ]
-    return LawReport(repr(monoid), dtype, tuple(results))
+    return LawReport(repr(monoid), dtype, tuple(results), skipped)
+
+
+def _names_of_laws(skip: Any) -> tuple[str, ...]:
+    names = [law.name for law in _LAWS]
+    expected = f"names of laws, of {', '.join(names)}"
+    if isinstance(skip, str) or not isinstance(skip, Iterable):
+        raise TypeError(mismatch("skip", f"a sequence of {expected}", repr(skip)))
+    skipped: tuple[str, ...] = (*skip,)
+    for name in skipped:
+        if name not in names:
+            raise ValueError(mismatch("skip", expected, repr(name)))
+    return skipped
+
+
+class _Tried(Checked):
+    """The monoid whose laws are tried, and what its states may be."""
+
+    def __init__(self, monoid: Monoid[Any], domain: Callable[[Any], Any] | None) -> None:
+        super().__init__(monoid)
+        self._domain = domain
+
+    def inside(self, state: Any) -> Any:
+        """The state, or one in its place that folds may meet."""
+        if self._domain is None:
+            return state
+        found = self._domain(state)
+        check_state("domain", found, self.monoid)
+        if layout(found) != layout(state):
+            raise ValueError(
+                mismatch("domain", f"a state like the one given, {layout(state)}", layout(found))
+            )
+        return found
 
 
 class _Claim(NamedTuple):
@@ -175,13 +221,13 @@ def _batch_axes(monoid: Monoid[Any], x: Any, y: Any) -> Iterator[_Claim]:
     yield _Claim("combine(x, y) over two batch axes = over one", found, monoid.combine(x, y))
 
 
-def _infinities(monoid: Monoid[Any], x: Any, y: Any, z: Any) -> Iterator[_Claim]:
+def _infinities(monoid: _Tried, x: Any, y: Any, z: Any) -> Iterator[_Claim]:
     e = monoid.identity(x)
     touched = torch.arange(x[0].shape[0], device=x[0].device) % 2 == 0
     floating = [name for name, field in zip(x._fields, x, strict=True) if field.is_floating_point()]
     for name, infinity in ((name, infinity) for name in floating for infinity in (math.inf, -math.inf)):
         field = getattr(x, name)
-        u = x._replace(**{name: field.masked_fill(_over_batch(touched, field), infinity)})
+        u = monoid.inside(x._replace(**{name: field.masked_fill(_over_batch(touched, field), infinity)}))
         where = f"with x.{name} = {infinity}"
         alone = monoid.combine(u, e)
         triples = zip(alone, e, u, strict=True)
@@ -335,20 +381,20 @@ def _over_batch(mask: Tensor, field: Tensor) -> Tensor:
     return mask.reshape(mask.shape + (1,) * (field.dim() - 1))
 
 
-def _draw(monoid: Monoid[Any], sample: Any, dtype: torch.dtype) -> Operands:
+def _draw(monoid: _Tried, sample: Any, dtype: torch.dtype) -> Operands:
     """States x, y and z, in no batch entry the identity, an upstream gradient g, and further states."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn(count: int) -> list[Any]:
         states = [sample(generator, (_SAMPLES,)) if callable(sample) else sample for _ in range(count)]
         for state in states:
-            check_state("sample", state, monoid)
+            check_state("sample", state, monoid.monoid)
         return states
 
     def converted(state: Any) -> Any:
         """A copy, which a method may change before that is noticed."""
-        return maker(state)(
-            f.detach().to(dtype if f.is_floating_point() else f.dtype, copy=True) for f in state
+        return monoid.inside(
+            maker(state)(f.detach().to(dtype if f.is_floating_point() else f.dtype, copy=True) for f in state)
         )
 
     def at_kept(state: Any) -> Any:
@@ -365,7 +411,7 @@ def _draw(monoid: Monoid[Any], sample: Any, dtype: torch.dtype) -> Operands:
         count = min(size, len(_ELEMENTS))
         states = [maker(sample)(field.roll(shift, 0) for field in sample) for shift in range(count)]
     states = [*map(converted, states)]
-    is_empty = [_agreement(_Claim("", Checked(monoid).identity(s), s, exact=True))[0] for s in states[:3]]
+    is_empty = [_agreement(_Claim("", monoid.identity(s), s, exact=True))[0] for s in states[:3]]
     kept = ~torch.stack(is_empty).any(0)
     if not kept.any():
         raise ValueError(mismatch("sample", "states other than the identity", states[0]))
@@ -382,7 +428,7 @@ def _random_like(field: Tensor, generator: torch.Generator) -> Tensor:
     return torch.randn(field.shape, generator=generator, dtype=torch.float64, device="cpu").to(field)
 
 
-def _try_law(monoid: Monoid[Any], law: _Law, operands: Operands) -> LawResult:
+def _try_law(monoid: _Tried, law: _Law, operands: Operands) -> LawResult:
     cases, largest_difference = 0, 0.0
     for number, claim in enumerate(law.claims(monoid, **operands)):
         agrees, difference = _agreement(claim)
@@ -418,7 +464,7 @@ def _scale(found: Tensor, expected: Tensor) -> Tensor:
     return 1 + magnitudes.masked_fill(~magnitudes.isfinite(), 0).flatten().max()
 
 
-def _law_error(monoid: Monoid[Any], law: _Law, number: int, operands: Operands) -> MonoidLawError:
+def _law_error(monoid: _Tried, law: _Law, number: int, operands: Operands) -> MonoidLawError:
     """The error for the claim of that number, with the operands made as small as they go."""
 
     def claim_on(candidate: Operands) -> _Claim:
@@ -435,7 +481,9 @@ def _law_error(monoid: Monoid[Any], law: _Law, number: int, operands: Operands) 
             break
     for name, digits in ((name, digits) for name in operands for digits in (3, 2, 1)):
         state = operands[name]
-        rounder = operands | {name: maker(state)(_round(field, digits) for field in state)}
+        rounded = maker(state)(_round(field, digits) for field in state)
+        # g is a gradient, and no state.
+        rounder = operands | {name: rounded if name == "g" else monoid.inside(rounded)}
         if breaks(rounder):
             operands = rounder
     claim = claim_on(operands)

@@ -107,7 +107,8 @@ def map_reduce(
             and the dtypes, are the same for all slices. It is recomputed, so it must be deterministic.
             Gradients go to its arguments alone: tensors that it closes over must not require any.
         a, b: a tensor or a tuple of tensors, sliced on axis 0, on whose size the tensors of a tuple agree.
-            project_fold receives slices in the same form.
+            project_fold receives slices in the same form. Axis 0 is never a batch axis: every row of `a` is
+            folded with every row of `b`. For batches [B, M, ...] and [B, N, ...] call torch.vmap of this.
         project_fold_backward: project_fold_backward(a_slice, b_slice, g) -> (gradient of a_slice, gradient of
             b_slice). g is the gradient of project_fold's state. Gradients have the form of the slices, None
             where there is none. Autograd does it unless given.

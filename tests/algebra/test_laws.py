@@ -567,3 +567,113 @@ def test_bad_arguments(arguments: tuple[Any, Any], error: type[Exception], text:
 def test_bad_dtype(dtype: Any) -> None:
     with pytest.raises(TypeError, match="dtype: expected a floating dtype"):
         mr.check_monoid(Sum(), subject_of(Sum).sample, dtype=dtype)
+
+
+# What the states of a monoid may be, and laws that are left out
+
+
+class Weighted(Sum):
+    """Addition of weights, none of which may be negative: the square root of the square is what it was."""
+
+    def combine(self, a: Any, b: Any) -> Any:
+        return Sum.State((a.value + b.value).square().sqrt())
+
+
+def not_negative(state: Any) -> Any:
+    return state._replace(value=state.value.abs())
+
+
+def test_domain() -> None:
+    monoid = Weighted()
+
+    def sample(generator: torch.Generator, shape: tuple[int, ...]) -> Any:
+        return Sum.State(torch.randn(shape, generator=generator))
+
+    with pytest.raises(mr.MonoidLawError) as raised:
+        mr.check_monoid(monoid, sample)
+    assert raised.value.law == "identity"
+    # An entry of -inf is outside as well, which the law of infinities would try.
+    with pytest.raises(mr.MonoidLawError) as raised:
+        mr.check_monoid(monoid, lambda *given: not_negative(sample(*given)))
+    assert raised.value.law == "infinities"
+    report = mr.check_monoid(monoid, sample, domain=not_negative)
+    assert len(report.results) == 9 and "not tried" not in str(report)
+
+
+def test_a_counterexample_is_inside_the_domain() -> None:
+    class Wrong(Sum):
+        def combine(self, a: Any, b: Any) -> Any:
+            return Sum.State(a.value + 2 * b.value)
+
+    def above_3(state: Any) -> Any:
+        return state._replace(value=state.value.clamp(min=3.25))
+
+    with pytest.raises(mr.MonoidLawError) as raised:
+        mr.check_monoid(Wrong(), Sum.State(torch.linspace(-9, 9, 30)), domain=above_3)
+    assert raised.value.counterexample["x"].value >= 3.25
+
+
+def test_skip() -> None:
+    sample = Sum.State(torch.linspace(0.5, 9, 30))
+    report = mr.check_monoid(Weighted(), sample, skip=("infinities", "batch axes"))
+    assert report.skipped == ("infinities", "batch axes")
+    assert {result.law for result in report.results}.isdisjoint(report.skipped) and len(report.results) == 7
+    assert "not tried: infinities, batch axes" in str(report)
+    every = [result.law for result in mr.check_monoid(Sum(), sample).results]
+    assert "not tried: identity" in str(mr.check_monoid(Weighted(), sample, skip=every))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    (
+        (
+            {"skip": ("associative",)},
+            ValueError,
+            "skip: expected names of laws, of identity, .*'associative'",
+        ),
+        ({"skip": "identity"}, TypeError, "skip: expected a sequence of names of laws, .*, got 'identity'"),
+        ({"skip": None}, TypeError, "skip: expected a sequence of names"),
+        ({"domain": 3}, TypeError, "domain: expected None or a function of a state, got 3"),
+        ({"domain": lambda s: s.value}, TypeError, "domain: expected a state"),
+        (
+            {"domain": lambda s: Sum.State(s.value[:1])},
+            ValueError,
+            "domain: expected a state like the one given",
+        ),
+    ),
+)
+def test_wrong_domains_and_laws(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        mr.check_monoid(Sum(), Sum.State(torch.linspace(0.5, 9, 30)), **options)
+
+
+class PaperAttention(mr.Monoid[Any]):
+    """Table 1 of the paper, to the letter: no guard where nothing is combined with nothing."""
+
+    State = mr.monoids.LogWSum.State
+
+    def identity(self, like: Any) -> Any:
+        return mr.monoids.LogWSum().identity(like)
+
+    def combine(self, a: Any, b: Any) -> Any:
+        z = torch.logaddexp(a.log_weight, b.log_weight)
+        share_a, share_b = (a.log_weight - z).exp(), (b.log_weight - z).exp()
+        return self.State(z, share_a * a.value + share_b * b.value)
+
+    def local_gradient(self, c: Any, a: Any, g: Any) -> Any:
+        share = (a.log_weight - c.log_weight).exp()
+        return self.State(share * (g.log_weight + g.value * (a.value - c.value)), share * g.value)
+
+
+def test_the_papers_monoids_have_no_value_at_two_identities() -> None:
+    """As docs/theorem.md says: exp(-inf + inf). All else holds, for finite log weights."""
+
+    def sample(generator: torch.Generator, shape: tuple[int, ...]) -> Any:
+        return PaperAttention.State(*torch.randn(2, *shape, generator=generator))
+
+    with pytest.raises(mr.MonoidLawError) as raised:
+        mr.check_monoid(PaperAttention(), sample)
+    assert raised.value.law == "empty fold" and "combine(identity, identity)" in str(raised.value)
+    report = mr.check_monoid(PaperAttention(), sample, skip=("empty fold", "infinities"))
+    assert len(report.results) == 7
+    mr.check_monoid(mr.monoids.LogWSum(), sample)

@@ -1324,3 +1324,18 @@ def test_integers_that_have_no_meaning_are_refused_by_name(monoid: Any, field: s
     state = monoid.State(*(torch.arange(6) for _ in monoid.State._fields))
     with pytest.raises(TypeError, match=f"^{field}: expected a floating dtype, .*, got torch.int64$"):
         mr.fold(monoid, state)
+
+
+def test_batches_by_vmap() -> None:
+    """As docs/writing_a_monoid.md says: axis 0 has rows, and a batch is another axis before it."""
+    a, b = torch.randn(3, 5, 2, requires_grad=True), torch.randn(3, 7, 2, requires_grad=True)
+
+    def density(a: Tensor, b: Tensor) -> Tensor:
+        fold = LogSumExp()
+        of = lambda x, y: fold.State((-torch.cdist(x, y)).logsumexp(1))  # noqa: E731
+        return mr.map_reduce(fold, of, a, b, b_chunk=3).lse
+
+    found, expected = torch.vmap(density)(a, b), (-torch.cdist(a, b)).logsumexp(-1)
+    torch.testing.assert_close(found, expected)
+    upstream = torch.randn(3, 5)
+    torch.testing.assert_close(*(torch.autograd.grad(y, (a, b), upstream) for y in (found, expected)))

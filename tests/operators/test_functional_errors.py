@@ -451,7 +451,7 @@ def with_option(operator: str, option: str, value: Any) -> list[Tensor]:
 def test_a_number_in_a_tensor_on_the_cpu_is_read(operator: str, option: str, number: Any) -> None:
     """And one of numpy. No gradient reaches it, so it may not require one. Reading a GPU's would wait."""
     expected = with_option(operator, option, number)
-    for of_number in (torch.tensor(number), np.array(number)[()]):
+    for of_number in (torch.tensor(number), np.array(number)[()], np.array(number)):
         found = with_option(operator, option, of_number)
         assert all(map(torch.equal, found, expected)) and len(found) == len(expected) > 0
     before = mr._C.path_counts()
