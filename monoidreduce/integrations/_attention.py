@@ -1,46 +1,56 @@
 """transformers' attention and mask interfaces over `mr.attention`.
 
 transformers calls the mask function once per forward pass and kind of layer, and hands what it returns to the
-attention function of every layer. A mask is one of:
+attention function of every layer. What it returns is one of:
 
-- None: causal with as many keys as queries, one query that sees every key, or a layer that is not causal.
 - a Band: which keys lie near enough, and which are padding. Nothing of queries times keys is stored.
-- a tensor [B, 1, M, N], where nothing less says it: packed sequences, chunks, static caches, masks of users.
+- Packed: sequences that are packed in the rows of a batch.
+- Stored: which pairs of queries and keys count, where nothing less says it: chunks, static caches.
+
+It is never None, so that a layer need not be causal by itself. Layers that compute something of a mask get
+the tensor that transformers' eager attention would have. Masks of users come as tensors [B, 1, M, N].
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.masking_utils import causal_mask_function, sdpa_mask
+from torch.utils._pytree import tree_map
+from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
 from monoidreduce._validate import mismatch
 from monoidreduce.functional import attention
+from monoidreduce.integrations._sources import dropout_error
 from monoidreduce.varlen import attention_varlen
 
-# Arguments of other parts of a model that reach its attention, and say nothing of the result.
-UNRELATED = frozenset(
-    (
-        "cache_position",
-        "ignore_index",
-        "logits_to_keep",
-        "max_length_k",
-        "max_length_q",
-        "num_items_in_batch",
-        "output_hidden_states",
-        "output_router_logits",
-        "position_ids",
-        "seq_idx",
-        "shift_labels",
-        "use_cache",
-    )
-)
+try:
+    from transformers.utils.output_capturing import _active_collector
+except ImportError:  # before 5.2
+    _active_collector = None
+
+# What other implementations of attention take in place of a mask, or beside it. All other arguments that are
+# not known come from the model's caller: eager attention makes nothing of them either.
+OF_OTHERS = ("block_indices", "cache", "head_mask", "indices", "sinks")
 
 
+@dataclass(frozen=True)
 class Mask:
+    """Takes little memory until something computes with it, which turns it into eager attention's tensor."""
+
+    make: Callable[[], Tensor] = field(kw_only=True)
+
+    def dense(self) -> Tensor:
+        """[B, 1, M, N]: 0 where a key counts, and the least number of the dtype elsewhere."""
+        if "made" not in vars(self):
+            object.__setattr__(self, "made", self.make())
+        return vars(self)["made"]  # type: ignore[no-any-return]
+
     # generate() makes masks before it calls a model with a static cache. It takes them for tensors, and the
     # model hands the one that it got to its own mask function.
     @property
@@ -52,25 +62,56 @@ class Mask:
 
     # accelerate moves the arguments of a layer to its GPU, where a model's layers are on several.
     def to(self, *place: Any, **options: Any) -> Any:
-        given = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-        tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
-        return replace(self, **{name: t.to(*place, **options) for name, t in tensors.items()})  # type: ignore[type-var]
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors = {name: t.to(*place, **options) for name, t in given.items() if isinstance(t, Tensor)}
+        return replace(self, make=lambda: self.dense().to(*place, **options), **tensors)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or not hasattr(Tensor, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.dense(), name)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def dense(given: Any) -> Any:
+            return given.dense() if isinstance(given, Mask) else given
+
+        return function(*tree_map(dense, args), **tree_map(dense, kwargs or {}))
 
 
-@dataclass(frozen=True)
+def _of_tensors(name: str) -> Any:
+    return lambda self, *others: getattr(self.dense(), name)(*others)
+
+
+for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "and", "rand", "or", "ror", "invert", "neg",
+              "getitem", "eq", "ne", "lt", "le", "gt", "ge", "truediv", "len", "iter"):  # fmt: skip
+    setattr(Mask, f"__{_name}__", _of_tensors(f"__{_name}__"))
+Mask.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True, eq=False)
 class Band(Mask):
-    """`window` of `mr.attention` around the key that a query is aligned with, less the padding."""
+    """`window` of `mr.attention` around the key that a query is aligned with, less the padding.
+
+    The last query is aligned with the last key, or the first with the first: more keys are to come then.
+    """
 
     window: tuple[int | None, int | None]
-    keys: Tensor | None  # [B, N] bool, False at padding
+    keys: Tensor | None = None  # [B, N] bool, False at padding
+    from_first: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Packed(Mask):
     """`window` of `mr.attention_varlen` within sequences of the tokens of all batches [B * L]."""
 
     window: tuple[int | None, int | None]
     starts: Tensor  # its cu_seqlens
+
+
+@dataclass(frozen=True, eq=False)
+class Stored(Mask):
+    pairs: Tensor  # [B, 1, M, N] bool, True where a key counts
 
 
 def attention_mask(
@@ -86,7 +127,7 @@ def attention_mask(
     allow_is_bidirectional_skip: bool = False,
     config: Any = None,
     **options: Any,
-) -> Mask | Tensor | None:
+) -> Mask:
     """The mask of one kind of layer, as `AttentionMaskInterface` calls for it.
 
     Where transformers allows a mask to be skipped, it is causal or bidirectional. It has a window of
@@ -96,10 +137,12 @@ def attention_mask(
     """
     if isinstance(attention_mask, Mask):
         return attention_mask
+    lengths = batch_size, q_length, kv_length, q_offset, kv_offset
+    make = partial(eager_mask, *lengths, mask_function, attention_mask, **options)
     # torch.compile can not look into functions.
     ids = None if torch.compiler.is_compiling() else _sequence_ids(mask_function, local_size)
     if ids is not None and attention_mask is None:
-        return Packed((None if local_size is None else local_size - 1, 0), _starts(ids))
+        return Packed((None if local_size is None else local_size - 1, 0), _starts(ids), make=make)
     plain = allow_is_causal_skip or allow_is_bidirectional_skip
     chunked = local_size is not None and getattr(config, "attention_chunk_size", None) is not None
     # A bidirectional mask without a window needs no alignment: it is that of cross attention too.
@@ -108,19 +151,18 @@ def attention_mask(
     if not plain or chunked or not aligned:
         options |= {"allow_is_causal_skip": allow_is_causal_skip, "config": config}
         options |= {"allow_is_bidirectional_skip": allow_is_bidirectional_skip}
-        lengths = batch_size, q_length, kv_length, q_offset, kv_offset
-        return sdpa_mask(*lengths, mask_function, attention_mask, local_size, **options)  # type: ignore[no-any-return]
+        pairs = sdpa_mask(*lengths, mask_function, attention_mask, local_size, **options)
+        if pairs is not None:
+            return Stored(pairs, make=make)
+        # Nothing but what is causal excludes a key. A single query sees all; more are the first of a cache.
+        causal = allow_is_causal_skip and q_length > 1
+        return Band((None, 0 if causal else None), from_first=causal, make=make)
     keys = _padding(attention_mask, kv_offset, kv_length)
     if local_size is not None and local_size >= kv_length:
         local_size = None
-    window: tuple[int | None, int | None]
     if allow_is_causal_skip:
-        window = None if local_size is None else local_size - 1, 0
-        implied = q_length in (1, kv_length)
-    else:
-        window = local_size, local_size
-        implied = getattr(config, "is_causal", False) is False  # else the layer takes None for causal
-    return None if keys is None and local_size is None and implied else Band(window, keys)
+        return Band((None if local_size is None else local_size - 1, 0), keys, make=make)
+    return Band((local_size, local_size), keys, make=make)
 
 
 def _closure(function: Any, name: str) -> dict[str, Any]:
@@ -197,7 +239,8 @@ def attention_forward(
     """Attention of one layer, as `AttentionInterface` calls for it.
 
     Args:
-        module: the layer. Its `is_causal` is what a mask of None means, unless is_causal is given.
+        module: the layer. Where a model makes no mask, its `is_causal` says what that means, unless is_causal
+            is given.
         query: [B, H, M, F].
         key, value: [B, Hkv, N, F] and [B, Hkv, N, D].
         attention_mask: what `attention_mask` above returned, or a mask [B or 1, H or 1, M, N], bool or
@@ -208,6 +251,7 @@ def attention_forward(
         cu_seq_lens_q, cu_seq_lens_k: [sequences + 1] where packed sequences of each row of the batch begin,
             and the end. With a mask that is stored or a position_bias each is a call of its own, for which
             the host waits for the lengths.
+        others: what else the model was called with. eager attention makes nothing of it either.
 
     Returns:
         [B, M, H, D], and None in place of the weights.
@@ -216,46 +260,52 @@ def attention_forward(
         ValueError, TypeError: an argument that would change the result is not supported.
     """
     if dropout:
-        raise ValueError(mismatch("dropout", "0: set attention_dropout of the model's config to 0", dropout))
-    if others.get("output_attentions"):
-        expected = 'None or False: monoidreduce stores no weights (attn_implementation="eager" does)'
-        raise ValueError(mismatch("output_attentions", expected, others["output_attentions"]))
-    for name, given in others.items():
-        if name not in UNRELATED and given is not None and given is not False:
-            raise TypeError(mismatch(name, "None: monoidreduce's attention has no such argument", given))
+        raise ValueError(f"{type(module).__name__}: {dropout_error(module, dropout)}")
+    if others.get("output_attentions") or _weights_are_captured():
+        expected = (
+            "None or False: monoidreduce stores no weights (monoidreduce.integrations.transformers.undo"
+        )
+        expected += '(model), or attn_implementation="eager", gives them)'
+        raise ValueError(mismatch("output_attentions", expected, True))
+    for name in OF_OTHERS:
+        if others.get(name) is not None:
+            expected = "None: monoidreduce's attention has no such argument"
+            raise TypeError(mismatch(name, expected, type(others[name]).__name__))
 
     rows, columns = query.shape[2], key.shape[2]
     bias = position_bias
     window: tuple[int | None, int | None] = None, None
+    from_first = False
     if attention_mask is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         packed = cu_seq_lens_q is not None or cu_seq_lens_k is not None
-        if causal and 1 < rows < columns and not packed:  # an empty static cache: more keys are to come
-            key, value, columns = key[:, :, :rows], value[:, :, :rows], rows
-            bias = bias if bias is None else bias[..., :rows]
+        from_first = causal and rows > 1 and not packed  # as torch's attention aligns them
         if sliding_window is not None and sliding_window < columns and rows > 1:
             expected = f"a mask of this window, or one of at least the {columns} keys"
             raise ValueError(mismatch("sliding_window", expected, f"{sliding_window} and no mask"))
         window = None, 0 if causal else None
     elif isinstance(attention_mask, Band):
-        window = attention_mask.window
+        window, from_first = attention_mask.window, attention_mask.from_first
         if attention_mask.keys is not None:
             bias = _masked(bias, attention_mask.keys[:, None, None, :])
     elif isinstance(attention_mask, Packed):
-        if position_bias is not None:
-            raise ValueError(
-                mismatch("position_bias", "None beside packed sequences", list(position_bias.shape))
-            )
         window = attention_mask.window
+        if bias is not None:
+            bias = bias + attention_mask.dense()
+    elif isinstance(attention_mask, Stored):
+        bias = _masked(bias, attention_mask.pairs)
     elif isinstance(attention_mask, Tensor) and attention_mask.dim() == 4:
         bias = _masked(bias, attention_mask)
     else:
-        given = list(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask)
-        raise TypeError(mismatch("attention_mask", "None or a tensor [B, 1, M, N]", given))
+        mask = list(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask)
+        raise TypeError(mismatch("attention_mask", "None or a tensor [B, 1, M, N]", mask))
 
+    if from_first and rows < columns:  # more keys are to come: a static cache
+        key, value, columns = key[:, :, :rows], value[:, :, :rows], rows
+        bias = bias if bias is None or bias.shape[-1] == 1 else bias[..., :rows]
     options: Any = {"scale": scaling, "window": window, "softcap": softcap, "sinks": s_aux}
     sequences = [(0, rows, 0, columns)]
-    of_mask = attention_mask.starts if isinstance(attention_mask, Packed) else None
+    of_mask = attention_mask.starts if isinstance(attention_mask, Packed) and bias is None else None
     starts = None if of_mask is None else (of_mask, of_mask)
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
         given = _both(cu_seq_lens_q, cu_seq_lens_k, query)
@@ -280,6 +330,19 @@ def attention_forward(
         outs.append(out)
     out = outs[0] if len(outs) == 1 else torch.cat(outs, 2)
     return out.transpose(1, 2).contiguous(), None
+
+
+# Arguments that a model may give attention by name. eager attention makes nothing of the last six.
+KEYWORDS = frozenset(inspect.signature(attention_forward).parameters) | {
+    "cache_position", "deterministic", "max_length_k", "max_length_q", "output_attentions", "position_ids",
+}  # fmt: skip
+
+
+def _weights_are_captured() -> bool:
+    """Whether the model that runs was asked for its attention weights, which it takes from its layers."""
+    if _active_collector is None or torch.compiler.is_compiling():
+        return False
+    return any("attentions" in name for name in _active_collector.get() or ())
 
 
 def _varlen(query: Tensor, key: Tensor, value: Tensor, starts: tuple[Tensor, Tensor], options: Any) -> Tensor:

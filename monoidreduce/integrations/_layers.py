@@ -22,7 +22,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from monoidreduce._torch_private import inductor_keeping
 from monoidreduce._validate import mismatch
 
-__all__ = ["compile_in_training", "layers_of"]
+__all__ = ["compile_in_training", "give_back_layers", "layers_of"]
 
 # Of the activations that torch would keep for the backward pass (docs/decisions/64-compiled-layers.md).
 KEPT = 0.9
@@ -52,6 +52,13 @@ def compile_in_training(layers: list[nn.Module], on_gpus_alone: bool = False) ->
     """Compile layers when they first run in training, in place."""
     for layer in layers:
         layer.forward = MethodType(_forward_on_gpus if on_gpus_alone else _forward, layer)
+
+
+def give_back_layers(model: nn.Module) -> None:
+    """Undo `compile_in_training`."""
+    for layer in model.modules():
+        if getattr(vars(layer).get("forward"), "__func__", None) in (_forward, _forward_on_gpus):
+            del layer.forward
 
 
 def _forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -6,15 +6,19 @@ computed inside the head's forward, where FSDP has gathered the weight. They als
 to its logits. The loss function compares that with what the loss was computed for: the record of the forward
 before, at first no change. If they differ, it calls the head once more. So no table says what each model does
 to its logits.
+
+Where a model does something else with its logits, the head computes them then, and from there on the forward
+is as transformers wrote it. From the next step on the head returns logits at once. A warning says so.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,14 +30,17 @@ from transformers.utils import ModelOutput
 from monoidreduce._validate import mismatch
 from monoidreduce.functional import linear_cross_entropy
 
-INSTEAD = "apply(model, loss=False) leaves the loss to transformers"
+__all__ = ["fuse_loss", "fused_loss", "give_back_loss", "loss_error"]
+
+log = logging.getLogger("monoidreduce.integrations.transformers")
 
 
 class Squashing(NamedTuple):
-    """What a model does to its logits z: inner * z, or outer * tanh(inner * z)."""
+    """What a model does to its logits z: inner * z, or outer * tanh(inner * z), of the first classes."""
 
     inner: float = 1.0
     outer: float | None = None
+    classes: int | None = None  # None: all
 
     def options(self) -> tuple[float, float | None]:
         """logit_scale and softcap of linear_cross_entropy."""
@@ -64,35 +71,57 @@ class Targets(NamedTuple):
 class DeferredLogits(NamedTuple):
     """What the head returns in place of logits.
 
-    A tuple, so that what hooks into the outputs of modules finds the loss in it. Only scaling and capping are
-    recorded. All else raises.
+    A tuple, so that what hooks into the outputs of modules finds the loss in it. Scaling and capping are
+    recorded. All else is done to logits, which the head then computes.
     """
 
     loss: Tensor
     fused: FusedLoss
     squashing: Squashing = Squashing()  # what the model did since
 
-    def __mul__(self, factor: Any) -> DeferredLogits:
-        if not isinstance(factor, (int, float)):
-            self._refuse(f"* {type(factor).__name__}")
-        inner, outer = self.squashing
-        scaled = Squashing(inner * factor) if outer is None else Squashing(inner, outer * factor)
-        return self._replace(squashing=scaled)
+    def logits(self, operation: str) -> Tensor:
+        return self.fused.logits(self.squashing, operation)
 
-    def __rmul__(self, factor: Any) -> DeferredLogits:
+    def __mul__(self, factor: Any) -> Any:
+        if self._made() or not isinstance(factor, (int, float)):
+            return self.logits("*") * factor
+        return self._scaled(factor)
+
+    def __rmul__(self, factor: Any) -> Any:
         return self.__mul__(factor)
 
-    def __truediv__(self, divisor: Any) -> DeferredLogits:
-        if not isinstance(divisor, (int, float)):
-            self._refuse(f"/ {type(divisor).__name__}")
-        inner, outer = self.squashing
-        scaled = Squashing(inner / divisor) if outer is None else Squashing(inner, outer / divisor)
-        return self._replace(squashing=scaled)
+    def __truediv__(self, divisor: Any) -> Any:
+        if self._made() or not isinstance(divisor, (int, float)):
+            return self.logits("/") / divisor
+        return self._scaled(1 / divisor)
 
-    def tanh(self) -> DeferredLogits:
-        if self.squashing.outer is not None:
-            self._refuse("tanh of tanh")
-        return self._replace(squashing=Squashing(self.squashing.inner, 1.0))
+    def _made(self) -> bool:
+        """Whether there are logits, which the model may have changed in place."""
+        return self.squashing in self.fused.made
+
+    def _scaled(self, factor: Any) -> DeferredLogits:
+        inner, outer, classes = self.squashing
+        if outer is None:
+            return self._replace(squashing=Squashing(inner * factor, None, classes))
+        return self._replace(squashing=Squashing(inner, outer * factor, classes))
+
+    def __getitem__(self, index: Any) -> Any:
+        first = index[1] if isinstance(index, tuple) and len(index) == 2 and index[0] is ... else None
+        if (
+            not self._made()
+            and isinstance(first, slice)
+            and isinstance(first.stop, int)
+            and first == slice(first.stop)
+            and first.stop > 0
+        ):
+            classes = min(first.stop, self.shape[-1])
+            return self._replace(squashing=self.squashing._replace(classes=classes))
+        return self.logits("[...]")[index]
+
+    def tanh(self) -> Any:
+        if self._made() or self.squashing.outer is not None:
+            return self.logits("tanh of tanh").tanh()
+        return self._replace(squashing=self.squashing._replace(outer=1.0))
 
     def float(self) -> DeferredLogits:
         return self  # the loss is computed in float32 or float64
@@ -100,51 +129,96 @@ class DeferredLogits(NamedTuple):
     def contiguous(self) -> DeferredLogits:
         return self
 
+    def to(self, *target: Any, **options: Any) -> Any:
+        dtype = torch._C._nn._parse_to(*target, **options)[1]
+        return (
+            self
+            if dtype in (None, torch.float32, torch.float64)
+            else self.logits("to").to(*target, **options)
+        )
+
+    @property
+    def device(self) -> torch.device:
+        return self.loss.device
+
+    @property
+    def shape(self) -> torch.Size:
+        *tokens, classes = self.fused.shape
+        return torch.Size((*tokens, self.squashing.classes or classes))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.fused.dtype
+
+    def size(self, axis: int | None = None) -> Any:
+        return self.shape if axis is None else self.shape[axis]
+
+    def dim(self) -> int:
+        return len(self.shape)
+
     @classmethod
-    def __torch_function__(
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> DeferredLogits:
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.tanh and isinstance(args[0], DeferredLogits):
             return args[0].tanh()
-        cls._refuse(getattr(function, "__name__", str(function)))
+        name = getattr(function, "__name__", str(function))
 
-    def __getitem__(self, index: Any) -> NoReturn:
-        self._refuse(f"[{index}]")
+        def logits(given: Any) -> Any:
+            if isinstance(given, DeferredLogits):
+                return given.logits(name)
+            return type(given)(map(logits, given)) if type(given) in (list, tuple) else given
 
-    def __add__(self, other: Any) -> NoReturn:
-        self._refuse(f"+ {type(other).__name__}")
+        given = {option: logits(value) for option, value in (kwargs or {}).items()}
+        return function(*logits(args), **given)
 
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"logits.{name}: the head computes a loss, not logits; {INSTEAD}")
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or not hasattr(Tensor, name):
+            raise AttributeError(f"logits.{name}")
+        return getattr(self.logits(name), name)
 
-    @staticmethod
-    def _refuse(operation: str) -> NoReturn:
-        expected = "scaling by numbers and a softcap of the logits before the loss"
-        raise TypeError(f"{mismatch('logits', expected, operation)}; {INSTEAD}")
+
+def _of_logits(name: str) -> Any:
+    return lambda self, *others: getattr(self.logits(name), name)(*others)
+
+
+for _name in ("add", "radd", "sub", "rsub", "rtruediv", "neg", "pow", "matmul", "setitem",
+              "lt", "le", "gt", "ge", "abs", "invert"):  # fmt: skip
+    setattr(DeferredLogits, f"__{_name}__", _of_logits(f"__{_name}__"))
 
 
 class FusedLoss:
     """Of one model: what its head and its loss function need while its forward runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str) -> None:
+        self.model = model  # the name of its class
         self.squashing = Squashing()  # that of the forward before
         self.targets: Targets | None = None  # None: the head returns logits
         self.head: nn.Module | None = None
         self.hidden: Tensor | None = None  # the head's input
-        self.used = False
+        self.shape, self.dtype = torch.Size(), torch.float32  # of the logits
+        self.made: dict[Squashing, Tensor] = {}  # logits, where the model does something else with them
+        self.given_up: str | None = None  # why transformers computes the loss
 
-    def at_head(self, head: nn.Module, hidden: Tensor) -> DeferredLogits:
-        """In the head's forward: the loss of the hidden states [..., D]."""
+    def give_up(self, reason: str) -> None:
+        self.given_up = reason
+        message = "%s: its loss is left to transformers, with all logits stored: %s"
+        log.warning(message, self.model, reason)
+
+    def at_head(self, head: nn.Module, hidden: Tensor) -> DeferredLogits | None:
+        """In the head's forward: the loss of the hidden states [..., D], or None if the head is another."""
         assert self.targets is not None
+        try:
+            x, weight, bias = operands(head, hidden)
+        except TypeError as error:
+            self.give_up(str(error))
+            return None
         self.hidden = hidden
         logit_scale, softcap = self.squashing.options()
-        x, weight, bias = operands(head, hidden)
         num_items = self.targets.num_items
         loss = linear_cross_entropy(
             x.flatten(0, -2).to(weight.device),  # of a model whose layers are on several devices
-            weight,
+            weight[: self.squashing.classes],
             self.targets.shifted().to(weight.device),
-            bias=None if bias is None else bias * logit_scale,
+            bias=None if bias is None else bias[: self.squashing.classes] * logit_scale,
             ignore_index=self.targets.ignore_index,
             reduction="mean" if num_items is None else "sum",
             softcap=softcap,
@@ -152,7 +226,24 @@ class FusedLoss:
         )
         if num_items is not None:
             loss = loss / (num_items.to(loss.device) if isinstance(num_items, Tensor) else num_items)
+        device = weight.device.type
+        self.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        self.shape = torch.Size((*hidden.shape[:-1], len(weight)))
         return DeferredLogits(loss, self)
+
+    def logits(self, squashing: Squashing, operation: str) -> Tensor:
+        """What the model would have in place of deferred logits."""
+        if squashing not in self.made:
+            if self.given_up is None:
+                self.give_up(f"its forward does more with them than scale and cap them ({operation})")
+            targets, self.targets = self.targets, None
+            assert self.head is not None
+            logits = self.head(self.hidden)
+            self.targets = targets
+            inner, outer, classes = squashing
+            logits = logits[..., :classes]
+            self.made[squashing] = logits * inner if outer is None else (logits * inner).tanh() * outer
+        return self.made[squashing]
 
     def at_loss(self, logits: DeferredLogits, targets: Targets) -> Tensor:
         """In the loss function: the loss for these targets, of the logits as the model has changed them."""
@@ -160,7 +251,6 @@ class FusedLoss:
         if logits.squashing != self.squashing or not targets.are(self.targets):
             self.squashing, self.targets = logits.squashing, targets
             logits = self.head(self.hidden)
-        self.used = True
         return logits.loss
 
 
@@ -173,9 +263,17 @@ def operands(head: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         )
     if hasattr(head, "lora_A"):
         return _of_lora(head, hidden)
-    if isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward:
+    if _is_linear(head):
         return hidden, head.weight, head.bias
-    raise TypeError(f"{mismatch('lm_head', 'a torch.nn.Linear or its LoRA', type(head).__name__)}; {INSTEAD}")
+    raise TypeError(_not_linear(head))
+
+
+def _is_linear(head: Any) -> bool:
+    return isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward
+
+
+def _not_linear(head: Any) -> str:
+    return f"{mismatch('lm_head', 'a torch.nn.Linear or its LoRA', type(head).__name__)}"
 
 
 def _of_lora(head: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -192,7 +290,7 @@ def _of_lora(head: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         a, b = head.lora_A[name], head.lora_B[name]
         if name in head.lora_variant or b.bias is not None:
             expected = f"a plain LoRA without a bias as adapter {name!r}"
-            raise TypeError(f"{mismatch('lm_head', expected, head)}; {INSTEAD}")
+            raise TypeError(f"{mismatch('lm_head', expected, head)}")
         narrow = a(head.lora_dropout[name](x.to(a.weight.dtype))) * head.scaling[name]
         xs.append(narrow.to(x.dtype))
         weights.append(b.weight.to(weight.dtype))
@@ -203,9 +301,15 @@ def _head_forward(self: Any, hidden: Tensor, *args: Any, **kwargs: Any) -> Tenso
     fused: FusedLoss = self._fused_loss
     if fused.targets is None:
         return cast(Tensor, self._forward_to_logits(hidden, *args, **kwargs))
+    deferred = None
     if args or kwargs:
-        raise TypeError(f"{mismatch('lm_head', 'one argument', [*args, *kwargs])}; {INSTEAD}")
-    return fused.at_head(self, hidden)
+        fused.give_up("its head is called with more than hidden states")
+    else:
+        deferred = fused.at_head(self, hidden)
+    return self._forward_to_logits(hidden, *args, **kwargs) if deferred is None else deferred
+
+
+_head_forward.is_of_fused_loss = True  # type: ignore[attr-defined]
 
 
 def _loss_function(
@@ -219,7 +323,10 @@ def _loss_function(
 ) -> Tensor:
     """ForCausalLMLoss, also of deferred logits."""
     if isinstance(logits, DeferredLogits):
-        return logits.fused.at_loss(logits, Targets(labels, shift_labels, num_items_in_batch, ignore_index))
+        fused = logits.fused
+        if not fused.made and vocab_size in (None, logits.shape[-1]):
+            return fused.at_loss(logits, Targets(labels, shift_labels, num_items_in_batch, ignore_index))
+        logits = logits.logits("a loss of other classes")
     options = {"ignore_index": ignore_index, "shift_labels": shift_labels, **kwargs}
     return cast(Tensor, ForCausalLMLoss(logits, labels, vocab_size, num_items_in_batch, **options))
 
@@ -237,6 +344,8 @@ def _model_forward(original: Callable[..., Any], signature: inspect.Signature) -
         if labels is None or not (self.training if skip_logits is None else skip_logits):
             return original(self, *args, **kwargs)
         fused: FusedLoss = self._fused_loss
+        if fused.given_up is not None:
+            return original(self, *args, **kwargs)
         fused.head = _patched(self.get_output_embeddings(), fused)
         fused.targets = Targets(
             labels,
@@ -244,25 +353,43 @@ def _model_forward(original: Callable[..., Any], signature: inspect.Signature) -
             kwargs.get("num_items_in_batch"),
             kwargs.get("ignore_index", -100),
         )
-        fused.used = False
         try:
             output = original(self, *args, **kwargs)
         finally:
             fused.head = fused.targets = fused.hidden = None
-        if not fused.used:
-            raise TypeError(f"model: its forward does not call self.loss_function; {INSTEAD}")
+            fused.made = {}
         return _without_logits(output)
 
     bound = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    forward.is_of_fused_loss = True  # type: ignore[attr-defined]
     forward.__signature__ = signature.replace(parameters=[bound, *signature.parameters.values()])  # type: ignore[attr-defined]
     return forward
+
+
+class WithoutLogits:
+    """Of outputs that have a loss in place of logits."""
+
+    def __getitem__(self, key: Any) -> Any:
+        if key == "logits":
+            raise KeyError(
+                "logits: training computes none with a fused loss; skip_logits=False in the call does"
+            )
+        return super().__getitem__(key)  # type: ignore[misc]
+
+
+@functools.cache
+def _hinting(kind: Any) -> Any:
+    return type(kind.__name__, (WithoutLogits, kind), {"__module__": kind.__module__})
 
 
 def _without_logits(output: Any) -> Any:
     """The output of a model, with None for deferred logits."""
     if isinstance(output, ModelOutput):
         kept = {name: value for name, value in output.items() if not isinstance(value, DeferredLogits)}
-        return type(output)(**kept)
+        if len(kept) == len(output):
+            return output
+        kind: Any = type(output)
+        return (kind if torch.compiler.is_compiling() else _hinting(kind))(**kept)
     return tuple(value for value in output if not isinstance(value, DeferredLogits))
 
 
@@ -275,26 +402,69 @@ def _patched(head: Any, fused: FusedLoss) -> nn.Module:
     return cast(nn.Module, head)
 
 
-def check_fusible(model: PreTrainedModel) -> None:
-    """Raise TypeError for a model whose loss is not one of causal language models."""
+def loss_error(model: PreTrainedModel) -> TypeError | None:
+    """Why the loss of a model can not be fused."""
     name = type(model).__name__
-    if model.get_output_embeddings() is None or "labels" not in inspect.signature(model.forward).parameters:
-        raise TypeError(f"{mismatch('model', 'a head and labels, as a causal LM has', name)}; {INSTEAD}")
+    head: Any = model.get_output_embeddings()
+    if head is None or "labels" not in inspect.signature(model.forward).parameters:
+        return TypeError(mismatch("model", "a head and labels, as a causal LM has", name))
+    kinds = [
+        kind for kind in type(model).__mro__ if issubclass(kind, PreTrainedModel) and "forward" in vars(kind)
+    ]
+    codes = [inspect.unwrap(vars(kind)["forward"]).__code__ for kind in kinds]
+    if not any("loss_function" in code.co_names for code in codes):
+        return TypeError(mismatch("model", "a forward that computes its loss by self.loss_function", name))
     if model.loss_function not in (ForCausalLMLoss, _loss_function):
         given = getattr(model.loss_function, "__name__", model.loss_function)
-        raise TypeError(f"{mismatch('model.loss_function', 'ForCausalLMLoss', given)}; {INSTEAD}")
+        return TypeError(mismatch("model.loss_function", "ForCausalLMLoss", given))
+    while hasattr(head, "base_layer") or hasattr(head, "original_module"):  # of PEFT
+        head = getattr(head, "base_layer", None) or head.original_module
+    return None if _is_linear(head) else TypeError(_not_linear(head))
 
 
 def fuse_loss(model: PreTrainedModel) -> None:
     """Let a fusible model compute its loss without logits in training."""
-    if "_fused_loss" in vars(model):
-        return
     forward = model.forward
     if isinstance(forward, MethodType) and forward.__self__ is model:
         unbound: Callable[..., Any] = forward.__func__  # so that a copy of the model has its own
     else:  # of a hook, bound to this model
         unbound = functools.wraps(forward)(lambda _, *args, **kwargs: forward(*args, **kwargs))
-    model._fused_loss = FusedLoss()
+    before = {name: vars(model)[name] for name in ("forward", "_loss_function") if name in vars(model)}
+    model._before_fused_loss = before
+    model._fused_loss = FusedLoss(type(model).__name__)
     model.loss_function = _loss_function
     model.forward = MethodType(_model_forward(unbound, inspect.signature(forward)), model)
     _patched(model.get_output_embeddings(), model._fused_loss)
+
+
+def fused_loss(model: nn.Module) -> FusedLoss | None:
+    """What `fuse_loss` left at a model."""
+    return vars(model).get("_fused_loss")
+
+
+def give_back_loss(model: nn.Module) -> None:
+    """Undo `fuse_loss`.
+
+    Raises:
+        RuntimeError: something else has replaced a forward since.
+    """
+    fused = fused_loss(model)
+    if fused is None:
+        return
+    heads = [part for part in model.modules() if part is not model and vars(part).get("_fused_loss") is fused]
+    for part in (model, *heads):
+        if not getattr(part.forward, "is_of_fused_loss", False):
+            raise RuntimeError(
+                mismatch(
+                    f"forward of {type(part).__name__}",
+                    "that of apply: undo first what came after it",
+                    part.forward,
+                )
+            )
+    for head in heads:
+        forward = vars(head).pop("_forward_to_logits")
+        del head.forward, head._fused_loss
+        if forward != head.forward:  # of a hook
+            head.forward = forward
+    del model.forward, model._loss_function, model._fused_loss
+    vars(model).update(vars(model).pop("_before_fused_loss"))

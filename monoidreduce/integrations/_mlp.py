@@ -19,7 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from monoidreduce._torch_private import has_hooks
 from monoidreduce.functional import mlp as gated_mlp
 
-__all__ = ["replace_gated_mlps"]
+__all__ = ["give_back_gated_mlps", "replace_gated_mlps", "replaced_gated_mlps"]
 
 _OF_LLAMA = LlamaMLP.forward.__code__
 _ACTIVATIONS = {
@@ -39,6 +39,18 @@ def replace_gated_mlps(layers: list[nn.Module]) -> None:
         for part in layer.modules():
             if _is_like_llamas(part) and "forward" not in vars(part):
                 part.forward = MethodType(_forward, (layer, part))
+
+
+def replaced_gated_mlps(model: nn.Module) -> tuple[str, ...]:
+    """The names of MLPs that `replace_gated_mlps` has replaced."""
+    forwards = {name: vars(part).get("forward") for name, part in model.named_modules()}
+    return tuple(name for name, forward in forwards.items() if getattr(forward, "__func__", None) is _forward)
+
+
+def give_back_gated_mlps(model: nn.Module) -> None:
+    """Undo `replace_gated_mlps`."""
+    for name in replaced_gated_mlps(model):
+        del model.get_submodule(name).forward
 
 
 def _is_like_llamas(module: nn.Module) -> bool:

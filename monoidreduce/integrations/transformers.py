@@ -4,28 +4,44 @@
 
     model = apply(AutoModelForCausalLM.from_pretrained(name))
 
-`apply` patches one model: its attention, its loss in training, and its layers in training on GPUs. `register`
-makes the attention known by name, for `from_pretrained(name, attn_implementation="monoidreduce")`.
+`apply` patches one model: its attention, its loss in training, and its layers in training on GPUs. `replaced`
+says what it has replaced, and `undo` gives it back. `register` makes the attention known by name, for
+`from_pretrained(name, attn_implementation="monoidreduce")`.
 """
 
 from __future__ import annotations
 
-from typing import TypeVar
+import logging
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from monoidreduce._validate import check_bool, mismatch
-from monoidreduce.integrations._attention import attention_forward, attention_mask
-from monoidreduce.integrations._layers import compile_in_training, layers_of
-from monoidreduce.integrations._loss import check_fusible, fuse_loss
-from monoidreduce.integrations._mlp import replace_gated_mlps
+from monoidreduce.integrations._attention import KEYWORDS, attention_forward, attention_mask
+from monoidreduce.integrations._layers import compile_in_training, give_back_layers, layers_of
+from monoidreduce.integrations._loss import fuse_loss, fused_loss, give_back_loss, loss_error
+from monoidreduce.integrations._mlp import give_back_gated_mlps, replace_gated_mlps, replaced_gated_mlps
+from monoidreduce.integrations._sources import attention_calls, dropout_error, dropout_of
 
-__all__ = ["apply", "register"]
+__all__ = ["Replaced", "apply", "register", "replaced", "undo"]
 
 NAME = "monoidreduce"
 
+log = logging.getLogger(__name__)
+
 Model = TypeVar("Model", bound=nn.Module)
+
+
+class Replaced(NamedTuple):
+    """What of a model is computed by MonoidReduce, by the names of modules."""
+
+    attention: tuple[str, ...]  # layers
+    attention_left: tuple[str, ...]  # layers of attention that are as before
+    loss: bool  # in training
+    mlps: tuple[str, ...]  # in training, where their layer is compiled and recomputed
 
 
 def register() -> None:
@@ -33,7 +49,8 @@ def register() -> None:
 
     A model that is loaded with this name, or `model.set_attn_implementation("monoidreduce")`, then computes
     attention by `monoidreduce.attention`. Its layers raise ValueError or TypeError for what that has not:
-    dropout, the weights (`output_attentions`), paged caches and arguments that it does not know.
+    dropout, the weights (`output_attentions`), paged caches and sparse attention by indices. Of a model that
+    has such layers `apply` says so before a call.
     """
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, attention_mask)
@@ -44,36 +61,45 @@ def apply(
 ) -> Model:
     """Let a model of transformers compute its attention and its training loss by MonoidReduce, in place.
 
+    It logs what it replaces (`logging`, logger "monoidreduce.integrations.transformers"). What an earlier
+    call replaced is given back first.
+
     Args:
         model: a `PreTrainedModel`, or PEFT's model of one. Apply it before FSDP, DDP or torch.compile.
         attention: see `register`. Every part of the model must take attention from transformers' interface.
         loss: of a causal language model whose loss function is transformers' `ForCausalLMLoss`. In training,
             calls with labels return a loss by `monoidreduce.linear_cross_entropy` and None for logits. Calls
             without labels, or in evaluation, are as before. The argument `skip_logits` of the model's call
-            overrides this: False for logits in training, True for none in evaluation.
+            overrides this: False for logits in training, True for none in evaluation. A model that does
+            something else with its logits than scale and cap them keeps transformers' loss, from its first
+            step on, and a warning is logged.
         compile_layers: let torch.compile fuse, in training, what its layers do between matrix products. The
             first step then takes seconds more, and so may one of another length. By default (None) layers
             that train on a GPU are compiled, if torch can and nothing has replaced the forward of one. True
             also compiles layers on a CPU. Since transformers 5.23, MLPs like Llama's in compiled layers that
-            are recomputed are computed by `monoidreduce.mlp`. A later call with False leaves layers compiled.
+            are recomputed are computed by `monoidreduce.mlp`.
 
     Returns:
         The model.
 
     Raises:
-        TypeError: the model is none of transformers, or has no such attention, loss or layers. A call of the
-            model raises if it does something else with its logits than scale and cap them. It also raises if
-            the model's head is no linear layer.
+        TypeError: the model is none of transformers, or has no such attention, loss or layers. The message
+            names the model's class and what can be left as it is.
+        ValueError: the model drops attention weights in training, or its config asks for them.
+        RuntimeError: see `undo`.
 
     Warns:
         UserWarning: in training on a GPU, where by default layers are compiled and Triton is not installed.
     """
-    unwrapped = getattr(model, "get_base_model", None)  # of PEFT
-    base = model if unwrapped is None else unwrapped()
-    if not isinstance(base, PreTrainedModel):
-        raise TypeError(mismatch("model", "a PreTrainedModel or PEFT's model of one", type(base).__name__))
-    if check_bool("loss", loss):
-        check_fusible(base)
+    base = _base(model)
+    refusals = {"attention": attention_error(base), "loss": loss_error(base)}
+    for part, asked in {"attention": attention, "loss": loss}.items():
+        error = refusals[part]
+        if check_bool(part, asked) and error is not None:
+            other = "loss" if part == "attention" else "attention"
+            works = f"apply(model, {part}=False) replaces its {other}"
+            instead = works if refusals[other] is None else f"nor can its {other} be replaced"
+            raise type(error)(f"{type(base).__name__}: {error}; {instead}")
     by_default = compile_layers is None
     try:
         layers = layers_of(base) if by_default or check_bool("compile_layers", compile_layers) else []
@@ -81,15 +107,124 @@ def apply(
         if not by_default:
             raise
         layers = []
-    if check_bool("attention", attention):
-        register()
-        base.set_attn_implementation(NAME)
-        for part in base.modules():
-            if isinstance(part, PreTrainedModel) and part.config._attn_implementation != NAME:
-                expected = "attention by transformers' AttentionInterface (attention=False leaves it)"
-                raise TypeError(mismatch("model", expected, type(part).__name__))
+    undo(model)
+    if attention:
+        _set_attention(base)
     if loss:
         fuse_loss(base)
     compile_in_training(layers, on_gpus_alone=by_default)
     replace_gated_mlps(layers)
+    _log(type(base).__name__, replaced(model), attention)
     return model
+
+
+def replaced(model: nn.Module) -> Replaced:
+    """What `apply` has replaced in a model."""
+    base = _base(model)
+    ours, left = [], []
+    for name, part in base.named_modules():
+        if attention_calls(part) is not None and _implementation(base, part) == NAME:
+            ours.append(name)
+        elif _is_attention(part):
+            left.append(name)
+    fused = fused_loss(base)
+    return Replaced(
+        tuple(ours), tuple(left), fused is not None and fused.given_up is None, replaced_gated_mlps(base)
+    )
+
+
+def undo(model: Model) -> Model:
+    """Give a model back all that `apply` has replaced, in place.
+
+    Returns:
+        The model.
+
+    Raises:
+        RuntimeError: something else has replaced a forward of the model since.
+    """
+    base = _base(model)
+    give_back_loss(base)
+    give_back_gated_mlps(base)
+    give_back_layers(base)
+    for config, implementation in vars(base).pop("_before_monoidreduce", ()):
+        config._attn_implementation_internal = implementation
+    return model
+
+
+def _base(model: nn.Module) -> PreTrainedModel:
+    unwrapped = getattr(model, "get_base_model", None)  # of PEFT
+    base = model if unwrapped is None else unwrapped()
+    if not isinstance(base, PreTrainedModel):
+        raise TypeError(mismatch("model", "a PreTrainedModel or PEFT's model of one", type(base).__name__))
+    return base
+
+
+def attention_error(model: PreTrainedModel) -> Exception | None:
+    """Why the attention of a model can not be that of `attention_forward`."""
+    if getattr(model.config, "output_attentions", False):
+        return ValueError(mismatch("output_attentions", "False in the config: no weights are stored", True))
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel) and not part._can_set_attn_implementation():
+            expected = "attention by transformers' AttentionInterface"
+            return TypeError(mismatch("model", expected, type(part).__name__))
+    for name, part in model.named_modules():
+        calls = attention_calls(part)
+        if calls is None:
+            continue
+        layer = f"{type(part).__name__} ({name})"
+        if unknown := sorted(calls.keywords - KEYWORDS):
+            return TypeError(mismatch("model", f"attention without {', '.join(unknown)}", layer))
+        if calls.asks_for_tensor:
+            return TypeError(mismatch("model", "attention that leaves its mask alone", layer))
+        if dropped := dropout_of(part):
+            return ValueError(f"{layer}: {dropout_error(part, dropped)}")
+    return None
+
+
+def _configs(config: Any) -> Iterator[Any]:
+    """A config and all within it."""
+    yield config
+    for name in getattr(config, "sub_configs", ()):
+        if getattr(config, name, None) is not None:
+            yield from _configs(getattr(config, name))
+
+
+def _set_attention(model: PreTrainedModel) -> None:
+    register()
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    found = {id(config): config for part in parts for config in _configs(part.config)}
+    before = [(config, config._attn_implementation) for config in found.values()]
+    model._before_monoidreduce = before
+    model.set_attn_implementation(NAME)
+    for part in parts:
+        if part.config._attn_implementation != NAME:
+            undo(model)
+            raise TypeError(
+                mismatch("model", f"a model that takes {NAME} for attention", type(part).__name__)
+            )
+
+
+def _implementation(model: PreTrainedModel, layer: nn.Module) -> Any:
+    config = getattr(layer, "config", None)
+    return getattr(model.config if config is None else config, "_attn_implementation", None)
+
+
+def _is_attention(module: nn.Module) -> bool:
+    """Whether transformers calls it attention, and none of its parts is one."""
+    names = [type(part).__name__ for part in module.modules()]
+    of_others = isinstance(module, (GradientCheckpointingLayer, nn.MultiheadAttention))
+    return "Attention" in names[0] and not of_others and not any("Attention" in name for name in names[1:])
+
+
+def _log(model: str, found: Replaced, attention: bool) -> None:
+    parts = [f"attention in {len(found.attention)} layers"] if found.attention else []
+    parts += ["the loss"] if found.loss else []
+    parts += [f"{len(found.mlps)} MLPs"] if found.mlps else []
+    left = f"; left as it is: {', '.join(found.attention_left[:3])}" if found.attention_left else ""
+    left += f" and {len(found.attention_left) - 3} more" if len(found.attention_left) > 3 else ""
+    partly = attention and (left or not found.attention)
+    message = "%s: replaced %s%s%s"
+    none = "" if found.attention or not attention else " (it has no attention that can be)"
+    log.log(
+        logging.WARNING if partly else logging.INFO, message, model, ", ".join(parts) or "nothing", none, left
+    )

@@ -1,0 +1,149 @@
+"""Every architecture of the installed transformers that a tiny config can build, as it is and after `apply`.
+
+What `apply` accepts has the same loss, gradients, logits and tokens, and no logit sees a later token. What it
+refuses is named, and what the error offers instead works.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from packaging.version import Version
+from torch import Tensor
+
+transformers = pytest.importorskip("transformers", minversion="5.4")
+
+from tiny_models import LENGTH, architectures, tiny_inputs, tiny_model  # noqa: E402
+from training_steps import Step, assert_same_step  # noqa: E402
+
+from monoidreduce.integrations.transformers import apply, replaced  # noqa: E402
+
+transformers.logging.set_verbosity_error()
+
+ARCHITECTURES = architectures()
+found: Counter[str] = Counter()
+
+
+def step(model: Any, inputs: dict[str, Tensor]) -> Step:
+    model.zero_grad()
+    torch.manual_seed(5)
+    loss = model(**inputs).loss
+    loss.backward()
+    return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same(ours: Any, eager: Any, inputs: dict[str, Tensor], expected: Step) -> None:
+    assert_same_step(step(ours, inputs), expected, lambda: step(copy.deepcopy(eager).double(), inputs))
+
+
+def cases(eager: Any) -> dict[str, tuple[dict[str, Tensor], Step]]:
+    """Inputs that the model takes as it is, and its step with them."""
+    plain = tiny_inputs(eager)
+    ids = plain["input_ids"]
+    padded = {**plain, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
+    padded["attention_mask"][0, -4:] = 0
+    lengths = ((5, 7), (1, 2, 9))
+    packed = {
+        **plain,
+        "position_ids": torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths]),
+    }
+    without_types = {name: t for name, t in padded.items() if name != "token_type_ids"}
+    result = {}
+    for name, choices in {"plain": [plain], "padded": [padded, without_types], "packed": [packed]}.items():
+        if name == "packed" and "position_ids" not in inspect.signature(eager.forward).parameters:
+            continue
+        for inputs in choices:
+            try:
+                result[name] = inputs, step(eager, inputs)
+            except Exception:  # of any kind: the model has not what it needs
+                continue
+            break
+    return result
+
+
+def logits(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    with torch.no_grad():
+        return model(**{name: t for name, t in inputs.items() if name != "labels"}).logits
+
+
+def assert_no_leak(ours: Any, eager: Any, inputs: dict[str, Tensor]) -> None:
+    """Logits are those of eager, and none before a token depends on it."""
+    ours.eval(), eager.eval()
+    before = logits(ours, inputs)
+    torch.testing.assert_close(before, logits(eager, inputs), atol=2e-5, rtol=2e-5)
+    changed = dict(inputs)
+    last = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
+    changed[last] = inputs[last].clone()
+    changed[last][:, LENGTH - 4] = 71
+    moved = (logits(ours, changed) - before).abs().amax(-1)
+    assert moved[:, : LENGTH - 4].max() <= 1e-6 < moved[:, LENGTH - 4 :].max()
+
+
+def assert_same_tokens(ours: Any, eager: Any, inputs: dict[str, Tensor]) -> None:
+    prompt = {name: t for name, t in inputs.items() if name in ("input_ids", "attention_mask")}
+    options = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None, "use_cache": True}
+    try:
+        expected = eager.generate(**prompt, **options)
+    except Exception:  # of any kind: the model does not generate from text alone
+        return
+    assert torch.equal(ours.generate(**prompt, **options), expected)
+
+
+def accepted(model: Any, name: str) -> bool:
+    """Whether `apply` accepts a model, in whole or as its error says; the error leaves it as it is."""
+    before = {name: vars(part).get("forward") for name, part in model.named_modules()}
+    try:
+        apply(model)
+    except (TypeError, ValueError) as error:
+        message = str(error)
+        assert message.startswith(f"{name}: ")
+        assert model.config._attn_implementation == "eager"
+        assert {name: vars(part).get("forward") for name, part in model.named_modules()} == before
+        offered = [part for part in ("attention", "loss") if f"apply(model, {part}=False)" in message]
+        if not offered:
+            assert "nor can its" in message
+            for part in ("attention", "loss"):
+                with pytest.raises((TypeError, ValueError), match="nor can its"):
+                    apply(model, **{part: False})
+            found["refused"] += 1
+            return False
+        apply(model, **{offered[0]: False})
+        found[f"without {offered[0]}"] += 1
+    else:
+        found["accepted"] += 1
+    return True
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_an_architecture(name: str) -> None:
+    found["all"] += 1
+    eager = tiny_model(name, ARCHITECTURES[name])
+    if eager is None:
+        pytest.skip("no tiny config builds it")
+    ours = tiny_model(name, ARCHITECTURES[name])
+    tried = cases(eager)
+    if "plain" not in tried:
+        pytest.skip("it does not train on tokens alone")
+    if not accepted(ours, name):
+        return
+    patched = replaced(ours)
+    for inputs, expected in tried.values():
+        assert_same(ours, eager, inputs, expected)
+    assert_same(ours, eager, *tried["plain"])  # the first steps have told what the model does to its logits
+    assert replaced(ours) == patched
+    assert_no_leak(ours, eager, tried["plain"][0])
+    assert_same_tokens(ours, eager, tried.get("padded", tried["plain"])[0])
+
+
+def test_enough_architectures_were_tried() -> None:
+    """A sweep that builds nothing finds nothing."""
+    if found["all"] < len(ARCHITECTURES):
+        pytest.skip("not all architectures were tried")
+    print(dict(found))
+    if Version(transformers.__version__) >= Version("5.23"):
+        assert found["accepted"] >= 170 and found["without loss"] >= 20 and found["without attention"] >= 25
