@@ -16,7 +16,7 @@ from monoidreduce.functional import MaskMod, ScoreMod, Window, attention_operand
 if TYPE_CHECKING:
     from monoidreduce.program.mods import Mods as Traced
 
-__all__ = ["attend", "modified_attention", "traced_mods"]
+__all__ = ["attend", "dtype_of_weights", "modified_attention", "traced_mods"]
 
 Mods = tuple[ScoreMod | None, MaskMod | None, BlockMask | None]
 Starts = tuple[Tensor, Tensor]
@@ -71,7 +71,8 @@ def attend(
     Args:
         q, k, v: [B, H, M, F], [B, Hkv, N, F] and [B, Hkv, N, D], as `attention` takes them.
         weight: a function of one score, traced as score_mod of `attention` is.
-        normalized: divide by the sum of the weights of a query; where that is 0, out is 0.
+        normalized: divide by the sum of the weights of a query; where that is 0, out is 0. In float16 the
+            call computes in float32, as such weights and their sums may be of any size.
         causal, window, scale, mask_mod, block_mask: as of `attention`.
 
     Returns:
@@ -88,12 +89,19 @@ def attend(
     q, k, v, _ = attention_operands(q, k, v)
     if not check_bool("normalized", normalized):
         return _call(q, k, v, mods, causal, scale, window, weights=True)[0]
+    dtype, within = v.dtype, dtype_of_weights(v.dtype)
+    q, k, v = (t if t.dtype == within else t.to(within) for t in (q, k, v))
     ones = v.new_ones((*v.shape[:-1], 1))
     with_ones = torch.cat((v, ones), -1)
     sums, _, low = _call(q, k, with_ones, mods, causal, scale, window, weights=True, compensated=True)
     sums = in_full(sums, low)
     total = sums[..., -1:]
-    return torch.where(total == 0, 0, sums[..., :-1] / torch.where(total == 0, 1, total)).to(v.dtype)
+    return torch.where(total == 0, 0, sums[..., :-1] / torch.where(total == 0, 1, total)).to(dtype)
+
+
+def dtype_of_weights(dtype: torch.dtype) -> torch.dtype:
+    """In which a normalized call computes: of float16 sums end at 65504 and weights at 6e-8."""
+    return torch.float32 if dtype == torch.float16 else dtype
 
 
 def _call(
@@ -137,9 +145,6 @@ def _call(
         traced = mods_of(*given)
         captured = [_given(tensor, STAND_INS, of_call) for tensor in traced.tensors]
     table, table_index, numbers = tables(traced, captured, q, given[:2])
-    # The gradient of a captured tensor shows what rounding the output costs the centre of its rows.
-    shows = table is not None and table.requires_grad and torch.is_grad_enabled()
-    compensated = compensated or shows
     options = traced.text, numbers, scale, *bounds(causal, window), *block, weights, compensated
     out, lse, _, low = torch.ops.monoidreduce.modified_attention.default(
         q, k, v, table, sinks, table_index, words, *(starts or (None, None)), *options

@@ -20,7 +20,7 @@ from monoidreduce._ops.stored_scores import Layout
 from monoidreduce._torch_private import FakeTensorMode
 from monoidreduce._validate import FLOATING, check_choice, mismatch
 from monoidreduce._version import __version__
-from monoidreduce.attend import attend, traced_mods
+from monoidreduce.attend import attend, dtype_of_weights, traced_mods
 from monoidreduce.cpp_monoid import CppMonoid
 from monoidreduce.hardware import find
 from monoidreduce.workspace import get_workspace
@@ -195,6 +195,8 @@ def explain(
     ):
         return _explain_distillation(call, hardware)
     dtype = _checked_dtype(operator, call)
+    if call.get("normalized"):
+        dtype = dtype_of_weights(dtype)
     modified = is_modified(operator, call)
     passes = ["forward", "backward"]
     device, tiles, in_parts = _leading(call).device, None, False
@@ -419,6 +421,10 @@ def _of_mods(operator: str, call: dict[str, Any], tiers: set[str]) -> list[str]:
         reasons.append(
             f"normalized: the sum of the weights is one more column of v, {wide + 1} in place of {wide}"
         )
+        if dtype_of_weights(call["v"].dtype) != call["v"].dtype:
+            reasons.append(
+                "normalized: in float16 the call computes in float32, as weights may be of any size"
+            )
     if blocks is not None:
         skipped = f"of {blocks.kinds.numel()} blocks {int((blocks.kinds == 0).sum())} are skipped"
         simt = any(not _C.FAMILIES[tier].tensor_cores for tier in tiers)

@@ -162,10 +162,14 @@ def _targets(target: Tensor, ignore_index: int, x: Tensor) -> tuple[Tensor, int]
     targets = _per_row("target", target, x)
     if targets.dtype != torch.int64:
         targets = targets.long()
-    ignore_index = check_int("ignore_index", ignore_index)
-    if not -(1 << 63) <= ignore_index < 1 << 63:
-        raise ValueError(mismatch("ignore_index", "an int of 64 bits", ignore_index))
-    return targets, ignore_index
+    return targets, check_index("ignore_index", ignore_index)
+
+
+def check_index(name: str, value: int) -> int:
+    value = check_int(name, value)
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(mismatch(name, "an int of 64 bits", value))
+    return value
 
 
 def _like_rows(result: Tensor, x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from itertools import count
 from types import FunctionType
@@ -23,6 +24,7 @@ from monoidreduce.functional import (
     _operands,
     _per_row,
     _rows,
+    check_index,
     is_over_ranks,
     workspace_bytes,
 )
@@ -91,6 +93,7 @@ class Statistics:
         other_b: Tensor | None = None,
         *,
         label: Tensor | None = None,
+        ignore_index: int = -100,
         row: Mapping[str, Tensor] | None = None,
         column: Mapping[str, Tensor] | None = None,
         scale: float = 1.0,
@@ -107,7 +110,11 @@ class Statistics:
             a: [..., D] one row per result.
             b: [V, D] what is folded: the columns.
             other_a, other_b: [..., E] and [V, E]. Their scores scale * other_a @ other_b^T are `other`.
-            label: [...] integers, for an argument `label`. One outside [0, V) equals no column.
+            label: [...] integers, for an argument `label`. A row of ignore_index is an empty fold: its
+                statistics are those of no column, and it has no gradients, whatever it holds. Any other label
+                outside [0, V) equals no column; as an index of a captured tensor it is torch's: negative ones
+                count from the end, others are an error.
+            ignore_index: of `label`.
             row: data of rows by name, each [...].
             column: data of columns by name, each [V].
             scale: of the scores.
@@ -131,10 +138,10 @@ class Statistics:
         if is_over_ranks(process_group, classes, sequence_parallel, grad_dtype):
             from monoidreduce.distributed.statistics import statistics_over_ranks
 
-            data = (label, row or {}, column or {}, scale, workspace)
+            data = (label, ignore_index, row or {}, column or {}, scale, workspace)
             ranks = (process_group, classes, sequence_parallel, grad_dtype)
             return statistics_over_ranks(self, (a, b, other_a, other_b), *data, *ranks)
-        call = _Call(self, a, b, other_a, other_b, label, row or {}, column or {}, scale)
+        call = _Call(self, a, b, other_a, other_b, label, ignore_index, row or {}, column or {}, scale)
         traced, values, _, indices = self._folded(call, workspace)
         return call.named(traced, values, indices)
 
@@ -149,7 +156,7 @@ class Statistics:
         column: Mapping[str, Tensor],
     ) -> tuple[Any, Any]:
         """Log-sum-exps, which are all that the function returns; and what rounding each of them lost."""
-        call = _Call(self, a, b, other_a, other_b, None, row, column, 1.0)
+        call = _Call(self, a, b, other_a, other_b, None, -100, row, column, 1.0)
         traced, values, low, indices = self._folded(call, None)
         return call.named(traced, values, indices), call.named(traced, low, indices)
 
@@ -173,6 +180,7 @@ class Statistics:
         other_b: Tensor | None = None,
         *,
         label: Tensor | None = None,
+        ignore_index: int = -100,
         row: Mapping[str, Tensor] | None = None,
         column: Mapping[str, Tensor] | None = None,
         scale: float = 1.0,
@@ -180,10 +188,15 @@ class Statistics:
         """The same by plain torch with all scores stored, in the accumulation dtype."""
         from monoidreduce.program import reader
 
-        call = _Call(self, a, b, other_a, other_b, label, row or {}, column or {}, scale)
+        call = _Call(self, a, b, other_a, other_b, label, ignore_index, row or {}, column or {}, scale)
         traced, tensors = self._traced(call)
         of_rows, of_columns, row_index, column_index = call.data_of(traced, tensors)
         dtype = accumulation_dtype(call.a.dtype)
+        # torch's gradients of an ignored row may be 0 times NaN: such rows are left out.
+        rows = len(call.a)
+        counted = torch.arange(rows) if call.ignored is None else (~call.ignored).nonzero()[:, 0]
+        counted = counted.to(call.a.device)
+        first, second = (None if t is None else t[counted] for t in (call.a, call.operands[2]))
 
         def scores(rows: Tensor, columns: Tensor) -> Tensor:
             return reader.scores(rows, columns, dtype, call.scale)
@@ -191,7 +204,8 @@ class Statistics:
         def leaf(node: tuple[Any, ...]) -> Any:
             name, *number = node
             if name == "other":
-                return scores(call.operands[2], call.operands[3])
+                assert second is not None
+                return scores(second, call.operands[3])
             data = {
                 "row": of_rows,
                 "column": of_columns,
@@ -199,9 +213,11 @@ class Statistics:
                 "column_index": column_index,
             }
             vector = data[name][number[0]]
-            return vector[:, None] if name in ("row", "row_index") else vector
+            return vector[counted][:, None] if name in ("row", "row_index") else vector
 
-        values, indices = reader.statistics(traced.program, scores(call.a, call.b), leaf)
+        assert first is not None
+        found = reader.statistics(traced.program, scores(first, call.b), leaf)
+        values, indices = (t.new_zeros(len(t), rows).index_copy(1, counted, t) for t in found)
         return call.named(traced, values, indices)
 
     def explain(
@@ -212,6 +228,7 @@ class Statistics:
         other_b: Tensor | None = None,
         *,
         label: Tensor | None = None,
+        ignore_index: int = -100,
         row: Mapping[str, Tensor] | None = None,
         column: Mapping[str, Tensor] | None = None,
         scale: float = 1.0,
@@ -220,7 +237,7 @@ class Statistics:
         """Which kernels a call would run, and why. Nothing is computed."""
         from monoidreduce import backend
 
-        call = _Call(self, a, b, other_a, other_b, label, row or {}, column or {}, scale)
+        call = _Call(self, a, b, other_a, other_b, label, ignore_index, row or {}, column or {}, scale)
         text = self._traced(call)[0].text
         return backend.explain_statistics(repr(self), call.operands, text, workspace_bytes(workspace))
 
@@ -285,6 +302,7 @@ class _Call:
         other_a: Tensor | None,
         other_b: Tensor | None,
         label: Tensor | None,
+        ignore_index: int,
         row: Mapping[str, Tensor],
         column: Mapping[str, Tensor],
         scale: float,
@@ -299,9 +317,14 @@ class _Call:
             given = " and ".join("none" if t is None else "a tensor" for t in (other_a, other_b))
             raise ValueError(mismatch("other_a, other_b", expected, given))
         self.operands: tuple[Any, ...] = checked_operands(a, b, other_a, other_b)
-        self.a, self.b = self.operands[:2]
         self.scale = check_factor("scale", scale)
-        self.label = self._label(label, "label" in names)
+        self.label, self.ignored = self._label(label, ignore_index, "label" in names)
+        if self.ignored is not None and torch.is_grad_enabled():
+            # Gradients are products with rows, and 0 times NaN is NaN.
+            of_rows, ignored = self.operands[::2], self.ignored[:, None]
+            filled = [None if t is None else t.masked_fill(ignored, 0) for t in of_rows]
+            self.operands = filled[0], self.operands[1], filled[1], self.operands[3]
+        self.a, self.b = self.operands[:2]
         self.row = {name: self._datum("row", name, t, a.shape[:-1]) for name, t in row.items()}
         self.column = {name: self._datum("column", name, t, b.shape[:1]) for name, t in column.items()}
         for which, data in (("row", self.row), ("column", self.column)):
@@ -313,13 +336,19 @@ class _Call:
             expected = "shape [batch, heads, rows, D], for the arguments head and batch"
             raise ValueError(mismatch("a", expected, list(a.shape)))
 
-    def _label(self, label: Tensor | None, wanted: bool) -> Tensor | None:
+    def _label(
+        self, label: Tensor | None, ignore_index: int, wanted: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """[rows] int64, 0 where a row is ignored; and whether it is."""
         if (label is not None) != wanted:
             expected = "a tensor, for the argument label" if wanted else "none: no argument is label"
             raise ValueError(mismatch("label", expected, "none" if label is None else "a tensor"))
+        ignore_index = check_index("ignore_index", ignore_index)
         if label is None:
-            return None
-        return checked_label(label, self.given)
+            return None, None
+        labels = checked_label(label, self.given)
+        ignored = labels == ignore_index
+        return labels.masked_fill(ignored, 0), ignored
 
     def _datum(self, which: str, name: str, tensor: Tensor, shape: Any) -> Tensor:
         named = f"{which}[{name!r}]"
@@ -352,7 +381,7 @@ class _Call:
         """
         for kind in ("row", "column", "row_index", "column_index"):
             for name, *rest in traced.sources[kind]:
-                if name not in ("argument", "label", "row", "head", "batch"):
+                if name == "tensor":
                     self._check_captured(traced, tensors[rest[0]], rest[1], columns)
 
     def data_of(self, traced: Traced, tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
@@ -381,9 +410,9 @@ class _Call:
         if name == "argument":
             data: dict[str, Tensor] = self.row if kind.startswith("row") else self.column
             return data[rest[0]]
-        if name == "label":
-            assert self.label is not None
-            return self.label
+        if name in ("label", "counted"):
+            assert self.label is not None and self.ignored is not None
+            return self.label if name == "label" else ~self.ignored
         if name in ("row", "head", "batch"):
             number = torch.arange(len(self.a), device=self.a.device)
             *leading, _ = self.given.shape
@@ -430,17 +459,23 @@ class _Call:
             raise ValueError(mismatch(described(tensor, self.of._function), expected, given))
 
     def named(self, traced: Traced, values: Tensor, indices: Tensor) -> Any:
+        """The results of a call. Of ignored rows they are those of no column."""
+
+        def of_rows(result: Tensor, of_nothing: float) -> Tensor:
+            if self.ignored is not None:
+                result = result.masked_fill(self.ignored, of_nothing)
+            return _like_rows(result, self.given)
+
         results: list[Any] = []
         value_of = values.unbind(0)
         for kind, *at in traced.outputs:
-            if kind == "value":
-                results.append(_like_rows(value_of[at[0]], self.given))
+            if kind in ("logsumexp", "value"):
+                results.append(of_rows(value_of[at[0]], 0 if kind == "value" else -math.inf))
             elif kind == "index":
-                results.append(_like_rows(indices.select(0, at[0]), self.given))
+                results.append(of_rows(indices.select(0, at[0]), 0))
             else:
-                value, index = value_of[at[0]], indices.select(0, at[1])
-                value = -value if kind == "smallest" else value
-                results.append(Extremum(_like_rows(value, self.given), _like_rows(index, self.given)))
+                value, index = of_rows(value_of[at[0]], -math.inf), of_rows(indices.select(0, at[1]), -1)
+                results.append(Extremum(-value if kind == "smallest" else value, index))
         result = self.of._result if torch.compiler.is_dynamo_compiling() else traced.result
         return result(*results)
 

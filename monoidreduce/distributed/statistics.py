@@ -28,6 +28,7 @@ def statistics_over_ranks(
     of: Statistics,
     operands: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
     label: Tensor | None,
+    ignore_index: int,
     row: Mapping[str, Tensor],
     column: Mapping[str, Tensor],
     scale: float,
@@ -39,7 +40,7 @@ def statistics_over_ranks(
     group = Group.of(process_group)
 
     def prepare() -> tuple[tuple[Columns, Sharding], Facts]:
-        call = _Call(of, *operands, label, row, column, scale)
+        call = _Call(of, *operands, label, ignore_index, row, column, scale)
         sharding = Sharding.of(group, *ranks)
         columns = sharding.columns("b", call.b)
         traced, tensors = of._traced(call)
@@ -47,7 +48,8 @@ def statistics_over_ranks(
 
         def facts() -> dict[str, Any]:
             names = ("a", "b", "other_a", "other_b")
-            given = (*zip(names, operands, strict=True), ("label", label), ("scale", scale), *row.items())
+            others = (("label", label), ("ignore_index", ignore_index), ("scale", scale))
+            given = (*zip(names, operands, strict=True), *others, *row.items())
             found = facts_of(given, {"b": 0, "other_b": 0}) | sharding.facts
             program = hashlib.sha256(traced.text.encode()).hexdigest()
             return found | {
@@ -72,8 +74,9 @@ def statistics_over_ranks(
     row = {name: rows_of(t) for name, t in row.items()}
     column = {name: columns.own(t) for name, t in column.items()}  # type: ignore[misc]
     if group.size == 1:
-        return of(*own, label=label, row=row, column=column, scale=scale, workspace=workspace)
-    call = _Call(of, *own, label, row, column, scale, columns.first)
+        alone: dict[str, Any] = {"ignore_index": ignore_index, "scale": scale, "workspace": workspace}
+        return of(*own, label=label, row=row, column=column, **alone)
+    call = _Call(of, *own, label, ignore_index, row, column, scale, columns.first)
     traced, tensors = of._traced(call)
     of_rows, of_columns, row_index, column_index = call.data_of(traced, tensors)
     text, has_positions = _with_numbered_columns(

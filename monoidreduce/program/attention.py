@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce import _C
-from monoidreduce._ops.attention import NO_SPANS, Spans, in_full, low_words, present, score_scale
+from monoidreduce._ops.attention import NO_SPANS, Spans, low_words, present, score_scale
 from monoidreduce._ops.attention_varlen import UNBOUNDED, sequence_spans, undefine
 from monoidreduce._ops.memory import gradient, launch, rounded, statistics
 from monoidreduce._ops.sinks import score_sinks
@@ -177,7 +177,7 @@ def backward(
         _C.modified_attention_backward(*arguments)
     d_table = None
     if needed[3] and table is not None:
-        residuals = (in_full(out, out_low), lse, lse_low, grad_lse)
+        residuals = (lse, lse_low, grad_lse)
         d_table = _table_gradient(
             (q, k, grad_out, v),
             (table, table_index),
@@ -211,7 +211,7 @@ def _kept_columns(q: Tensor, k: Tensor, spans: Spans, window: tuple[int, int]) -
 def _table_gradient(
     operands: tuple[Tensor, Tensor, Tensor | None, Tensor],
     tables: tuple[Tensor, Tensor | None],
-    residuals: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    residuals: tuple[Tensor, Tensor, Tensor | None],
     program: str,
     sizes: tuple[int, ...],
     softmax: bool,
@@ -220,15 +220,15 @@ def _table_gradient(
 ) -> Tensor:
     """The gradient by the table of reals, [T] in the accumulation dtype. kept: of `_kept_columns`."""
     q, k, grad_out, v = operands
-    out, lse, lse_low, grad_lse = residuals
+    lse, lse_low, grad_lse = residuals
     nodes = parse(program).nodes
     gathers = [number for number, node in enumerate(nodes) if node[0] == "gather"]
     leaves = {number: {nodes[i][0] for i in reachable(nodes, [number])} for number in gathers}
     of_columns = tuple(n for n in gathers if "position" in leaves[n] and "query" not in leaves[n])
     of_rows = tuple(n for n in gathers if "position" not in leaves[n])
     arguments = softmax, grad_out is not None, scale, kept is not None
-    by_rows = modified_sums(program, sizes, of_rows, *arguments, False)
-    by_columns = modified_sums(program, sizes, of_columns, *arguments, True)
+    rows = modified_sums(program, sizes, of_rows, *arguments, False)
+    columns = modified_sums(program, sizes, of_columns, *arguments, True)
     table, _ = tables
     d_table = torch.zeros_like(table)
     group = q.shape[1] // max(k.shape[1], 1)
@@ -237,31 +237,48 @@ def _table_gradient(
         for head in range(q.shape[1]):
             own = (q[batch, head], None if grad_out is None else grad_out[batch, head])
             shared = (k[batch, head // group], None if grad_out is None else v[batch, head // group])
-            known = None
-            if softmax:
-                centre = torch.zeros_like(lse[batch, head])
-                if grad_out is not None:
-                    centre -= (grad_out[batch, head].to(lse.dtype) * out[batch, head].to(lse.dtype)).sum(-1)
-                if grad_lse is not None:
-                    centre += grad_lse[batch, head]
-                known = torch.stack((lse[batch, head], lse_low[batch, head], centre))
-            numbers = torch.stack((torch.full_like(queries, batch), torch.full_like(queries, head), queries))
-            numbers = numbers if kept is None else torch.cat((numbers, kept))
-            data = (known, None, numbers, None)
-            exchanged = (None, known, keys[None], numbers)
-            for sums, of, (a, other_a), (b, other_b), given in (
-                (by_rows, of_rows, own, shared, data),
-                (by_columns, of_columns, shared, own, exchanged),
-            ):
-                if sums is None:
-                    continue
-                by_gather = totals(
-                    sums, table.new_empty(len(of), a.shape[0]), (a, b, other_a, other_b), given, 1.0, tables
-                )
-                index = _indices(nodes, of, sizes, (batch, head), queries if of is of_rows else keys, tables)
-                for number, of_gather in zip(of, by_gather, strict=True):
-                    d_table.index_add_(0, index[nodes[number][1]].expand(a.shape[0]), of_gather)
+            number = torch.full_like(queries, batch), torch.full_like(queries, head)
+            numbers = torch.stack((*number, queries, *(() if kept is None else kept)))
+            known = torch.stack((lse[batch, head], lse_low[batch, head])) if softmax else None
+            place = (batch, head), tables
+
+            lines = table.new_empty(2 * len(of_rows) + 1, len(queries))
+            by_rows = totals(
+                rows, lines, _alternating(own, shared), (known, None, numbers, None), 1.0, tables
+            )
+            if known is not None:
+                centre = -by_rows[-1] if grad_lse is None else grad_lse[batch, head] - by_rows[-1]
+                known = torch.cat((known, centre[None]))
+                of_score, of_centre = by_rows[:-1].chunk(2)
+                by_rows = of_score + centre * of_centre
+            _scatter(d_table, nodes, of_rows, sizes, by_rows, queries, *place)
+
+            lines = table.new_empty(len(of_columns), len(keys))
+            given = (None, known, keys[None], numbers)
+            by_columns = totals(columns, lines, _alternating(shared, own), given, 1.0, tables)
+            _scatter(d_table, nodes, of_columns, sizes, by_columns, keys, *place)
     return d_table
+
+
+def _alternating(rows: Any, columns: Any) -> Any:
+    """Operands of both scores as a fold takes them."""
+    return rows[0], columns[0], rows[1], columns[1]
+
+
+def _scatter(
+    d_table: Tensor,
+    nodes: tuple[Node, ...],
+    gathers: tuple[int, ...],
+    sizes: tuple[int, ...],
+    gradients: Tensor,
+    lines: Tensor,
+    head: tuple[int, int],
+    tables: tuple[Tensor, Tensor | None],
+) -> None:
+    """Add the gradients by what nodes gather for these rows or columns to where they gather it."""
+    index = _indices(nodes, gathers, sizes, head, lines, tables)
+    for number, of_gather in zip(gathers, gradients, strict=False):
+        d_table.index_add_(0, index[nodes[number][1]].expand(len(lines)), of_gather)
 
 
 def _indices(

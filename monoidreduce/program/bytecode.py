@@ -11,7 +11,7 @@ from monoidreduce import _C
 from monoidreduce.program.derivative import gradient, slopes
 from monoidreduce.program.errors import TraceError
 from monoidreduce.program.graph import Node
-from monoidreduce.program.operations import LEAVES
+from monoidreduce.program.operations import LEAVES, SAME
 from monoidreduce.program.program import operands, parse, reachable
 
 __all__ = ["backward_code", "forward_code", "scores_code"]
@@ -34,9 +34,18 @@ class _Writer:
 
     def __init__(self, nodes: Sequence[Node], roots: Iterable[int], data: tuple[int, int, int, int]) -> None:
         """data: how many reals and integers a call has of rows, and of columns."""
-        self.nodes, self.data = nodes, data
+        # Of a node that has the value of another one, that one.
+        self.same = list(range(len(nodes)))
+        self.nodes, self.data = list(nodes), data
+        for number, (name, *rest) in enumerate(nodes):
+            if name not in LEAVES:
+                rest = [self.same[i] for i in rest]
+                self.nodes[number] = (name, *rest)
+            if name in SAME:
+                self.same[number] = rest[-1]
+        nodes = self.nodes
         self.of_element: set[int] = set()
-        self.needed = reachable(nodes, roots)
+        self.needed = reachable(nodes, [self.same[number] for number in roots])
         for number in self.needed:
             node = nodes[number]
             if node[0] in OF_ELEMENTS or self.of_element.intersection(operands(node)):
@@ -63,7 +72,8 @@ class _Writer:
         self.written: set[object] = set()
 
     def value(self, number: int) -> int:
-        """Writes the code of a node, unless it is there."""
+        """Writes the code of a node, unless it is there. Returns the node that has its value."""
+        number = self.same[number]
         if number in self.rows or number in self.written:
             return number
         # Iterative, since a graph may be deeper than Python's stack: what is needed, in order.
@@ -141,8 +151,6 @@ def _too_large() -> TraceError:
 
 
 def _instruction(name: str, to: int, arguments: Sequence[int]) -> list[int]:
-    if name == "detach":
-        name, arguments = "maximum", [*arguments, *arguments]
     return [INSTRUCTIONS[name], to, *arguments, *[0] * (3 - len(arguments))]
 
 
@@ -162,10 +170,11 @@ def forward_code(text: str, rows: int, row_indices: int, columns: int, column_in
     writer = _Writer(program.nodes, program.roots, (rows, row_indices, columns, column_indices))
     field = 0
     for log_weight, *means in program.softmaxes:
-        writer.state("frame", field, [writer.value(log_weight)], [1 + len(means)])
-        weight = writer.weight(log_weight, field)
+        of_weight = writer.value(log_weight)
+        writer.state("frame", field, [of_weight], [1 + len(means)])
+        weight = writer.weight(of_weight, field)
         for k, mean in enumerate(means, field + 2):
-            writer.state("mean", k, [weight, writer.value(mean), log_weight])
+            writer.state("mean", k, [weight, writer.value(mean), of_weight])
         field += 2 + len(means)
     for total in program.totals:
         writer.state("total", field, [writer.value(total)])

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from monoidreduce.program.derivative import exchanged, gradient, is_of_distance, key_step, slopes
 from monoidreduce.program.graph import Node
-from monoidreduce.program.operations import LEAVES, OPERATIONS
+from monoidreduce.program.operations import LEAVES, OPERATIONS, SAME
 from monoidreduce.program.program import Program, operands, parse
 
 __all__ = ["Source", "fold_source", "gradient_source", "pulled_source", "scores_source", "state_words"]
@@ -76,8 +76,8 @@ def _value(node: Node, fused: bool) -> str:
     if name in _DATA:
         return f"{_DATA[name]}[{arguments[0]}]"
     operands = [f"x{number}" for number in arguments]
-    if name == "detach":
-        return operands[0]
+    if name in SAME:
+        return operands[-1]
     infix = _INFIX | _FUSED if fused else _INFIX
     if name in infix:
         return f" {infix[name]} ".join(operands)
@@ -117,7 +117,8 @@ def _lines(
         converted = modify_scores and nodes[number][0] == "to_real"
         real = _real(nodes, nodes[number][1]) if converted else None
         texts[number] = real or _value(nodes[number], fused)
-        needed.update(operands(nodes[number]) if real is None else ())
+        used = operands(nodes[number])
+        needed.update(() if real else used[-1:] if nodes[number][0] in SAME else used)
     lines = []
     for number, text in sorted(texts.items()):
         name = nodes[number][0]

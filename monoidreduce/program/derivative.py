@@ -15,10 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
+from typing import TypeAlias
 
+from monoidreduce import _C
 from monoidreduce.program.graph import Expression, Graph, Node
-from monoidreduce.program.operations import LEAVES, OPERATIONS
+from monoidreduce.program.operations import LEAVES, OPERATIONS, Selected
 from monoidreduce.program.program import Program, operands, parse, reachable
 
 __all__ = [
@@ -51,27 +53,98 @@ class Gradient:
     columns: tuple[int | None, ...]
 
 
-def _add(adjoint: dict[int, Expression], number: int, term: Expression) -> None:
-    adjoint[number] = adjoint[number] + term if number in adjoint else term
+MOST_TOTALS: int = _C.PROGRAM["fields"]  # of a program: the numbers that the CPU engine keeps of a row
+
+# Under which conditions a gradient flows: numbers of conditions, and whether each of them holds.
+Guard: TypeAlias = frozenset[tuple[int, bool]]
+ALWAYS: Guard = frozenset()
 
 
-def pull_back(graph: Graph, nodes: Sequence[Node], adjoint: dict[int, Expression]) -> None:
-    """The gradients by all that some nodes are made of.
+class Adjoint:
+    """The gradients by nodes of a graph.
 
-    adjoint: the gradients by the results, to which it adds the others. graph: begins with the nodes.
+    A term has a guard. Where that does not hold the term is 0, whatever it comes out as there: 0 times an
+    infinity or NaN of an element that is not kept is NaN. So a term is selected last, behind all products.
     """
-    for number in range(len(nodes) - 1, -1, -1):
-        name, *args = nodes[number]
-        if number not in adjoint or name in LEAVES:
-            continue
-        pull = OPERATIONS[name].pull
-        if pull is None:
-            continue
-        arguments = [Expression(graph, i) for i in args]
-        pulled = pull(adjoint[number], Expression(graph, number), *arguments)
-        for argument, by_argument in zip(arguments, pulled, strict=True):
-            if by_argument is not None and argument.constant is None:
-                _add(adjoint, argument.number, by_argument)
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._terms: dict[int, dict[Guard, Expression]] = {}
+
+    def add(self, number: int, term: Expression, guard: Guard = ALWAYS) -> None:
+        terms = self._terms.setdefault(number, {})
+        terms[guard] = terms[guard] + term if guard in terms else term
+
+    def pull_back(self, nodes: Sequence[Node]) -> None:
+        """From the results to all that they are made of. nodes: the first ones of the graph."""
+        for number in range(len(nodes) - 1, -1, -1):
+            name, *args = nodes[number]
+            pull = None if name in LEAVES else OPERATIONS[name].pull
+            if number not in self._terms or pull is None:
+                continue
+            arguments = [Expression(self.graph, i) for i in args]
+            term, guard = self._sum(number)
+            pulled = pull(term, Expression(self.graph, number), *arguments)
+            for argument, by_argument in zip(arguments, pulled, strict=True):
+                if by_argument is None or argument.constant is not None:
+                    continue
+                if isinstance(by_argument, Selected):
+                    literal = by_argument.condition.number, by_argument.holds
+                    self.add(argument.number, by_argument.gradient, guard | {literal})
+                else:
+                    self.add(argument.number, by_argument, guard)
+
+    def by(self, number: int) -> Expression | None:
+        """The gradient by a node; None where it is 0."""
+        return selected(*self._sum(number)) if number in self._terms else None
+
+    def by_leaves(self, nodes: Sequence[Node]) -> dict[Node, Expression]:
+        numbers = [number for number in self._terms if nodes[number][0] in LEAVES]
+        return {nodes[number]: selected(*self._sum(number)) for number in numbers}
+
+    def _sum(self, number: int) -> tuple[Expression, Guard]:
+        """All terms of a node, and the guard of their sum."""
+        terms = self._terms[number]
+        if len(terms) == 1:
+            ((guard, term),) = terms.items()
+            return term, guard
+        total, *others = (selected(term, guard) for guard, term in terms.items())
+        for term in others:
+            total = total + term
+        return total, _either(self.graph, terms)
+
+
+def _holds(graph: Graph, guard: Guard) -> Expression:
+    """A guard as one condition."""
+    literals = [(Expression(graph, number), holds) for number, holds in sorted(guard)]
+    first, *others = (condition if holds else ~condition for condition, holds in literals)
+    for condition in others:
+        first = first & condition
+    return first
+
+
+def selected(term: Expression, guard: Guard) -> Expression:
+    if not guard:
+        return term
+    if len(guard) == 1:
+        ((number, holds),) = guard
+        condition = Expression(term.graph, number)
+        return term.where(condition, *((term, 0.0) if holds else (0.0, term)))
+    return term.where(_holds(term.graph, guard), term, 0.0)
+
+
+def _either(graph: Graph, guards: Iterable[Guard]) -> Guard:
+    """Whether at least one of these holds. That of the two branches of a `where` is what surrounds it."""
+    either, *others = guards
+    for guard in others:
+        common, beside = either & guard, either ^ guard
+        opposite = len(beside) == 2 and len({number for number, _ in beside}) == 1
+        if opposite or common in (either, guard):
+            either = common
+        else:
+            condition = _holds(graph, either - common) | _holds(graph, guard - common)
+            either = common | {(condition.number, True)}
+    return either
 
 
 def count(program: Program, leaf: str) -> int:
@@ -84,8 +157,7 @@ def gradient(text: str, rows: int, row_indices: int) -> Gradient:
     """rows, row_indices: how many data of rows a call of the program has."""
     program = parse(text)
     graph = Graph(program.nodes)
-    adjoint: dict[int, Expression] = {}
-    add = partial(_add, adjoint)
+    adjoint = Adjoint(graph)
 
     def value(k: int) -> Expression:
         return graph.leaf("row", rows + k)
@@ -100,24 +172,28 @@ def gradient(text: str, rows: int, row_indices: int) -> Gradient:
     for i, (log_weight, *means) in enumerate(program.softmaxes):
         weight, low = node(log_weight), graph.leaf("row", rows + program.values + i)
         share = graph.apply("share", weight, value(k), low)
+        # An element of log weight -inf is not there, whatever it and its f are made of.
+        absent = weight == -math.inf
+        guard = ALWAYS
+        if absent.constant is None and (means or program.nodes[log_weight][0] not in LEAVES):
+            guard = frozenset({(absent.number, False)})
         inner = upstream(k)
         for n, mean in enumerate(means, k + 1):
             inner = inner + upstream(n) * (node(mean) - value(n))
-            add(mean, share * upstream(n))
-        # An element of log weight -inf is not there, whatever its f is.
-        term = share * inner
-        add(log_weight, weight.where(weight == -math.inf, 0.0, term) if means else term)
+            adjoint.add(mean, share * upstream(n), guard)
+        adjoint.add(log_weight, share * inner, guard)
         k += 1 + len(means)
     for total in program.totals:
-        add(total, upstream(k))
+        adjoint.add(total, upstream(k))
         k += 1
     for n, largest in enumerate(program.largest):
         at = graph.leaf("row_index", row_indices + n)
-        add(largest, at.where(graph.leaf("position") == at, upstream(k), 0.0))
+        here = graph.leaf("position") == at
+        adjoint.add(largest, upstream(k), frozenset({(here.number, True)}))
         k += 1
 
-    pull_back(graph, program.nodes, adjoint)
-    of_leaf = {program.nodes[i]: x.number for i, x in adjoint.items() if program.nodes[i][0] in LEAVES}
+    adjoint.pull_back(program.nodes)
+    of_leaf = {leaf: x.number for leaf, x in adjoint.by_leaves(program.nodes).items()}
     zero = graph.constant(0.0).number
     return Gradient(
         graph,
@@ -140,24 +216,27 @@ class Sums:
     kept: Mapping[str, Sequence[int]]
 
 
-def sums(nodes: Iterable[Node], gradients: Sequence[int | None]) -> Sums | None:
-    """None where all gradients are 0."""
-    totals = {k: number for k, number in enumerate(gradients) if number is not None}
-    if not totals:
-        return None
-    program, kept = Program(tuple(nodes), totals=tuple(totals.values())).pruned()
-    return Sums(program.text, tuple(totals), kept)
+def sums(nodes: Iterable[Node], gradients: Sequence[int | None]) -> tuple[Sums, ...]:
+    """Programs of as many totals as one may have; none where all gradients are 0."""
+    nodes = tuple(nodes)
+    wanted = [(k, number) for k, number in enumerate(gradients) if number is not None]
+    found = []
+    for first in range(0, len(wanted), MOST_TOTALS):
+        of, totals = zip(*wanted[first : first + MOST_TOTALS], strict=True)
+        program, kept = Program(nodes, totals=totals).pruned()
+        found.append(Sums(program.text, of, kept))
+    return tuple(found)
 
 
 @lru_cache(256)
-def row_sums(text: str, rows: int, row_indices: int) -> Sums | None:
-    """The gradients of data of rows are totals over the columns: a program of its own."""
+def row_sums(text: str, rows: int, row_indices: int) -> tuple[Sums, ...]:
+    """The gradients of data of rows are totals over the columns: programs of their own."""
     of = gradient(text, rows, row_indices)
     return sums(of.nodes.nodes, of.rows)
 
 
 @lru_cache(256)
-def column_sums(text: str, rows: int, row_indices: int) -> Sums | None:
+def column_sums(text: str, rows: int, row_indices: int) -> tuple[Sums, ...]:
     """The gradients of data of columns are totals over the rows: the same with rows and columns exchanged.
 
     The columns' number is then the last integer of a row.
@@ -190,10 +269,11 @@ def slopes(
         nodes = tuple(("integer", sizes[node[1]]) if node[0] == "size" else node for node in nodes)
     graph = Graph(nodes)
     score, *kept = (Expression(graph, number) for number in program.roots)
-    adjoint = {score.number: graph.constant(1.0)}
-    pull_back(graph, nodes, adjoint)
-    of_leaf = {nodes[number]: of for number, of in adjoint.items()}
-    return graph, score, kept[0] if kept else None, of_leaf.get(("score",), graph.constant(0.0))
+    adjoint = Adjoint(graph)
+    adjoint.add(score.number, graph.constant(1.0))
+    adjoint.pull_back(nodes)
+    slope = adjoint.by_leaves(nodes).get(("score",), graph.constant(0.0))
+    return graph, score, kept[0] if kept else None, slope
 
 
 def key_step(graph: Graph, score: Expression) -> Expression | None:
@@ -253,16 +333,20 @@ def modified_sums(
     scale: float,
     partial: bool,
     of_columns: bool,
-) -> Sums | None:
+) -> tuple[Sums, ...]:
     """The gradients of what a program gathers by the row, or by the column: totals of a derived program.
 
-    Data of a row: its log-sum-exp in two words and its centre, g_lse - <G, out>; batch, head and query. A
-    partial row also has the first column that it keeps and the one behind the last. The second score is
-    <G, v>, if there are values.
+    Data of a row: its log-sum-exp in two words; batch, head and query. A partial row also has the first
+    column that it keeps and the one behind the last. The second score is <G, v>, if there are values.
+
+    The derivative by a score is share (<G, v> + centre), with centre = g_lse - sum of share <G, v>. By the
+    column, data of a row have its centre too. By the row it need not be known, as the total is linear in it:
+    numbers n to 2 n - 1 are what it multiplies, and number 2 n is the sum of share <G, v>, from the same
+    weights and products as all else.
 
     Args:
         text, sizes: of the program of attention.
-        gathers: the nodes by which.
+        gathers: the n nodes by which.
         softmax: are scores logarithms of weights, or weights.
         scale: of the call.
         partial: do rows keep some columns only.
@@ -280,17 +364,27 @@ def modified_sums(
         else:
             placed.append(graph.raw(node[0], *(placed[i] for i in node[1:])))
     score, *kept = (placed[number] for number in program.roots)
-    by_score = graph.leaf("other") if values else graph.constant(0.0)
-    if softmax:
-        high, low, centre = (graph.leaf("row", k) for k in range(3))
-        by_score = graph.apply("share", score, high, low) * (by_score + centre)
     if partial:
         position, begin, end = graph.leaf("position"), *(graph.leaf("row_index", k) for k in (3, 4))
         kept += [position >= begin, position < end]
-    for keep in kept:
-        by_score = by_score.where(keep, by_score, 0.0)
-    nodes = tuple(graph.nodes)
-    adjoint = {score.number: by_score}
-    pull_back(graph, nodes, adjoint)
-    gradients = [adjoint[placed[i].number].number if placed[i].number in adjoint else None for i in gathers]
-    return sums(exchanged(graph.nodes, 0) if of_columns else graph.nodes, gradients)
+    guard = frozenset((keep.number, True) for keep in kept)
+
+    def by_gathers(by_score: Expression) -> list[Expression | None]:
+        nodes = tuple(graph.nodes)
+        adjoint = Adjoint(graph)
+        adjoint.add(score.number, by_score, guard)
+        adjoint.pull_back(nodes)
+        return [adjoint.by(placed[i].number) for i in gathers]
+
+    upstream = graph.leaf("other") if values else graph.constant(0.0)
+    if not softmax:
+        gradients = by_gathers(upstream)
+    else:
+        share = graph.apply("share", score, graph.leaf("row", 0), graph.leaf("row", 1))
+        if of_columns:
+            gradients = by_gathers(share * (upstream + graph.leaf("row", 2)))
+        else:
+            gradients = by_gathers(share * upstream) + by_gathers(share)
+            gradients.append(selected(share * upstream, guard) if values else None)
+    numbers = [None if by is None else by.number for by in gradients]
+    return sums(exchanged(graph.nodes, 0) if of_columns else graph.nodes, numbers)

@@ -54,6 +54,8 @@ class Graph:
         """The expression of an operand that the user writes."""
         if isinstance(value, Expression):
             return value
+        if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+            value = value.item()
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise TraceError("an integer of more than 64 bits: write a float")
         if isinstance(value, (bool, int, float)):
@@ -97,6 +99,7 @@ class Expression:
     """
 
     __slots__ = ("graph", "number")
+    __array_ufunc__ = None  # numpy's numbers leave operators to this class
 
     def __init__(self, graph: Graph, number: int) -> None:
         self.graph, self.number = graph, number

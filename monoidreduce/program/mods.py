@@ -158,16 +158,20 @@ def _called(name: str, function: Mod, graph: Trace, arguments: Sequence[Expressi
 
 def _score(function: Mod, graph: Trace, value: Any) -> Expression:
     expected = "a number, the new score"
-    if not isinstance(value, (Expression, int, float, Tensor)) or graph.expression(value).kind == "bool":
+    if not _is_value(value) or graph.expression(value).kind == "bool":
         raise TraceError(f"it returned {_described(value)}: expected {expected}", definition(function))
     return graph.real(value)
 
 
 def _condition(function: Mod, graph: Trace, value: Any) -> Expression:
     expected = "a condition, whether the element is kept"
-    if not isinstance(value, (Expression, bool, Tensor)) or graph.expression(value).kind != "bool":
+    if not _is_value(value) or graph.expression(value).kind != "bool":
         raise TraceError(f"it returned {_described(value)}: expected {expected}", definition(function))
     return graph.expression(value)
+
+
+def _is_value(value: Any) -> bool:
+    return isinstance(value, (Expression, int, float, Tensor)) or type(value).__module__ == "numpy"
 
 
 def _described(value: Any) -> str:

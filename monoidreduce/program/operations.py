@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 if TYPE_CHECKING:
     from monoidreduce.program.graph import Expression
 
-__all__ = ["LEAVES", "OPERATIONS", "Operation"]
+__all__ = ["LEAVES", "OPERATIONS", "SAME", "Operation", "Selected"]
 
 # Leaves: their kind. ("row", k) and the like are number k of the data of rows or of columns. "batch", "head"
 # and "query" are the numbers of a row of attention, ("size", k) number k of its call.
@@ -36,6 +36,9 @@ LEAVES = {
     "size": "index",
 }
 
+# Operations whose value is their last argument: they say what of a gradient, no code.
+SAME = {"detach", "counted"}
+
 
 @dataclass(frozen=True)
 class Operation:
@@ -47,7 +50,15 @@ class Operation:
 
     kinds: tuple[str, ...]
     evaluate: Callable[..., Any]
-    pull: Callable[..., tuple[Expression | None, ...]] | None = None
+    pull: Callable[..., tuple[Expression | Selected | None, ...]] | None = None
+
+
+class Selected(NamedTuple):
+    """A gradient where a condition holds, or does not hold; elsewhere it is 0, also of what is not finite."""
+
+    condition: Expression
+    holds: bool
+    gradient: Expression
 
 
 def _unary(evaluate: Callable[..., Any], slope: Callable[..., Any]) -> Operation:
@@ -63,9 +74,9 @@ def _indices(evaluate: Callable[..., Any], result: str = "index") -> Operation:
     return Operation(("index", "index", result), evaluate)
 
 
-def _larger(g: Any, x: Any, y: Any) -> Any:
+def _larger(g: Any, x: Any, y: Any) -> Selected:
     """The gradient of the larger of two by the first: all, or half where they are equal."""
-    return g.where(x > y, g, g.where(x == y, g * 0.5, 0.0))
+    return Selected(x < y, False, g.where(x == y, g * 0.5, g))
 
 
 def _share(x: Any, high: Any, low: Any) -> Any:
@@ -94,10 +105,16 @@ OPERATIONS: dict[str, Operation] = {
     # log(1 + exp(x)), accurate everywhere
     "log1pexp": _unary(lambda x: torch.logaddexp(x, torch.zeros_like(x)), lambda y, x: x.sigmoid()),
     "detach": Operation(("real", "real"), torch.detach),  # the value, without a gradient
+    # the value; where the condition does not hold, without a gradient
+    "counted": Operation(
+        ("bool", "real", "real"),
+        lambda c, x: torch.where(c, x, x.detach()),
+        lambda g, y, c, x: (None, Selected(c, True, g)),
+    ),
     "where": Operation(
         ("bool", "real", "real", "real"),
         torch.where,
-        lambda g, z, c, x, y: (None, g.where(c, g, 0.0), g.where(c, 0.0, g)),
+        lambda g, z, c, x, y: (None, Selected(c, True, g), Selected(c, False, g)),
     ),
     # exp(x - high - low), where high + low is a log-sum-exp in two words; measured from 0 where that is -inf
     "share": Operation(("real", "real", "real", "real"), _share),

@@ -170,7 +170,7 @@ def backward(
 
 
 def totals(
-    sums: Sums | None,
+    programs: Sequence[Sums],
     of: Tensor,
     operands: Operands,
     data: Data,
@@ -179,18 +179,16 @@ def totals(
 ) -> Tensor:
     """The gradients by data. data: reals of rows, of columns, integers of rows, of columns."""
     gradients = torch.zeros_like(of, memory_format=torch.contiguous_format)
-    if sums is None:
-        return gradients
-    row, column, row_index, column_index = (
-        None if t is None or not sums.kept[kind] else _chosen(t, sums.kept[kind])
-        for kind, t in zip(("row", "column", "row_index", "column_index"), data, strict=True)
-    )
     a, b, other_a, other_b = operands
-    if parse(sums.text).scores == 1:
-        other_a = other_b = None
-    kept = (row, column, row_index, column_index)
-    found, _, _ = fold(sums.text, (a, b, other_a, other_b), kept, scale, tables)
-    place(found, sums.of, gradients)
+    for sums in programs:
+        row, column, row_index, column_index = (
+            None if t is None or not sums.kept[kind] else _chosen(t, sums.kept[kind])
+            for kind, t in zip(("row", "column", "row_index", "column_index"), data, strict=True)
+        )
+        two = parse(sums.text).scores == 2
+        used = (a, b, *((other_a, other_b) if two else (None, None)))
+        found, _, _ = fold(sums.text, used, (row, column, row_index, column_index), scale, tables)
+        place(found, sums.of, gradients)
     return gradients
 
 

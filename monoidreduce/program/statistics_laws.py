@@ -311,7 +311,7 @@ def _name_of(traced: Traced | None, kind: str, number: int) -> str:
     if traced is None:
         return f"{kind} {number}"
     for name, (of, *at) in zip(traced.result._fields, traced.outputs, strict=True):
-        if of in ("value", "index") and (of, *at) == (kind, number):
+        if at == [number] and ("index" if of == "index" else "value") == kind:
             return str(name)
         if of in ("largest", "smallest") and at[kind == "index"] == number:
             return f"{name}.{kind}"

@@ -6,6 +6,7 @@ the program. A tensor is data: of rows or of columns by what it is indexed with,
 
 from __future__ import annotations
 
+import functools
 import keyword
 import math
 import types
@@ -15,10 +16,12 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, resolve_name
 
 from monoidreduce import stat
 from monoidreduce.program.arguments import ARGUMENTS, ROW_INDICES, arguments, definition, kind_of, names_in
+from monoidreduce.program.chance import OUTSIDE as OUTSIDE_OF_IT
+from monoidreduce.program.chance import Watched, draws, refuse_draws_of_numpy
 from monoidreduce.program.errors import TraceError, line_of
 from monoidreduce.program.graph import Expression, Graph, Node
 from monoidreduce.program.program import Program, named, reachable
@@ -42,7 +45,8 @@ OUTSIDE = (
     "function"
 )
 
-# Where a datum is from: ("argument", name), one of ROW_INDICES, ("tensor", number, nodes of its indices).
+# Where a datum is from: ("argument", name), one of ROW_INDICES, ("counted",), which is 0 where a row is
+# ignored, or ("tensor", number, nodes of its indices).
 Source = tuple[Any, ...]
 
 
@@ -51,8 +55,8 @@ class Traced:
     """A traced function.
 
     sources: of the data of the program, by the kind of leaf, in order.
-    outputs: of each statistic ("value", row), ("index", row), or ("largest" or "smallest", row of values, of
-        indices). result: the NamedTuple of them.
+    outputs: of each statistic ("logsumexp" or "value", row), ("index", row), or ("largest" or "smallest", row
+        of values, of indices). result: the NamedTuple of them.
     nodes, gathered: the graph that indices of tensors are nodes of, and the sources of its data of rows and
         columns.
     tensors: that the function captured. reads: has torch computed something of them alone.
@@ -151,6 +155,9 @@ class _Watch(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if draws(function):
+            self.graph.error = TraceError(f"{resolve_name(function) or function.__name__}: {OUTSIDE_OF_IT}")
+            raise self.graph.error
         if Expression in types or any(isinstance(x, Expression) for x in _flat((*args, *kwargs.values()))):
             try:
                 return Expression.__torch_function__(function, types, args, kwargs)
@@ -203,7 +210,8 @@ def trace(function: Callable[..., Any], rows: Mapping[str, str], columns: Mappin
                 at,
             )
     result = run(graph, function, **given)
-    traced = _traced(graph, function.__name__, _checked(function, result, at), at)
+    counted = graph.datum("row_index", ("counted",)) != 0 if "label" in names else None
+    traced = _traced(graph, function.__name__, _checked(function, result, at), counted, at)
     living[traced.text] = traced
     return traced
 
@@ -214,13 +222,26 @@ def run(graph: Trace, function: Callable[..., Any], *args: Any, **named: Any) ->
     Raises:
         TraceError: in place of a TypeError or IndexError of Python, too.
     """
+    within = _code_of(function)
+    readers = [within, *Captures(within).others] if isinstance(within, types.FunctionType) else []
+    for reader in readers:
+        refuse_draws_of_numpy(reader, _read_by(reader), names_in(reader.__code__))
     try:
-        with stat.building(graph), _Watch(graph):
+        with stat.building(graph), _Watch(graph), Watched(reader.__code__ for reader in readers):
             return function(*args, **named)
     except TraceError:
         raise
     except (TypeError, IndexError) as error:
         raise (graph.error or TraceError(str(error), line_of(error) or definition(function))) from None
+
+
+def _code_of(function: Any) -> Any:
+    """What a partial function, a method or an object calls."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not isinstance(function, (types.FunctionType, types.MethodType)):
+        function = getattr(type(function), "__call__", function)  # noqa: B004
+    return getattr(function, "__func__", function)
 
 
 def _checked(function: Callable[..., Any], result: Any, at: tuple[str, int]) -> dict[str, stat.Statistic]:
@@ -238,14 +259,26 @@ def _checked(function: Callable[..., Any], result: Any, at: tuple[str, int]) -> 
 
 
 def _traced(
-    graph: Trace, function: str, results: dict[str, stat.Statistic], defined: tuple[str, int]
+    graph: Trace,
+    function: str,
+    results: dict[str, stat.Statistic],
+    counted: Expression | None,
+    defined: tuple[str, int],
 ) -> Traced:
+    """counted: whether a row has gradients; None: they all have."""
+
+    def of_counted(number: int) -> int:
+        if counted is None or graph.kind(number) == "bool":
+            return number
+        return graph.raw("counted", counted, Expression(graph, number)).number
+
     softmaxes: dict[int, list[int]] = {}
     totals: list[int] = []
     largest: list[int] = []
     counts: list[int] = []
 
     def place(into: list[int], number: int) -> int:
+        number = of_counted(number)
         if number not in into:
             into.append(number)
         return into.index(number)
@@ -254,7 +287,7 @@ def _traced(
     for name, statistic in results.items():
         number, weight = statistic.of, statistic.log_weight
         if weight is not None:
-            means = softmaxes.setdefault(weight, [])
+            means = softmaxes.setdefault(of_counted(weight), [])
             places[name] = 0 if statistic.kind == "logsumexp" else 1 + place(means, number)
         else:
             into = {"total": totals, "count": counts}.get(statistic.kind, largest)
@@ -267,7 +300,8 @@ def _traced(
     for name, statistic in results.items():
         at = places[name]
         if statistic.log_weight is not None:
-            outputs[name] = ("value", first_of[statistic.log_weight] + at)
+            kind = "value" if statistic.kind == "mean" else "logsumexp"
+            outputs[name] = (kind, first_of[of_counted(statistic.log_weight)] + at)
         elif statistic.kind == "total":
             outputs[name] = ("value", rows + at)
         elif statistic.kind == "count":

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import resolve_name
 
+from monoidreduce.program.chance import OUTSIDE, draws
 from monoidreduce.program.errors import TraceError
 from monoidreduce.program.graph import Expression
 
@@ -216,6 +217,8 @@ def _over_columns(name: str) -> str:
 
 
 def method(of: Expression, name: str) -> Callable[..., Any]:
+    if draws(getattr(Tensor, name, None)):
+        raise TraceError(f"{name}: {OUTSIDE}")
     if name not in METHODS:
         listed = ", ".join(sorted(known for known in METHODS if known[0] != "_"))
         raise TraceError(f"a value of one element has no .{name}{_over_columns(name)}; it has {listed}")

@@ -45,6 +45,7 @@ def _inputs(name: str, rows: int, columns: int, dtype: torch.dtype) -> dict[str,
     else:
         inputs |= {"t": 0.5 + torch.rand(rows), "w": torch.randn(columns)}
         inputs["label"] = torch.randint(0, columns, (rows,))
+        inputs["label"][5::7] = -100  # ignored
     return {key: t.to(dtype) if t.is_floating_point() else t for key, t in inputs.items()}
 
 

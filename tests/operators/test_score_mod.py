@@ -223,6 +223,63 @@ def test_attend(normalized: bool) -> None:
         assert_near([found, *gradients((found,), leaves)], [expected, *gradients((expected,), leaves)])
 
 
+OF_ANY_SIZE: dict[str, Any] = {
+    "many": lambda s: torch.sigmoid(s),  # whose sum is more than float16 has
+    "large": lambda s: s**4,
+    "tiny": lambda s: torch.sigmoid(s - 20.0),
+}
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize("name", OF_ANY_SIZE)
+def test_normalized_weights_of_any_size(name: str, dtype: torch.dtype) -> None:
+    """Weights and their sums are no numbers of the inputs' dtype: outputs are as rounded ones of float64."""
+    torch.manual_seed(0)
+    keys, spread = (140_000, 1.0) if name == "many" else (64, 3.0)
+    q = (spread * torch.randn(1, 1, 3, 64, dtype=F64)).to(dtype)
+    k, v = ((size * torch.randn(1, 1, keys, 64, dtype=F64)).to(dtype) for size in (spread, 1.0))
+    k, v = (k[..., :8], v[..., :4]) if name == "many" else (k, v)
+    q = q[..., :8] if name == "many" else q
+    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    weight = OF_ANY_SIZE[name]
+    found = mr.attend(*leaves, weight=weight, normalized=True)
+    weights = weight(wide[0] @ wide[1].mT * q.shape[-1] ** -0.5)
+    expected = weights / weights.sum(-1, keepdim=True) @ wide[2]
+    given = upstream(found, 0)
+    ours, theirs = (
+        torch.autograd.grad(found, leaves, given),
+        torch.autograd.grad(expected, wide, given.double()),
+    )
+    for x, y in zip((found, *ours), (expected, *theirs), strict=True):
+        assert x.dtype == dtype
+        error = (x.double() - y).abs().max() / y.abs().max()
+        assert error <= 4 * torch.finfo(dtype).eps, (name, float(error))
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16, torch.float32), ids=str)
+@pytest.mark.parametrize("options", ({}, {"causal": True}, {"window": (20, 5)}), ids=str)
+def test_a_number_of_the_row_has_no_gradient(options: dict[str, Any], dtype: torch.dtype) -> None:
+    """Softmax ignores what is added to all scores of a row: that gradient is 0 up to sums in float32."""
+    shape = (1, 2, 1, 200, 150, 64, 64)
+    leaves = operands(shape, dtype)
+    of_row, of_both = (torch.randn(n, 200, requires_grad=True) for n in (2, 2))
+    of_key = torch.randn(150, requires_grad=True)
+    out = mr.attention(
+        *leaves, score_mod=lambda s, b, h, i, j: s + of_row[h, i] + of_both[h, i] * of_key[j], **options
+    )
+    given = upstream(out, 0)
+    found = torch.autograd.grad(out, (of_row, of_both, of_key), given)
+    assert found[0].abs().max() < 2e-5
+    wide = [t.detach().double() for t in leaves]
+    captured = [t.detach().double().requires_grad_() for t in (of_row, of_both, of_key)]
+    a, b, c = captured
+    expected = dense(*wide, lambda s, _, h, i, j: s + a[h, i] + b[h, i] * c[j], None, **options)[0]
+    exact = torch.autograd.grad(expected, captured, given.double())
+    for ours, theirs in zip(found[1:], exact[1:], strict=True):
+        assert (ours - theirs).abs().max() < 2e-5 * max(1.0, float(theirs.abs().max()))
+
+
 def test_empty() -> None:
     score_mod = lambda s, b, h, i, j: s + i - j  # noqa: E731
     for shape in ((0, 2, 1, 3, 4, 8, 8), (1, 2, 1, 0, 4, 8, 8), (1, 2, 1, 3, 0, 8, 8), (1, 0, 0, 3, 4, 8, 8)):

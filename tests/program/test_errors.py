@@ -422,19 +422,6 @@ def test_programs_that_nobody_wrote() -> None:
             program(A, B, None, None, None, None, None, None, text, 1.0, None)
 
 
-@pytest.mark.parametrize("length", (40, 400))
-def test_functions_that_are_too_large(length: int) -> None:
-    def many(score, column):  # type: ignore[no-untyped-def]
-        terms = [torch.tanh(score * (i + 0.5)) for i in range(length)]
-        product = terms[0]
-        for first, last in zip(terms, reversed(terms), strict=True):
-            product = product * (first + last)
-        return dict(x=stat.total(product))
-
-    with pytest.raises(mr.TraceError, match="write two functions"):
-        mr.statistics(many)(A, B)
-
-
 def test_code_that_nobody_wrote() -> None:
     """The engine's code is checked too: no number of it makes the engine leave its memory."""
     traced = mr.statistics(

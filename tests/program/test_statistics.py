@@ -180,6 +180,62 @@ def test_label_out_of_range(label: int, dtype: torch.dtype) -> None:
     assert (fold(**call).target == 0).all()
 
 
+def of_labels(step: Tensor) -> Any:
+    prior = torch.arange(1.0, 8.0, dtype=F64)
+
+    @mr.statistics
+    def fold(score: Any, row: Any, column: Any, label: Any, t: Any) -> Any:
+        p = stat.softmax(score / t)
+        logit = torch.where(column == label, score, 0.0)
+        return dict(
+            lse=p.logsumexp,
+            mean=p.mean(torch.log(score.abs()) + prior[label]),
+            target=stat.total(logit * prior[label] / step[row]),
+            best=stat.largest(score),
+            least=stat.smallest(score * t),
+            above=stat.count(score > 0),
+        )
+
+    return fold
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize("ignore_index", (-100, 3))
+@pytest.mark.parametrize("all_of_them", (False, True))
+def test_a_row_of_ignore_index_is_an_empty_fold(ignore_index: int, all_of_them: bool) -> None:
+    """Whatever it, its data and what it indexes hold: as if the other rows were all."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(n, 5, generator=generator, dtype=F64) for n in (6, 7))
+    t = torch.tensor([0.7, 0.0, 1.0, 2.0, math.nan, 0.5], dtype=F64)
+    step = torch.tensor([2.0, 0.0, 3.0, 4.0, 0.0, 5.0], dtype=F64)
+    a[1], a[4] = math.nan, math.inf
+    ignored = torch.tensor([False, True, False, False, True, False]) | all_of_them
+    label = torch.tensor([6, 0, 1, 2, 0, -1]).masked_fill(ignored, ignore_index)
+    leaves = [x.requires_grad_() for x in (a, b, t)]
+    options = {} if ignore_index == -100 else {"ignore_index": ignore_index}
+    alone = outputs_of(
+        of_labels(step[~ignored])(a[~ignored], b, label=label[~ignored], row={"t": t[~ignored]})
+    )
+    real = [x for x in alone if x.is_floating_point()]
+    of_alone = torch.autograd.grad(real, leaves, [torch.full_like(x, 0.5) for x in real])
+    for call in (of_labels(step), of_labels(step).reference):
+        found = outputs_of(call(a, b, label=label, row={"t": t}, **options))
+        assert_exact([x[~ignored] for x in found], alone)
+        nothing = (-math.inf, 0, 0, -math.inf, -1, math.inf, -1, 0)
+        for x, of_nothing in zip(found, nothing, strict=True):
+            assert (x[ignored] == of_nothing).all()
+        real = [x for x in found if x.is_floating_point()]
+        upstream = [torch.full_like(x, 0.5).masked_fill(ignored, math.nan) for x in real]
+        assert_exact(list(torch.autograd.grad(real, leaves, upstream)), list(of_alone))
+
+
+def test_ignore_index_is_checked() -> None:
+    fold, call = fold_inputs("token_stats", (4,), 7)
+    for value, error in ((1.5, TypeError), (2**63, ValueError), (None, TypeError)):
+        with pytest.raises(error, match="ignore_index: expected an int"):
+            fold(**call, ignore_index=value)
+
+
 @pytest.mark.oldest
 def test_numbers_are_constants_and_tensors_data() -> None:
     factor, tensor, table = 2.0, torch.tensor(3.0, dtype=F64, requires_grad=True), torch.randn(9, dtype=F64)

@@ -19,6 +19,11 @@ enum class Instruction {
   kLog1p,
   kLog1pExp,
   kSqrt,
+  kSin,
+  kCos,
+  kAtan,
+  kFloor,
+  kRound,  // half to even
   kTanh,
   kErf,
   kSigmoid,
@@ -26,6 +31,8 @@ enum class Instruction {
   kSub,
   kMul,
   kDiv,
+  kPow,
+  kFmod,
   kMaximum,
   kMinimum,
   kShare,
@@ -63,17 +70,18 @@ enum class Instruction {
   kStore,
 };
 inline constexpr const char* kInstructionNames[] = {
-    "score",    "other",    "column",    "position",    "neg",       "abs",          "exp",
-    "expm1",    "log",      "log1p",     "log1pexp",    "sqrt",      "tanh",         "erf",
-    "sigmoid",  "add",      "sub",       "mul",         "div",       "maximum",      "minimum",
-    "share",    "where",    "lt",        "le",          "eq",        "and",          "or",
-    "not",      "to_real",  "index_add", "index_sub",   "index_mul", "index_div",    "index_mod",
-    "index_lt", "index_le", "index_eq",  "index_where", "gather",    "index_gather", "frame",
-    "weight",   "mean",     "total",     "largest",     "count",     "result",       "store"};
+    "score", "other", "column", "position", "neg", "abs", "exp", "expm1", "log", "log1p", "log1pexp", "sqrt",
+    "sin", "cos", "atan", "floor", "round", "tanh", "erf", "sigmoid", "add", "sub", "mul", "div", "pow",
+    "fmod", "maximum", "minimum", "share", "where", "lt", "le", "eq", "and", "or", "not", "to_real",
+    "index_add", "index_sub", "index_mul", "index_div", "index_mod", "index_lt", "index_le", "index_eq",
+    "index_where", "gather", "index_gather", "frame", "weight", "mean", "total", "largest", "count",
+    "result", "store"};
 static_assert(sizeof(kInstructionNames) / sizeof(char*) == static_cast<int>(Instruction::kStore) + 1);
 
-// Registers of a block of columns come first, then registers of a row. A program may have fewer.
-inline constexpr int kBlockRegisters = 32, kRowRegisters = 160, kStateFields = 32;
+// Registers of a block of columns come first, then registers of a row. A program may have fewer, and touches no others.
+inline constexpr int kBlockRegisters = 128, kRowRegisters = 512, kStateFields = 32;
+// Of the code of a row, and of that of an element.
+inline constexpr int kMostSteps = 1 << 14;
 // Panels of numbers of elements. The panels of the two scores come first.
 inline constexpr int kPanels = 3;
 

@@ -173,6 +173,12 @@ MR_HD Pack<T, N> each_lane(Pack<T, N> x, F f) {
   for (int lane = 0; lane < N; ++lane) y.v[lane] = f(x.v[lane]);
   return y;
 }
+template <class T, int N, class F>
+MR_HD Pack<T, N> each_lane(Pack<T, N> x, Pack<T, N> y, F f) {
+  Pack<T, N> z;
+  for (int lane = 0; lane < N; ++lane) z.v[lane] = f(x.v[lane], y.v[lane]);
+  return z;
+}
 
 // Called once per row: a polynomial is not worth it.
 template <class T, int N>

@@ -18,6 +18,7 @@
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "monoidreduce/cpu/fold_forward.h"
 #include "monoidreduce/instructions.h"
@@ -118,10 +119,9 @@ class Program {
   MR_HD Word gathered_index(Word i) const {
     return saturated(tables_.index[std::clamp<std::int64_t>(i, 0, tables_.indices - 1)]);
   }
-  const Command* row_code() const { return row_code_; }
-  int row_steps() const { return row_steps_; }
-  const Command* code() const { return code_; }
-  int steps() const { return steps_; }
+  // The codes of a row and of an element.
+  const std::vector<Command>& row_code() const { return row_code_; }
+  const std::vector<Command>& code() const { return code_; }
 
   // Any bits in every lane, an integer's too.
   MR_HD static LanePack<T> broadcast(T value) {
@@ -131,8 +131,6 @@ class Program {
   }
 
  private:
-  static constexpr int kMostSteps = 1024;
-
   Program(const std::string& text, const Tables<T>& tables, std::int64_t rows, std::int64_t columns)
       : at_(text.data()),
         end_(text.data() + text.size()),
@@ -159,8 +157,8 @@ class Program {
       }
     }
     expect(row_data_ + constants_ <= kRowRegisters);
-    read(row_code_, row_steps_, true);
-    read(code_, steps_, false);
+    read(row_code_, true);
+    read(code_, false);
     expect(at_ == end_);
   }
 
@@ -191,10 +189,9 @@ class Program {
     return s;
   }
 
-  void read(Command (&steps)[kMostSteps], int& steps_count, bool of_row) {
-    steps_count = count(kMostSteps);
-    for (int i = 0; i < steps_count; ++i) {
-      Command& step = steps[i];
+  void read(std::vector<Command>& steps, bool of_row) {
+    steps.resize(count(kMostSteps));
+    for (Command& step : steps) {
       step.operation = static_cast<Instruction>(count(static_cast<int>(Instruction::kStore)));
       for (int* operand : {&step.to, &step.a, &step.b, &step.c}) *operand = count(1 << 20);
       check(step, of_row);
@@ -269,8 +266,7 @@ class Program {
   const std::int64_t row_stride_, columns_;
   const int constants_;
   Scratch<Word> constant_, row_, column_;
-  Command row_code_[kMostSteps], code_[kMostSteps];
-  int row_steps_ = 0, steps_ = 0;
+  std::vector<Command> row_code_, code_;
 };
 
 // log of every lane, within 2 units in the last place. x = 2^n m with m around 1, and log(m) is the series of
@@ -347,7 +343,7 @@ class Interpreter {
 
   void begin(std::int64_t first_row) {
     program_.fill(first_row, row_);
-    run(program_.row_code(), program_.row_steps(), 1);
+    run(program_.row_code(), 1);
   }
   // Columns of a panel's tile: panels [columns][kPanel], of dot products first; the number of the first; the scale of
   // scores.
@@ -357,8 +353,7 @@ class Interpreter {
     for (std::int64_t j = 0; j < columns; j += kBlockColumns) {
       for (int k = 0; k < kPanels; ++k) panel_[k] = panels[k] + j * kPanel<T>;
       column_ = first_column + j;
-      run(program_.code(), program_.steps(),
-          static_cast<int>(std::min<std::int64_t>(kBlockColumns, columns - j)));
+      run(program_.code(), static_cast<int>(std::min<std::int64_t>(kBlockColumns, columns - j)));
     }
   }
 
@@ -416,8 +411,8 @@ class Interpreter {
   MR_HD static R word(M x) { return {bit_cast_vector<typename R::Vector>(x.v)}; }
   MR_HD static R origin(R f) { return LogSumExp<R>::origin(f); }
 
-  void run(const Command* steps, int count, int n) {
-    for (const Command* command = steps; command < steps + count; ++command) run(*command, n);
+  void run(const std::vector<Command>& steps, int n) {
+    for (const Command& command : steps) run(command, n);
   }
 
   MR_HD void run(const Command& s, int n) {
@@ -457,6 +452,16 @@ class Interpreter {
         return map(result(s.to), n, a, [](R x) { return max(x, R(0)) + log1p_of_each(exp(-abs(x))); });
       case Instruction::kSqrt:
         return map(result(s.to), n, a, [](R x) { return each_lane(x, [](T t) { return std::sqrt(t); }); });
+      case Instruction::kSin:
+        return map(result(s.to), n, a, [](R x) { return each_lane(x, [](T t) { return std::sin(t); }); });
+      case Instruction::kCos:
+        return map(result(s.to), n, a, [](R x) { return each_lane(x, [](T t) { return std::cos(t); }); });
+      case Instruction::kAtan:
+        return map(result(s.to), n, a, [](R x) { return each_lane(x, [](T t) { return std::atan(t); }); });
+      case Instruction::kFloor:
+        return map(result(s.to), n, a, [](R x) { return each_lane(x, [](T t) { return std::floor(t); }); });
+      case Instruction::kRound:
+        return map(result(s.to), n, a, [](R x) { return each_lane(x, [](T t) { return std::nearbyint(t); }); });
       case Instruction::kTanh:
         return map(result(s.to), n, a, [](R x) { return tanh(x); });
       case Instruction::kErf:
@@ -471,6 +476,14 @@ class Interpreter {
         return map(result(s.to), n, a, b, [](R x, R y) { return x * y; });
       case Instruction::kDiv:
         return map(result(s.to), n, a, b, [](R x, R y) { return x / y; });
+      case Instruction::kPow:
+        return map(result(s.to), n, a, b, [](R x, R y) {
+          return each_lane(x, y, [](T t, T u) { return std::pow(t, u); });
+        });
+      case Instruction::kFmod:
+        return map(result(s.to), n, a, b, [](R x, R y) {
+          return each_lane(x, y, [](T t, T u) { return std::fmod(t, u); });
+        });
       case Instruction::kMaximum:  // of NaN and a number: NaN
         return map(result(s.to), n, a, b, [](R x, R y) { return select((x > y) | (x != x), x, y); });
       case Instruction::kMinimum:

@@ -61,6 +61,35 @@ template <class F>
 __device__ __forceinline__ FastReal<F> sqrt(FastReal<F> x) {
   return ::sqrtf(x.x);
 }
+// As accurate as of float: a sine of a large angle, or a floor beside a whole number, has no cheap form.
+template <class F>
+__device__ __forceinline__ FastReal<F> sin(FastReal<F> x) {
+  return ::sinf(x.x);
+}
+template <class F>
+__device__ __forceinline__ FastReal<F> cos(FastReal<F> x) {
+  return ::cosf(x.x);
+}
+template <class F>
+__device__ __forceinline__ FastReal<F> atan(FastReal<F> x) {
+  return ::atanf(x.x);
+}
+template <class F>
+__device__ __forceinline__ FastReal<F> floor(FastReal<F> x) {
+  return ::floorf(x.x);
+}
+template <class F>
+__device__ __forceinline__ FastReal<F> round(FastReal<F> x) {
+  return ::nearbyintf(x.x);
+}
+template <class F>
+__device__ __forceinline__ FastReal<F> pow(FastReal<F> x, FastReal<F> y) {
+  return ::powf(x.x, y.x);
+}
+template <class F>
+__device__ __forceinline__ FastReal<F> fmod(FastReal<F> x, FastReal<F> y) {
+  return ::fmodf(x.x, y.x);
+}
 // The polynomial of its degree with the least relative error, 1.5e-7 with what rounding adds. log1p takes any x, and three
 // times the instructions.
 template <class F>

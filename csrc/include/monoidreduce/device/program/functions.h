@@ -15,6 +15,20 @@ MR_HD float expm1(float x) { return ::expm1f(x); }
 MR_HD double expm1(double x) { return ::expm1(x); }
 MR_HD float log1p(float x) { return ::log1pf(x); }
 MR_HD double log1p(double x) { return ::log1p(x); }
+MR_HD float sin(float x) { return ::sinf(x); }
+MR_HD double sin(double x) { return ::sin(x); }
+MR_HD float cos(float x) { return ::cosf(x); }
+MR_HD double cos(double x) { return ::cos(x); }
+MR_HD float atan(float x) { return ::atanf(x); }
+MR_HD double atan(double x) { return ::atan(x); }
+MR_HD float floor(float x) { return ::floorf(x); }
+MR_HD double floor(double x) { return ::floor(x); }
+MR_HD float round(float x) { return ::nearbyintf(x); }  // half to even
+MR_HD double round(double x) { return ::nearbyint(x); }
+MR_HD float pow(float x, float y) { return ::powf(x, y); }
+MR_HD double pow(double x, double y) { return ::pow(x, y); }
+MR_HD float fmod(float x, float y) { return ::fmodf(x, y); }
+MR_HD double fmod(double x, double y) { return ::fmod(x, y); }
 
 // x y and x / y, rounded. A compiler fuses some products with sums, and others in the next pass. A log weight
 // of 20 was rounded in the forward pass and fused in the backward one. Gradients then had up to 18 times the
