@@ -19,6 +19,8 @@ def mixture(score: Tensor, half: Tensor) -> dict[str, Any]:
 
 def fused(x: Tensor, sample: Tensor) -> Tensor:
     """[N] log-densities at x [N, D], of samples [M, D]."""
+    origin = sample.mean(0)  # distances from it are shorter, so that their squares lose fewer digits
+    x, sample = x - origin, sample - origin
     half = 0.5 * sample.square().sum(1) / WIDTH**2
     lse = mixture(x, sample, column={"half": half}, scale=WIDTH**-2).lse
     constant = math.log(len(sample)) + x.shape[1] * math.log(WIDTH * math.sqrt(2 * math.pi))

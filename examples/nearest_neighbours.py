@@ -16,6 +16,8 @@ def nearest(score: Tensor, half: Tensor) -> dict[str, Any]:
 
 def fused(point: Tensor, centre: Tensor) -> Tensor:
     """[N] squared distances of points [N, D] to the nearest of the centres [K, D]."""
+    origin = centre.mean(0)  # distances from it are shorter, so that their squares lose fewer digits
+    point, centre = point - origin, centre - origin
     best = nearest(point, centre, column={"half": 0.5 * centre.square().sum(1)}).best
     return point.square().sum(1) - 2 * best.value
 
