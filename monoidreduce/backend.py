@@ -18,11 +18,12 @@ from monoidreduce._ops import attention, attention_wide, gated_mlp, log_probs, l
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._ops.stored_scores import Layout
 from monoidreduce._torch_private import FakeTensorMode
-from monoidreduce._validate import FLOATING, check_choice, mismatch
+from monoidreduce._validate import FLOATING, mismatch
 from monoidreduce._version import __version__
 from monoidreduce.attend import attend, dtype_of_weights, traced_mods
 from monoidreduce.cpp_monoid import CppMonoid
 from monoidreduce.hardware import find
+from monoidreduce.statistics import Statistics
 from monoidreduce.workspace import get_workspace
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def explain(
     Args:
         op: an operator that has kernels of its own, as `monoidreduce.mlp`, or its name, as "mlp". Or a module
             of `monoidreduce.nn`, or a `functools.partial` of one of them. Without hardware it may also be
-            what `monoidreduce.cpp_monoid` returns.
+            what `monoidreduce.statistics` or `monoidreduce.cpp_monoid` returns.
         arguments, options: as the call has them, tensors by position or by name.
         hardware: a GPU of `monoidreduce.hardware.HARDWARE`, as "h100", that the call is explained for. It
             need not be there, and the tensors may be on any device, "meta" too. A build without
@@ -187,7 +188,7 @@ def explain(
             a CPU or a GPU.
         RuntimeError: the tensors are on a GPU and this build is CPU-only.
     """
-    if isinstance(op, CppMonoid) and hardware is None:
+    if isinstance(op, (Statistics, CppMonoid)) and hardware is None:
         return op.explain(*arguments, **options)
     operator, call = resolved(op, arguments, options)
     if operator == "linear_distillation" and functional.distils_by_statistics(
@@ -550,12 +551,23 @@ def explain_cpp_monoid(name: str, a: torch.Tensor, workspace: int | None) -> Exp
     )
 
 
+def _way_out(op: Any, name: str) -> str:
+    """What tells more of a function that has no kernels of its own among the operators."""
+    if isinstance(op, (Statistics, CppMonoid)):
+        name = getattr(op, "__name__", "f")
+        return f"; {name}.explain(a, b) tells its kernels where a is, and there is no model of its time"
+    if name in ("map_reduce", "fold", "merge_attention"):
+        return f"; {name} runs kernels of torch, on any device"
+    return ""
+
+
 def resolved(op: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The name of the operator that a call runs, and all its arguments by name, in the operator's order."""
     if isinstance(op, functools.partial):
         return resolved(op.func, (*op.args, *arguments), {**op.keywords, **options})
     if isinstance(op, str):
-        check_choice("op", op, tuple(KERNELS))
+        if op not in KERNELS:
+            raise ValueError(mismatch("op", f"one of {', '.join(KERNELS)}", repr(op)) + _way_out(op, op))
         op = FUNCTIONS[op]
     elif isinstance(op, torch.nn.Module):
         inspect.signature(op.forward).bind(*arguments, **options)  # it takes fewer than the operator
@@ -573,8 +585,11 @@ def resolved(op: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tu
         expected = (
             f"one of {', '.join(KERNELS)}, its name, a module of monoidreduce.nn or a functools.partial"
         )
-        raise TypeError(mismatch("op", expected, f"{type(op).__name__} {name}".rstrip()))
-    bound = inspect.signature(op).bind(*arguments, **options)
+        raise TypeError(mismatch("op", expected, f"{type(op).__name__} {name}".rstrip()) + _way_out(op, name))
+    try:
+        bound = inspect.signature(op).bind(*arguments, **options)
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from None
     bound.apply_defaults()
     call = dict(bound.arguments)
     if unknown := call.pop("others", None):

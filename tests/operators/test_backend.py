@@ -81,10 +81,12 @@ class OtherAttention(mr.nn.Attention):
 @pytest.mark.parametrize(
     ("op", "arguments", "message"),
     [
-        (mr.attention, 2, "missing a required argument: 'v'"),
+        (mr.attention, 2, "^attention: missing a required argument: 'v'"),
         (mr.nn.Attention(), 2, "missing a required argument: 'v'"),
         (mr.attention, 0, "missing a required argument: 'q'"),
         (mr.merge_attention, 4, "op: expected one of attention.*got function merge_attention"),
+        (mr.fold, 1, "got function fold; fold runs kernels of torch, on any device$"),
+        (mr.map_reduce, 1, "got function map_reduce; map_reduce runs kernels of torch, on any device$"),
         (torch.nn.Linear(8, 8), 1, "op: expected one of .*a module of monoidreduce.nn.*got Linear$"),
         (OtherAttention(), 1, "op: expected one of .*got OtherAttention$"),
         (functools.partial(len), 1, "op: expected one of .* len$"),
@@ -95,6 +97,24 @@ def test_what_is_no_call_of_an_operator_says_so(op: object, arguments: int, mess
     q = torch.randn(1, 1, 4, 8)
     with pytest.raises(TypeError, match=message):
         mr.explain(op, *[q] * arguments)
+
+
+def test_folds_of_ones_own() -> None:
+    """explain says what the fold's own explain does, which is named where there is no answer."""
+
+    @mr.statistics
+    def token_stats(score, column, label):  # type: ignore[no-untyped-def]
+        return dict(total=mr.stat.total(torch.where(column == label, score, 0.0)))
+
+    a, b = torch.randn(3, 8), torch.randn(5, 8)
+    assert mr.explain(token_stats, a, b) == token_stats.explain(a, b)
+    way_out = r"got Statistics token_stats; token_stats.explain\(a, b\) tells its kernels"
+    with pytest.raises(TypeError, match=f"^op: expected one of .*{way_out}"):
+        mr.explain(token_stats, a, b, hardware="h100")
+    with pytest.raises(TypeError, match=f"^op: expected one of .*{way_out}.* no model of its time$"):
+        mr.cost(token_stats, a, b, hardware="h100")
+    with pytest.raises(ValueError, match="got 'map_reduce'; map_reduce runs kernels of torch"):
+        mr.cost("map_reduce", a, b, hardware="h100")
 
 
 def test_an_option_that_a_module_has_is_not_given_again() -> None:
