@@ -234,9 +234,11 @@ class Statistics:
         scale: float = 1.0,
         workspace: int | None = None,
     ) -> Explanation:
-        """Which kernels a call would run, and why. Nothing is computed."""
+        """Which kernels a call would run, and why. Nothing is computed, and no label is needed."""
         from monoidreduce import backend
 
+        if label is None and "label" in self._names:
+            label = check_tensor("a", a).new_zeros(a.shape[:-1], dtype=torch.int64)
         call = _Call(self, a, b, other_a, other_b, label, ignore_index, row or {}, column or {}, scale)
         text = self._traced(call)[0].text
         return backend.explain_statistics(repr(self), call.operands, text, workspace_bytes(workspace))

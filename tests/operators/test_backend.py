@@ -107,7 +107,8 @@ def test_folds_of_ones_own() -> None:
         return dict(total=mr.stat.total(torch.where(column == label, score, 0.0)))
 
     a, b = torch.randn(3, 8), torch.randn(5, 8)
-    assert mr.explain(token_stats, a, b) == token_stats.explain(a, b)
+    expected = token_stats.explain(a, b, label=torch.zeros(3, dtype=torch.int64))
+    assert mr.explain(token_stats, a, b) == token_stats.explain(a, b) == expected
     way_out = r"got Statistics token_stats; token_stats.explain\(a, b\) tells its kernels"
     with pytest.raises(TypeError, match=f"^op: expected one of .*{way_out}"):
         mr.explain(token_stats, a, b, hardware="h100")
