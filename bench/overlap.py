@@ -38,7 +38,6 @@ from monoidreduce._command_line import (
     some_path,
     whole_number,
 )
-from monoidreduce.distributed.collectives import start_exchange
 from monoidreduce.distributed.group import Group
 
 ROUNDS = 20
@@ -68,17 +67,17 @@ def measure(group: Any, device: torch.device, quick: bool, rounds: int) -> Itera
         parts = torch.zeros(of.size, -(-size // of.size), dtype=torch.uint8, device=device)
 
         def apart(kernel: Callable[[], object] = kernel, parts: torch.Tensor = parts) -> None:
-            start_exchange(parts, of)()
+            of.start_exchange(parts, headed=False)()
             kernel()
 
         def together(kernel: Callable[[], object] = kernel, parts: torch.Tensor = parts) -> None:
-            arrival = start_exchange(parts, of)
+            arrival = of.start_exchange(parts, headed=False)
             kernel()
             arrival()
 
         ways = {
             "kernel": kernel,
-            "exchange": lambda parts=parts: start_exchange(parts, of)(),
+            "exchange": lambda parts=parts: of.start_exchange(parts, headed=False)(),
             APART: apart,
             TOGETHER: together,
         }

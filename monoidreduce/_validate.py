@@ -24,6 +24,7 @@ __all__ = [
     "check_like",
     "check_positive",
     "check_tensor",
+    "is_dtensor",
     "mismatch",
     "number_of",
 ]
@@ -42,12 +43,33 @@ def mismatch(name: str, expected: str, got: object) -> str:
     return f"{name}: expected {expected}, got {given}"
 
 
+def is_dtensor(t: Any) -> bool:
+    """Without loading what DTensor needs where nobody has."""
+    tensors = sys.modules.get("torch.distributed.tensor")
+    return tensors is not None and isinstance(t, tensors.DTensor)
+
+
+def _called() -> str:
+    """The function of the library that its user called."""
+    frame, name = sys._getframe(1), ""
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("monoidreduce."):
+        owner = frame.f_locals.get("self") if frame.f_code.co_name in ("forward", "__call__") else None
+        name = frame.f_code.co_name if owner is None else getattr(owner, "__name__", type(owner).__name__)
+        frame = frame.f_back  # type: ignore[assignment]
+    return name
+
+
 def check_tensor(name: str, value: Any) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(mismatch(name, "a tensor", f"{value!r} of type {type(value).__name__}"))
     if value.layout is not torch.strided or value.is_nested:
         kind = "a nested tensor" if value.is_nested else f"layout {value.layout}"
         raise TypeError(mismatch(name, "a dense (strided) tensor", kind))
+    if type(value) is not Tensor and is_dtensor(value):
+        plain = f"a plain tensor in {_called()}, such as {name}.to_local()"
+        expected = f"{plain} (with process_group= where ranks have parts of what is folded)"
+        placements = getattr(value, "placements", None)
+        raise TypeError(mismatch(name, expected, f"a DTensor with placements {placements}"))
     return value
 
 

@@ -18,6 +18,8 @@ Common to all of them:
   other rows, equally many, and results of rows are of its own. `grad_dtype` is the dtype in which partial
   gradients of rows are sent, by default the accumulation dtype. Of attention the sequence is split. See
   docs/distributed.md.
+- Without a group the tensors of the losses, `linear_log_probs`, `logsumexp_matmul` and `mlp` may all be
+  DTensors on one mesh. Other operators take plain tensors. See docs/distributed.md.
 - `torch.vmap` and batches of upstream gradients (`torch.func.jacrev`, `is_grads_batched`) make one call for
   each member of the batch, one after another.
 """
@@ -25,13 +27,12 @@ Common to all of them:
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from functools import reduce
 from inspect import signature
 from numbers import Integral
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, TypedDict, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -54,6 +55,7 @@ from monoidreduce._validate import (
     check_like,
     check_positive,
     check_tensor,
+    is_dtensor,
     mismatch,
     number_of,
 )
@@ -81,6 +83,7 @@ Window = Sequence[int | None]
 ScoreMod: TypeAlias = Callable[..., Any]  # of a score and its batch, head, query and key
 MaskMod: TypeAlias = Callable[..., Any]  # of these four
 Ranks: TypeAlias = "ProcessGroup | DeviceMesh | None"
+Rest = TypeVar("Rest")
 Checked: TypeAlias = tuple[tuple[Any, ...], tuple[Any, ...]]  # the tensors and the first options of an op
 
 REDUCTIONS = ("none", "mean", "sum")
@@ -228,12 +231,6 @@ def _differentiated(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any_requires_grad(tensors)
 
 
-def is_dtensor(t: Any) -> bool:
-    """Without loading what DTensor needs where nobody has."""
-    tensors = sys.modules.get("torch.distributed.tensor")
-    return tensors is not None and isinstance(t, tensors.DTensor)
-
-
 def is_over_ranks(
     process_group: Any, classes: Any, sequence_parallel: Any, grad_dtype: Any, placed: bool = False
 ) -> bool:
@@ -249,18 +246,45 @@ def is_over_ranks(
 
 
 def _checked(
-    operator: str, check: Callable[..., Checked], arguments: tuple[Any, ...], ranks: tuple[Any, ...]
-) -> tuple[tuple[Any, ...], tuple[Any, ...], Sharded | None]:
-    """What check makes of the arguments: tensors and options of the op; and what runs it over several ranks.
+    operator: str,
+    check: Callable[..., Checked],
+    arguments: tuple[Any, ...],
+    ranks: tuple[Any, ...],
+    rest: Callable[[], Rest],
+) -> tuple[tuple[Any, ...], tuple[Any, ...], Rest, Sharded | None]:
+    """What check makes of the arguments: tensors and options of the op; what rest does of others; and what
+    runs the op over several ranks, which all raise what one of them does here.
 
     ranks: process_group, classes, sequence_parallel, grad_dtype.
     """
     if not is_over_ranks(*ranks):
-        return *check(*arguments), None
+        others = rest()
+        return *check(*arguments), others, None
     from monoidreduce.distributed.operators import Sharded
 
-    sharded = Sharded.of(operator, lambda: check(*arguments), *ranks)
-    return sharded.tensors, sharded.options, None if sharded.group.size == 1 else sharded
+    found: list[Rest] = []
+
+    def checked() -> Checked:
+        found.append(rest())
+        return check(*arguments)
+
+    sharded = Sharded.of(operator, checked, *ranks)
+    return sharded.tensors, sharded.options, found[0], None if sharded.group.size == 1 else sharded
+
+
+def refuse_over_ranks(process_group: Any, operator: str, error: Exception) -> NoReturn:
+    """Raise on all ranks what one of them refuses beside a group."""
+    from monoidreduce.distributed.group import Group, together
+
+    def refuse() -> NoReturn:
+        raise error
+
+    try:
+        group = Group.of(process_group)
+    except (TypeError, ValueError):
+        raise error from None
+    together(group, operator, refuse)
+    raise error
 
 
 def workspace_bytes(workspace: int | None) -> int | None:
@@ -439,7 +463,8 @@ def attention(
 
         for name, mod in zip(("score_mod", "mask_mod", "block_mask"), modifies, strict=True):
             if mod is not None:
-                raise ValueError(mismatch(name, "None beside process_group", type(mod)))
+                error = ValueError(mismatch(name, "None beside process_group", type(mod)))
+                refuse_over_ranks(process_group, "attention", error)
         ranks = (process_group, method, layout, length, grad_dtype)
         tensors = (q, k, v, bias, sinks)
         found: Tensor | tuple[Tensor, Tensor] = attention_over_ranks(
@@ -450,7 +475,7 @@ def attention(
             scale=scale,
             window=window,
             softcap=softcap,
-            compensated=check_bool("compensated", compensated),
+            compensated=compensated,
         )
         return found
     check_no_ranks(method, layout, length, grad_dtype)
@@ -864,8 +889,7 @@ def linear_cross_entropy(
         logit_scale: of x @ weight^T, before the bias. 0, or a magnitude from 2^-100 to 2^100.
         return_lse: return the log-sum-exp of each token's logits too.
         process_group, classes, sequence_parallel, grad_dtype: weight, bias and class_weight are this rank's
-            part of the classes; see `monoidreduce.functional`. Without a group x, weight, target and bias may
-            be DTensors on one mesh; see docs/distributed.md.
+            part of the classes; see `monoidreduce.functional`.
         workspace: bytes for local gradients, `get_workspace()` by default. On a Hopper GPU the forward keeps
             local gradients in them if a backward is to follow. The backward computes all others again, some
             at a time. These need the workspace only if there is no room where gradients will be written
@@ -902,13 +926,13 @@ def linear_cross_entropy(
             workspace=workspace,
         )
         return found  # type: ignore[no-any-return]
-    return_lse, workspace = check_bool("return_lse", return_lse), workspace_bytes(workspace)
     numbers = (reduction, logit_scale, softcap, ignore_index, label_smoothing, z_loss)
-    tensors, options, sharded = _checked(
+    tensors, options, (return_lse, workspace), sharded = _checked(
         "linear_cross_entropy",
         _check_cross_entropy,
         (x, weight, bias, target, class_weight, *numbers),
         (process_group, classes, sequence_parallel, grad_dtype),
+        lambda: (check_bool("return_lse", return_lse), workspace_bytes(workspace)),
     )
     rows, columns, *_ = tensors
     differentiated = _differentiated(rows), _differentiated(columns)
@@ -1106,23 +1130,43 @@ def linear_distillation(
     """
     if others:
         refuse("linear_distillation", others)
-    beta, hard_weight = check_mixture(beta, target, hard_weight, ignore_index)
-    biases, hard = (bias, teacher_bias), (target, hard_weight, ignore_index)
+    biases = bias, teacher_bias
     if distils_by_statistics(loss, *biases, target, hard_weight):
-        split = any(map(is_dtensor, (x, weight, teacher_x, teacher_weight)))
-        if is_over_ranks(process_group, classes, sequence_parallel, grad_dtype) or split:
-            expected = "none, nor DTensors, beside bias, teacher_bias, target or the loss jsd"
-            raise ValueError(mismatch("process_group", expected, process_group))
+        if is_over_ranks(process_group, classes, sequence_parallel, grad_dtype):
+            expected = "None beside bias, teacher_bias, target or the loss jsd"
+            error = ValueError(mismatch("process_group", expected, process_group))
+            refuse_over_ranks(process_group, "linear_distillation", error)
+        beta, hard_weight = check_mixture(beta, target, hard_weight, ignore_index)
+        hard = (target, hard_weight, ignore_index)
         of_call = (x, weight, teacher_x, teacher_weight, mask, reduction, loss, temperature, teacher_grad)
         result = distillation_folds(of_call, biases, beta, hard, workspace).reduced(reduction)
         return _like_rows(result, x) if reduction == "none" else result
-    tensors, options, sharded = _checked(
+    if is_dtensor(weight) or is_dtensor(x):
+        from monoidreduce.distributed import dtensor
+
+        is_over_ranks(process_group, classes, sequence_parallel, grad_dtype, placed=True)
+        found: Tensor = dtensor.linear_distillation(
+            x,
+            weight,
+            teacher_x,
+            teacher_weight,
+            mask=mask,
+            reduction=reduction,
+            loss=loss,
+            temperature=temperature,
+            beta=beta,
+            hard_weight=hard_weight,
+            teacher_grad=teacher_grad,
+            workspace=workspace,
+        )
+        return found
+    tensors, options, (_, workspace), sharded = _checked(
         "linear_distillation",
         _check_distillation,
         (x, weight, teacher_x, teacher_weight, mask, reduction, loss, temperature, teacher_grad),
         (process_group, classes, sequence_parallel, grad_dtype),
+        lambda: (check_mixture(beta, target, hard_weight, ignore_index), workspace_bytes(workspace)),
     )
-    workspace = workspace_bytes(workspace)
     if sharded is None:
         rows = tensors[0]
         result, _, _ = torch.ops.monoidreduce.linear_distillation.default(
@@ -1254,12 +1298,29 @@ def linear_log_probs(
     """
     if others:
         refuse("linear_log_probs", others)
-    entropy, workspace = check_bool("entropy", entropy), workspace_bytes(workspace)
-    tensors, options, sharded = _checked(
+    if is_dtensor(weight) or is_dtensor(x):
+        from monoidreduce.distributed import dtensor
+
+        is_over_ranks(process_group, classes, sequence_parallel, grad_dtype, placed=True)
+        return dtensor.linear_log_probs(
+            x,
+            weight,
+            target,
+            bias=bias,
+            temperature=temperature,
+            softcap=softcap,
+            logit_scale=logit_scale,
+            ignore_index=ignore_index,
+            entropy=entropy,
+            top1=top1,
+            workspace=workspace,
+        )
+    tensors, options, (entropy, workspace), sharded = _checked(
         "linear_log_probs",
         _check_log_probs,
         (x, weight, bias, target, temperature, logit_scale, softcap, ignore_index, top1),
         (process_group, classes, sequence_parallel, grad_dtype),
+        lambda: (check_bool("entropy", entropy), workspace_bytes(workspace)),
     )
     if sharded is None:
         rows, columns = tensors[:2]
@@ -1269,7 +1330,8 @@ def linear_log_probs(
             *tensors, *options, 0, -1, keep, _differentiated(rows), workspace
         )
     elif top1:
-        raise ValueError(mismatch("top1", "False where classes are split over ranks", True))
+        error = ValueError(mismatch("top1", "False where classes are split over ranks", True))
+        refuse_over_ranks(process_group, "linear_log_probs", error)
     else:
         results = sharded.linear_log_probs(workspace)
     log_probs, entropies, lse = results[:3]
@@ -1362,14 +1424,21 @@ def mlp(
     """
     if others:
         refuse("mlp", others)
+    if is_dtensor(w1) or is_dtensor(x):
+        from monoidreduce.distributed import dtensor
+
+        is_over_ranks(process_group, None, sequence_parallel, grad_dtype, placed=True)
+        biases = {"bias1": bias1, "bias2": bias2, "gate": gate, "gate_bias": gate_bias}
+        found: Tensor = dtensor.mlp(x, w1, w2, activation=activation, **biases)
+        return found
     operator = "mlp" if gate is None else "gated_mlp"
-    tensors, options, sharded = _checked(
+    tensors, options, workspace, sharded = _checked(
         operator,
         _check_mlp,
         (x, w1, w2, gate, bias1, gate_bias, bias2, activation),
         (process_group, None, sequence_parallel, grad_dtype),
+        lambda: workspace_bytes(None),
     )
-    workspace = workspace_bytes(None)
     if sharded is None:
         op = torch.ops.monoidreduce.mlp if gate is None else torch.ops.monoidreduce.gated_mlp
         out = op.default(*tensors, *options, False, workspace)
@@ -1412,13 +1481,19 @@ def logsumexp_matmul(
     Raises:
         TypeError, ValueError: an argument is not as above.
     """
-    tensors, options, sharded = _checked(
+    if is_dtensor(b) or is_dtensor(a):
+        from monoidreduce.distributed import dtensor
+
+        is_over_ranks(process_group, classes, sequence_parallel, grad_dtype, placed=True)
+        found: Tensor = dtensor.logsumexp_matmul(a, b, scale)
+        return found
+    tensors, options, workspace, sharded = _checked(
         "logsumexp_matmul",
         _check_logsumexp,
         (a, b, scale),
         (process_group, classes, sequence_parallel, grad_dtype),
+        lambda: workspace_bytes(None),
     )
-    workspace = workspace_bytes(None)
     if sharded is None:
         lse, *_ = torch.ops.monoidreduce.logsumexp_matmul.default(
             *tensors, *options, tensors[0].is_cuda and _differentiated(tensors[0]), workspace

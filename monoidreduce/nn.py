@@ -13,8 +13,16 @@ from torch import Tensor, nn
 from monoidreduce import functional
 from monoidreduce._keywords import refuse
 from monoidreduce._ops.mlp import ACTIVATIONS
-from monoidreduce._validate import check_bool, check_choice, check_floating, check_int, check_like, mismatch
-from monoidreduce.functional import autocast_dtype, is_dtensor
+from monoidreduce._validate import (
+    check_bool,
+    check_choice,
+    check_floating,
+    check_int,
+    check_like,
+    is_dtensor,
+    mismatch,
+)
+from monoidreduce.functional import autocast_dtype
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -285,6 +293,8 @@ class MLP(nn.Module):
         w1: [hidden_features, in_features], bias1: [hidden_features] or None.
         w2: [out_features, hidden_features], bias2: [out_features] or None.
         gate: as w1, gate_bias: as bias1, or None where the MLP is not gated.
+
+    Under `monoidreduce.distributed.MLPParallel` the hidden units are split over ranks.
     """
 
     gate: nn.Parameter | None
@@ -348,6 +358,10 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] -> [..., out_features]."""
         w1 = self.w1
+        if is_dtensor(w1):
+            from monoidreduce.distributed import dtensor
+
+            return dtensor.mlp_of_module(self, x)
         fits = isinstance(x, Tensor) and x.dtype == w1.dtype and x.device == w1.device
         if not fits or x.shape[-1:] != w1.shape[1:]:
             self._check_input(x)

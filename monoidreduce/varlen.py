@@ -20,6 +20,7 @@ from monoidreduce.functional import (
     check_heads,
     check_no_ranks,
     check_sinks,
+    refuse_over_ranks,
     score_factors,
 )
 
@@ -161,7 +162,8 @@ def attention_varlen(
         from monoidreduce.distributed.attention_varlen import varlen_over_ranks
 
         for name, mod in mods.items():
-            raise ValueError(mismatch(name, "None beside process_group", type(mod)))
+            error = ValueError(mismatch(name, "None beside process_group", type(mod)))
+            refuse_over_ranks(process_group, "attention_varlen", error)
         ranks = (process_group, method, layout, length, grad_dtype)
         found: Tensor | tuple[Tensor, Tensor] = varlen_over_ranks(
             *ranks,

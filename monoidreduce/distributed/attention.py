@@ -30,9 +30,10 @@ from monoidreduce.distributed.attention_folds import (
     gradients,
     part_of_bias,
 )
-from monoidreduce.distributed.collectives import start_exchange, start_sum, sum_over_ranks
+from monoidreduce.distributed.collectives import start_sum, sum_over_ranks
 from monoidreduce.distributed.fold import replicated
-from monoidreduce.distributed.group import UNTRACED, Arrival, Facts, Group, Sharding, facts_of, together
+from monoidreduce.distributed.group import UNTRACED, Group, Sharding, facts_of, key_of, together
+from monoidreduce.distributed.messages import Arrival, Facts
 from monoidreduce.distributed.once import differentiable_once
 from monoidreduce.distributed.split import Split
 
@@ -91,10 +92,13 @@ def attention_over_ranks(
     """`functional.attention`, where each rank has a part of the queries and of the keys."""
 
     def check(whole: Whole) -> Checked:
+        check_bool("compensated", options["compensated"])
         tensors, of_op, of_rows = functional.check_attention(q, k, v, bias, sinks, **options, whole=whole)
         parts = dict(zip("qkv", tensors, strict=False))
         arguments = (*parts.items(), ("bias", bias), ("sinks", sinks))
-        return Checked(tensors, of_op, of_rows, partial(facts_of, arguments, dict.fromkeys(parts, POSITIONS)))
+        key = key_of(value for _, value in arguments)
+        facts = Facts(key, partial(facts_of, arguments, dict.fromkeys(parts, POSITIONS)))
+        return Checked(tensors, of_op, of_rows, facts)
 
     ranks = (process_group, method, layout, length, grad_dtype)
     found = over_ranks("attention", ranks, check, sinks, return_lse)
@@ -135,11 +139,16 @@ def over_ranks(
 
         def facts() -> dict[str, Any]:
             found: dict[str, Any] = {"method": method, "layout": layout, "grad_dtype": str(sent)}
-            found |= {f"{n}.requires_grad": t.requires_grad for n, t in zip("qkv", (q, k, v), strict=True)}
+            differentiated = (torch.is_grad_enabled() and t.requires_grad for t in (q, k, v))
+            found |= {f"{n}.requires_grad": wanted for n, wanted in zip("qkv", differentiated, strict=True)}
             found |= {"queries": call.queries.length, "keys": call.keys.length, "return_lse": with_lse}
-            return checked.facts() | found | dict(zip(OPTIONS, checked.options, strict=True))
+            options = dict(zip(OPTIONS, checked.options, strict=True))
+            seen = {"window (causal is one that ends at 0)": (options.pop("left"), options.pop("right"))}
+            return checked.facts.tell() | found | options | seen
 
-        return (call, by_heads, checked), facts
+        # The sizes of parts are in the key of the tensors.
+        key = (checked.facts.key, method, layout, length, sent, with_lse, key_of(checked.options))
+        return (call, by_heads, checked), Facts((*key, group.size), facts, checked.facts.waiting)
 
     call, by_heads, checked = together(group, operator, prepare)
     if group.size == 1:
@@ -182,7 +191,8 @@ class _Ulysses(torch.autograd.Function):
         splits = call.keys, call.keys, call.queries  # the longest comes last: others are joined meanwhile
         k, v, q = _arrived(*(_start_to_heads(t, split) for t, split in zip((k, v, q), splits, strict=True)))
         inputs = (q, k, v, part_of_bias(bias, heads=ctx.own), *starts)
-        out, lse, *low = attend(*inputs, options=ctx.options)
+        with call.group.failing_together():
+            out, lse, *low = attend(*inputs, options=ctx.options)
         ctx.save_for_backward(out, lse, *low, q, k, v, bias, *starts)
         ctx.set_materialize_grads(False)
         returned = [in_full(out, low[1]) if call.in_full else out, lse[..., None]][: 1 + call.with_lse]
@@ -203,7 +213,8 @@ class _Ulysses(torch.autograd.Function):
             grad_lse = _start_to_heads(grad_lse[..., None], call.queries)()[..., 0]
         inputs = (q, k, v, part_of_bias(bias, heads=ctx.own), *starts)
         partial = ctx.key_heads < call.group.size  # ranks share a key head
-        found = gradients((grad_out, grad_lse), inputs, results, ctx.options, needed, unrounded=partial)
+        with call.group.failing_together(any(needed[:4])):
+            found = gradients((grad_out, grad_lse), inputs, results, ctx.options, needed, unrounded=partial)
         arrivals: list[Arrival | None] = [None] * 3
         for i in (1, 2):
             if needed[i]:
@@ -236,13 +247,13 @@ def _start_to_heads(part: Tensor, split: Split) -> Arrival:
         part = part.repeat_interleave(ranks // part.shape[HEADS], HEADS)
     batch, heads, *others = part.shape
     of_ranks = part.view(batch, ranks, heads // ranks, *others).movedim(1, 0)
-    arrival = start_exchange(of_ranks, split.group)
+    arrival = split.group.start_exchange(of_ranks)
     return lambda: split.joined(arrival(), POSITIONS)
 
 
 def _start_to_positions(whole: Tensor, split: Split) -> Arrival:
     """This rank's heads of all positions -> all ranks' heads of this rank's positions."""
-    arrival = start_exchange(split.parts(whole, POSITIONS), split.group)
+    arrival = split.group.start_exchange(split.parts(whole, POSITIONS))
     return lambda: arrival().movedim(0, HEADS).flatten(HEADS, HEADS + 1).narrow(POSITIONS, 0, split.own)
 
 
@@ -278,7 +289,8 @@ class _AllGather(torch.autograd.Function):
         keys, values = _arrived(*(call.keys.start_gather(t, POSITIONS) for t in (k, v)))
         inputs = (q, keys, values, bias, *starts)
         grads = grad_out, grad_lse
-        dq, dk, dv, dbias = fold_gradients(ctx.folds, call.keys, grads, inputs, results, needed)
+        with call.group.failing_together(any(needed[1:4])):
+            dq, dk, dv, dbias = fold_gradients(ctx.folds, call.keys, grads, inputs, results, needed)
         arrivals = [None if t is None else _start_own_sum(t, call, k.dtype) for t in (dk, dv)]
         return (
             None,

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from monoidreduce import varlen
 from monoidreduce.distributed.attention import Checked, Whole, over_ranks
-from monoidreduce.distributed.group import facts_of
+from monoidreduce.distributed.group import facts_of, key_of
+from monoidreduce.distributed.messages import Facts
 
 __all__ = ["varlen_over_ranks"]
 
@@ -42,12 +43,20 @@ def varlen_over_ranks(
             q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, **options
         )
 
+        starts = {"cu_seqlens_q": of_queries, "cu_seqlens_k": of_keys}
+
         def facts() -> dict[str, Any]:
             parts = {name: t[0].transpose(0, 1) for name, t in zip("qkv", qkv, strict=True)}
-            found = facts_of((*parts.items(), ("sinks", sinks)), dict.fromkeys(parts, 0))
-            return found | {"cu_seqlens_q": _values(of_queries), "cu_seqlens_k": _values(of_keys)}
+            found = facts_of((*parts.items(), ("sinks", sinks), *starts.items()), dict.fromkeys(parts, 0))
+            return found if of_queries.is_cuda else found | values()
 
-        return Checked((*qkv, None, of_queries, of_keys), of_op, None, facts)
+        def values() -> dict[str, Any]:
+            return {name: _values(t) for name, t in starts.items()}
+
+        key = key_of((*qkv, sinks, *starts.values()))
+        if not of_queries.is_cuda:
+            key += tuple(tuple(t.tolist()) for t in starts.values())
+        return Checked((*qkv, None, of_queries, of_keys), of_op, None, Facts(key, facts, values))
 
     ranks = (process_group, method, layout, length, grad_dtype)
     found = over_ranks("attention_varlen", ranks, check, sinks, return_lse)
@@ -60,7 +69,7 @@ def varlen_over_ranks(
 
 
 def _values(tensor: Tensor) -> str:
-    """A fact about the values of a tensor, for which the host waits for the device."""
+    """A fact about the values of a tensor, for which the host waits for a GPU."""
     values = tensor.tolist()
     digest = sha256(repr(values).encode()).hexdigest()[:12]
     return f"{tensor.dtype} {list(tensor.shape)} up to {values[-1]}, digest {digest}"

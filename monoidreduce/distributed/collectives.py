@@ -6,17 +6,16 @@ Sums are taken in the order of ranks, in one place, so they have the same bits i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import accumulate
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from monoidreduce._ops.memory import accumulation_dtype, one_piece
-from monoidreduce.distributed.group import Arrival, Group, after
+from monoidreduce._ops.memory import accumulation_dtype
+from monoidreduce.distributed.group import Group
+from monoidreduce.distributed.messages import Arrival
 
-__all__ = ["gather_states", "start_exchange", "start_sum", "sum_over_ranks"]
+__all__ = ["gather_states", "start_sum", "sum_over_ranks"]
 
 
 def gather_states(fields: Sequence[Tensor], group: Group) -> list[Tensor]:
@@ -32,29 +31,33 @@ def gather_states(fields: Sequence[Tensor], group: Group) -> list[Tensor]:
     return [part.view(group.size, *field.shape) for field, part in zip(fields, parts, strict=True)]
 
 
-def start_exchange(parts: Tensor, group: Group) -> Arrival:
-    """[ranks, ...], whose part i goes to rank i -> [ranks, ...], whose part i came from rank i."""
-    found = parts.new_empty(parts.shape)
-    sent = one_piece(parts).view(-1)
-    work = dist.all_to_all_single(found.view(-1), sent, group=group.handle, async_op=True)
-    return partial(after, work, found)
-
-
 def sum_over_ranks(
-    part: Tensor, group: Group, dtype: torch.dtype, *, sent: torch.dtype | None = None, own: bool = False
+    part: Tensor,
+    group: Group,
+    dtype: torch.dtype,
+    *,
+    sent: torch.dtype | None = None,
+    own: bool = False,
+    headed: bool = False,
 ) -> Tensor:
     """The sum of every rank's part [rows, ...], rounded once, to dtype.
 
     A rank sums a share of the elements, in the accumulation dtype and in the order of ranks.
 
     sent: the dtype of parts on their way, the same on all ranks; None: that of sums. own: only this rank's
-    rows, which are as many on each rank, else all.
+    rows, which are as many on each rank, else all. headed: have parts a header also on a GPU.
     """
-    return start_sum(part, group, dtype, sent=sent, own=own)()
+    return start_sum(part, group, dtype, sent=sent, own=own, headed=headed)()
 
 
 def start_sum(
-    part: Tensor, group: Group, dtype: torch.dtype, *, sent: torch.dtype | None = None, own: bool = False
+    part: Tensor,
+    group: Group,
+    dtype: torch.dtype,
+    *,
+    sent: torch.dtype | None = None,
+    own: bool = False,
+    headed: bool = False,
 ) -> Arrival:
     """sum_over_ranks whose parts are on their way."""
     shape, elements = part.shape, part.numel()
@@ -62,14 +65,14 @@ def start_sum(
     part = part.to(accumulation_dtype(part.dtype) if sent is None else sent)
     if padding := group.size * share - elements:
         part = torch.nn.functional.pad(part.flatten(), (0, padding))
-    arrival = start_exchange(part.reshape(group.size, share), group)
+    arrival = group.start_exchange(part.reshape(group.size, share), headed)
 
     def total() -> Tensor:
         found = _sum(arrival(), dtype)
         if own:
             return found.view(shape[0] // group.size, *shape[1:])
-        whole = group.gather(found)
-        return (whole.view(-1)[:elements] if padding else whole).view(shape)
+        whole = group.start_gather(found, headed=False)().reshape(-1)
+        return (whole[:elements] if padding else whole).view(shape)
 
     return total
 

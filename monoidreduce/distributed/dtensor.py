@@ -1,8 +1,9 @@
-"""Linear cross entropy of DTensors, and the style that splits a head's classes over a mesh."""
+"""Operators of DTensors, and the styles that split a head's classes or an MLP's hidden units over a mesh."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -14,9 +15,24 @@ from torch.distributed.tensor.placement_types import Placement
 
 from monoidreduce import functional
 from monoidreduce._validate import check_choice, mismatch
-from monoidreduce.nn import LinearCrossEntropyHead
+from monoidreduce.distributed.operators import COLUMN_AXES
+from monoidreduce.distributed.split import unshard
+from monoidreduce.nn import MLP, LinearCrossEntropyHead
 
-__all__ = ["VocabParallel", "linear_cross_entropy", "logits", "loss_of_head"]
+__all__ = [
+    "MLPParallel",
+    "VocabParallel",
+    "linear_cross_entropy",
+    "linear_distillation",
+    "linear_log_probs",
+    "logits",
+    "logsumexp_matmul",
+    "loss_of_head",
+    "mlp",
+    "mlp_of_module",
+    "of_plain_rows",
+    "replicated_rows",
+]
 
 
 class VocabParallel(ParallelStyle):
@@ -30,33 +46,99 @@ class VocabParallel(ParallelStyle):
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        if not isinstance(module, LinearCrossEntropyHead):
-            raise TypeError(mismatch("module", "a LinearCrossEntropyHead", type(module).__name__))
-        return distribute_module(module, device_mesh, self._split)
+        return _split_module(module, device_mesh, LinearCrossEntropyHead)
 
-    @staticmethod
-    def _split(_: str, module: nn.Module, mesh: DeviceMesh) -> None:
-        for name, parameter in module.named_parameters():
-            split = nn.Parameter(distribute_tensor(parameter, mesh, [Shard(0)]), parameter.requires_grad)
-            module.register_parameter(name, split)
+
+class MLPParallel(ParallelStyle):
+    """Splits the hidden units of a `monoidreduce.nn.MLP` over a one-dimensional mesh.
+
+    For `torch.distributed.tensor.parallel.parallelize_module`. w1, bias1, gate and gate_bias become Shard(0),
+    w2 Shard(1) and bias2 Replicate. All ranks call the module with the same rows, and have the same result.
+
+    Raises:
+        TypeError: where it is applied to another module.
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return _split_module(module, device_mesh, MLP)
+
+
+def _split_module(module: nn.Module, mesh: DeviceMesh, kind: type[nn.Module]) -> nn.Module:
+    if not isinstance(module, kind):
+        article = "an" if kind is MLP else "a"
+        raise TypeError(mismatch("module", f"{article} {kind.__name__}", type(module).__name__))
+    if mesh.ndim != 1:
+        raise ValueError(mismatch("device_mesh", "a mesh of one dimension, such as mesh['tp']", mesh))
+
+    def split(_: str, module: nn.Module, mesh: DeviceMesh) -> None:
+        for name, parameter in module.named_parameters(recurse=False):
+            placement = Shard(COLUMN_AXES[name]) if name in COLUMN_AXES else Replicate()
+            placed = distribute_tensor(parameter, mesh, [placement])
+            module.register_parameter(name, nn.Parameter(placed, parameter.requires_grad))
+
+    return distribute_module(module, mesh, split)
+
+
+class Head(NamedTuple):
+    """A rank's part of a weight and bias, and the options that tell an operator so."""
+
+    weight: Tensor
+    bias: Tensor | None
+    options: dict[str, Any]
+
+
+def of_plain_rows(weight: Any, bias: Any) -> Head:
+    """What a head's DTensors are beside rows in plain tensors, which are the same on all ranks of its mesh.
+
+    Raises:
+        TypeError: they are not Shard(0) on one dimension of a mesh and Replicate on the others.
+    """
+    split = _split_dimension("weight", weight)
+    if split is None:
+        return Head(weight.to_local(), None if bias is None else bias.to_local(), {})
+    if bias is not None and (not isinstance(bias, DTensor) or bias.placements != weight.placements):
+        given = bias.placements if isinstance(bias, DTensor) else type(bias).__name__
+        raise TypeError(mismatch("bias", f"placements {weight.placements} as weight", given))
+    group = weight.device_mesh.get_group(split)
+    options = {"process_group": group, "classes": weight.shape[0]}
+    return Head(weight.to_local(), None if bias is None else bias.to_local(), options)
+
+
+def replicated_rows(x: Tensor, weight: Any, positions: int) -> Tensor:
+    """Rows [..., positions, D] in a plain tensor that all ranks with a part of the weight's columns have.
+
+    x: such rows, in a DTensor too; or in a plain tensor a rank's part of the positions, as torch.chunk makes
+    it.
+    """
+    split = _split_dimension("weight", weight)
+    if isinstance(x, DTensor):
+        rows = [Replicate() if i == split else placement for i, placement in enumerate(x.placements)]
+        return x.redistribute(placements=rows).to_local(grad_placements=rows)
+    if split is None or x.shape[-2] == positions:
+        return x
+    return unshard(x, -2, weight.device_mesh.get_group(split), length=positions)
 
 
 def loss_of_head(head: LinearCrossEntropyHead, x: Tensor, target: Tensor) -> Any:
     """The loss of a head whose parameters are DTensors."""
-    weight: Any = head.weight
     if isinstance(x, DTensor):
-        return functional.linear_cross_entropy(x, weight, target, bias=head.bias, **head.options)
-    split = _split_dimension(weight)
-    bias: Any = head.bias
-    return functional.linear_cross_entropy(
-        x,
-        weight.to_local(),
-        target,
-        bias=None if bias is None else bias.to_local(),
-        process_group=weight.device_mesh.get_group(split),
-        classes=weight.shape[0],
-        **head.options,
-    )
+        return functional.linear_cross_entropy(x, head.weight, target, bias=head.bias, **head.options)
+    weight, bias, ranks = of_plain_rows(head.weight, head.bias)
+    return functional.linear_cross_entropy(x, weight, target, bias=bias, **ranks, **head.options)
+
+
+def mlp_of_module(module: MLP, x: Tensor) -> Tensor:
+    """The result of an MLP whose parameters are DTensors."""
+    names = ("bias1", "bias2", "gate", "gate_bias")
+    others: dict[str, Any] = {name: getattr(module, name) for name in names}
+    if isinstance(x, DTensor):
+        return functional.mlp(x, module.w1, module.w2, activation=module.activation, **others)
+    w1: Any = module.w1
+    columns = {"w1": w1, "w2": module.w2, **others}
+    _check_dtensors("mlp", columns)
+    found = _Columns.of("mlp", columns)
+    local: dict[str, Any] = {n: None if t is None else t.to_local() for n, t in found.tensors.items()}
+    return functional.mlp(x, **local, activation=module.activation, process_group=found.group)
 
 
 def logits(head: LinearCrossEntropyHead, x: Tensor) -> Tensor:
@@ -70,14 +152,139 @@ def logits(head: LinearCrossEntropyHead, x: Tensor) -> Tensor:
     return result
 
 
-def _split_dimension(weight: DTensor) -> int:
-    """The mesh dimension that the classes are split over."""
+def _split_dimension(name: str, weight: DTensor, axis: int = 0) -> int | None:
+    """The mesh dimension that the columns are split over; None if all ranks have them all."""
     placements = weight.placements
-    split = [i for i, placement in enumerate(placements) if placement == Shard(0)]
-    if len(split) != 1 or any(p != Replicate() for i, p in enumerate(placements) if i != split[0]):
-        expected = "a DTensor with Shard(0) on one dimension of its mesh and Replicate on the others"
-        raise TypeError(mismatch("weight", expected, placements))
-    return split[0]
+    split = [i for i, placement in enumerate(placements) if placement == Shard(axis)]
+    if len(split) > 1 or any(p != Replicate() for i, p in enumerate(placements) if i not in split):
+        expected = (
+            f"a DTensor with Shard({axis}) on one dimension of its mesh and Replicate on the others "
+            f"({name}.redistribute(placements=...) makes one)"
+        )
+        raise TypeError(mismatch(name, expected, placements))
+    return split[0] if split else None
+
+
+class _Columns(NamedTuple):
+    """The DTensors of an operator that all ranks of a mesh, or some each, have the columns of."""
+
+    tensors: dict[str, Any]
+    mesh: DeviceMesh
+    split: int | None  # the mesh dimension that columns are split over
+
+    @classmethod
+    def of(cls, operator: str, tensors: dict[str, Any]) -> _Columns:
+        """Raises TypeError unless they are placed alike on one mesh."""
+        first_name, first = next(iter(tensors.items()))
+        split = _split_dimension(first_name, first, COLUMN_AXES[first_name])
+        for name, t in tensors.items():
+            if t is None:
+                continue
+            of_columns = Shard(COLUMN_AXES[name]) if name in COLUMN_AXES else Replicate()
+            expected = tuple(of_columns if i == split else Replicate() for i in range(first.device_mesh.ndim))
+            if t.placements != expected:
+                text = f"placements {expected} in {operator}, as {first_name} has {first.placements}"
+                raise TypeError(mismatch(name, text, t.placements))
+        return cls(tensors, first.device_mesh, split)
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        return None if self.split is None else self.mesh.get_group(self.split)
+
+
+def _check_dtensors(operator: str, tensors: dict[str, Any]) -> None:
+    """Raises TypeError unless all are DTensors on one mesh, or None."""
+    first, of_first = next((name, t) for name, t in tensors.items() if isinstance(t, DTensor))
+    expected = (
+        f"a DTensor on the mesh of {first}, as in the forward of the module that has it, in {operator}; or "
+        "plain tensors alone: to_local() of a weight, with process_group=mesh.get_group() if it is split"
+    )
+    for name, t in tensors.items():
+        if t is not None and not isinstance(t, DTensor):
+            given = f"{type(t).__name__} beside {first} with placements {of_first.placements}"
+            raise TypeError(mismatch(name, expected, given))
+        if t is not None and t.device_mesh != of_first.device_mesh:
+            raise TypeError(mismatch(name, expected, t.device_mesh))
+
+
+class _Results(NamedTuple):
+    """What a call of local tensors returned.
+
+    of_rows: [..., any axes] with the leading axes of x. sums: a scalar, of this rank's rows.
+    """
+
+    of_rows: list[Tensor]
+    sums: list[Tensor]
+
+
+def _placed(
+    operator: str,
+    rows: dict[str, Any],
+    columns: dict[str, Any],
+    call: Callable[[dict[str, Any], dict[str, Any]], _Results],
+) -> _Results:
+    """An operator of DTensors.
+
+    rows, columns: its tensors by name, the first one of each is no None. call: calls it with local ones, and
+    with options that say who has the columns.
+    """
+    _check_dtensors(operator, columns | rows)
+    of = _Columns.of(operator, columns)
+    first_name, x = next(iter(rows.items()))
+    _, weight = next(iter(columns.items()))
+    leading = [Shard(axis) for axis in range(max(x.dim() - 1, 0))]
+    if any(p != Replicate() and p not in leading for p in x.placements):
+        expected = f"Shard of a leading axis or Replicate on each mesh dimension, in {operator}"
+        raise TypeError(mismatch(first_name, expected, x.placements))
+    for name, t in rows.items():
+        if t is not None and t.placements != x.placements:
+            raise TypeError(mismatch(name, f"placements {x.placements} as {first_name}", t.placements))
+
+    whole: list[Placement] = [Replicate() if i == of.split else p for i, p in enumerate(x.placements)]
+    sums: list[Placement] = [Partial() if isinstance(p, Shard) else p for p in whole]
+
+    def local_rows(t: Any) -> Tensor | None:
+        return None if t is None else t.redistribute(placements=whole).to_local(grad_placements=whole)
+
+    def local_columns(t: Any) -> Tensor | None:
+        if t is None:
+            return None
+        grads = [p if i == of.split else s for i, (p, s) in enumerate(zip(t.placements, sums, strict=True))]
+        local: Tensor = t.to_local(grad_placements=grads)
+        return local
+
+    local = {name: local_rows(t) for name, t in rows.items()}
+    local |= {name: local_columns(t) for name, t in columns.items()}
+    ranks: dict[str, Any] = {} if of.split is None else {"process_group": of.group}
+    if of.split is not None and operator != "mlp":
+        ranks["classes"] = weight.shape[0]
+    found = call(local, ranks)
+
+    def placed(t: Tensor, placements: list[Placement], shape: torch.Size) -> Any:
+        stride = torch.empty(shape, device="meta").stride()
+        return DTensor.from_local(t, of.mesh, placements, shape=shape, stride=stride)
+
+    lead = x.shape[:-1]
+    return _Results(
+        [placed(t, whole, torch.Size((*lead, *t.shape[len(lead) :]))) for t in found.of_rows],
+        [placed(t, sums, torch.Size()) for t in found.sums],
+    )
+
+
+def _mean(total: Tensor, counted: Tensor, x: DTensor, columns: Any) -> Tensor:
+    """A rank's part of the mean over the rows of all ranks. counted: how many this rank has, changed."""
+    split = _split_dimension("weight", columns)
+    for i, placement in enumerate(x.placements):
+        if i != split and isinstance(placement, Shard):
+            dist.all_reduce(counted, group=x.device_mesh.get_group(i))
+    return total / counted.clamp(min=1)
+
+
+def _refuse_tensors(operator: str, options: dict[str, Any]) -> None:
+    for name, option in options.items():
+        if isinstance(option, Tensor):
+            expected = f"None, where weight is a DTensor in {operator}"
+            raise TypeError(mismatch(name, expected, type(option).__name__))
 
 
 def linear_cross_entropy(
@@ -86,8 +293,8 @@ def linear_cross_entropy(
     """`functional.linear_cross_entropy` of DTensors on one mesh.
 
     Args:
-        x: [tokens, D], on each mesh dimension Shard(0) or Replicate. target: [tokens], placed as x.
-        weight: [V, D], Shard(0) on one mesh dimension and Replicate on the others. bias: [V], placed so.
+        x: [..., D], on each mesh dimension Shard of a leading axis or Replicate. target: placed as x.
+        weight: [V, D], Shard(0) on at most one mesh dimension and Replicate on the others. bias: [V], so too.
         reduction: "mean" divides by the number of tokens of all ranks.
         options: as there, without tensors.
 
@@ -98,51 +305,83 @@ def linear_cross_entropy(
     Raises:
         TypeError: an argument is not as above.
     """
-    expected = "a DTensor on the mesh of weight, as in the forward of the module that has it"
-    for name, t in (("weight", weight), ("x", x), ("target", target), ("bias", bias)):
-        if (t is not None or name != "bias") and not isinstance(t, DTensor):
-            raise TypeError(mismatch(name, expected, type(t).__name__))
-        if t is not None and t.device_mesh != weight.device_mesh:
-            raise TypeError(mismatch(name, expected, t.device_mesh))
-    for name, option in options.items():
-        if isinstance(option, Tensor):
-            raise TypeError(mismatch(name, "None, where weight is a DTensor", type(option).__name__))
+    _refuse_tensors("linear_cross_entropy", options)
     check_choice("reduction", reduction, functional.REDUCTIONS)
-    mesh, split = weight.device_mesh, _split_dimension(weight)
-    if x.dim() != 2 or any(p not in (Shard(0), Replicate()) for p in x.placements):
-        raise TypeError(
-            mismatch("x", "[tokens, D] with Shard(0) or Replicate on each mesh dimension", x.placements)
-        )
-    if target.placements != x.placements:
-        raise TypeError(mismatch("target", f"placements {x.placements} as x", target.placements))
-    if bias is not None and bias.placements != weight.placements:
-        raise TypeError(mismatch("bias", f"placements {weight.placements} as weight", bias.placements))
 
-    rows: list[Placement] = [Replicate() if i == split else p for i, p in enumerate(x.placements)]
-    sums: list[Placement] = [Partial() if p == Shard(0) else p for p in rows]
-    of_columns: list[Placement] = [Shard(0) if i == split else p for i, p in enumerate(sums)]
-    local_target = target.redistribute(placements=rows).to_local()
-    result = functional.linear_cross_entropy(
-        x.redistribute(placements=rows).to_local(grad_placements=rows),
-        weight.to_local(grad_placements=of_columns),
-        local_target,
-        bias=None if bias is None else bias.to_local(grad_placements=of_columns),
-        reduction="sum" if reduction == "mean" else reduction,
-        process_group=mesh.get_group(split),
-        classes=weight.shape[0],
-        **options,
-    )
-    loss, *lse = result if isinstance(result, tuple) else (result,)
-    if reduction == "mean":
-        count = (local_target != options["ignore_index"]).sum()
-        for i, placement in enumerate(rows):
-            if placement == Shard(0):
-                dist.all_reduce(count, group=mesh.get_group(i))
-        loss = loss / count.clamp(min=1)
+    def call(local: dict[str, Any], ranks: dict[str, Any]) -> _Results:
+        of_rank = "sum" if reduction == "mean" else reduction
+        result: Any = functional.linear_cross_entropy(**local, **options, **ranks, reduction=of_rank)
+        loss, *lse = result if isinstance(result, tuple) else (result,)
+        if reduction == "none":
+            return _Results([loss, *lse], [])
+        if reduction == "mean":
+            loss = _mean(loss, (local["target"] != options["ignore_index"]).sum(), x, weight)
+        return _Results([*lse], [loss])
 
-    def whole(t: Tensor, placements: list[Placement]) -> DTensor:
-        shape = target.shape if t.dim() else torch.Size()
-        return DTensor.from_local(t, mesh, placements, shape=shape, stride=(1,) * t.dim())
+    rows, columns = {"x": x, "target": target}, {"weight": weight, "bias": bias}
+    return _returned(_placed("linear_cross_entropy", rows, columns, call))
 
-    found = whole(loss, rows if reduction == "none" else sums)
-    return (found, whole(lse[0], rows)) if lse else found
+
+def _returned(found: _Results) -> Any:
+    """The loss, then what is beside it."""
+    results = (*found.sums, *found.of_rows)
+    return results if len(results) > 1 else results[0]
+
+
+def linear_distillation(
+    x: Any, weight: Any, teacher_x: Any, teacher_weight: Any, *, mask: Any, reduction: str, **options: Any
+) -> Any:
+    """`functional.linear_distillation`, likewise: the teacher's tensors are placed as the student's."""
+    check_choice("reduction", reduction, functional.REDUCTIONS)
+
+    def call(local: dict[str, Any], ranks: dict[str, Any]) -> _Results:
+        of_rank = "sum" if reduction == "mean" else reduction
+        loss = functional.linear_distillation(**local, **options, **ranks, reduction=of_rank)
+        if reduction == "none":
+            return _Results([loss], [])
+        if reduction == "mean":
+            kept = local["x"][..., 0].new_ones((), dtype=torch.int64) * local["x"][..., 0].numel()
+            loss = _mean(loss, kept if local["mask"] is None else local["mask"].sum(), x, weight)
+        return _Results([], [loss])
+
+    rows = {"x": x, "teacher_x": teacher_x, "mask": mask}
+    columns = {"weight": weight, "teacher_weight": teacher_weight}
+    return _returned(_placed("linear_distillation", rows, columns, call))
+
+
+def linear_log_probs(
+    x: Any, weight: Any, target: Any, *, bias: Any, temperature: Any, **options: Any
+) -> functional.LogProbs:
+    """`functional.linear_log_probs`, likewise. A temperature may be a number, or placed as x."""
+    of_rows = {"temperature": temperature} if isinstance(temperature, Tensor) else {}
+    number = {} if of_rows else {"temperature": temperature}
+    names: list[str] = []
+
+    def call(local: dict[str, Any], ranks: dict[str, Any]) -> _Results:
+        found = functional.linear_log_probs(**local, **number, **options, **ranks)
+        given = {name: t for name, t in found._asdict().items() if t is not None}
+        names.extend(given)
+        return _Results([*given.values()], [])
+
+    rows, columns = {"x": x, "target": target, **of_rows}, {"weight": weight, "bias": bias}
+    found = _placed("linear_log_probs", rows, columns, call).of_rows
+    results: dict[str, Any] = dict.fromkeys(functional.LogProbs._fields)
+    return functional.LogProbs(**results | dict(zip(names, found, strict=True)))
+
+
+def logsumexp_matmul(a: Any, b: Any, scale: float) -> Any:
+    """`functional.logsumexp_matmul`, likewise: a is placed as x, b as a weight."""
+
+    def call(local: dict[str, Any], ranks: dict[str, Any]) -> _Results:
+        return _Results([functional.logsumexp_matmul(**local, scale=scale, **ranks)], [])
+
+    return _returned(_placed("logsumexp_matmul", {"a": a}, {"b": b}, call))
+
+
+def mlp(x: Any, w1: Any, w2: Any, *, activation: str, **others: Any) -> Any:
+    """`functional.mlp`, likewise: w2 has Shard(1) where w1 has Shard(0), and bias2 is replicated."""
+
+    def call(local: dict[str, Any], ranks: dict[str, Any]) -> _Results:
+        return _Results([functional.mlp(**local, activation=activation, **ranks)], [])
+
+    return _returned(_placed("mlp", {"x": x}, {"w1": w1, "w2": w2, **others}, call))

@@ -18,7 +18,8 @@ from monoidreduce._ops.registry import unrecorded
 from monoidreduce._torch_private import mark_untraced
 from monoidreduce._validate import mismatch
 from monoidreduce.distributed.collectives import gather_states, sum_over_ranks
-from monoidreduce.distributed.group import UNTRACED, Facts, Group, Sharding, facts_of, together
+from monoidreduce.distributed.group import UNTRACED, Group, Sharding, facts_of, key_of, together
+from monoidreduce.distributed.messages import Facts
 from monoidreduce.distributed.once import differentiable_once
 from monoidreduce.map_reduce import _check_monoid, _fill, _Folded, map_reduce
 from monoidreduce.monoids import Monoid, check_state, layout, maker
@@ -58,7 +59,8 @@ def all_fold(monoid: Monoid[State], state: State, process_group: Any) -> State:
     def prepare() -> tuple[bool, Facts]:
         _check_monoid(monoid)
         check_state("state", state, monoid)
-        return True, lambda: {"monoid": repr(monoid), "state": layout(state)}
+        facts = {"monoid": repr(monoid), "state": layout(state)}
+        return True, Facts(tuple(facts.values()), lambda: facts)
 
     together(group, "all_fold", prepare)
     return combined(monoid, state, group)
@@ -85,12 +87,13 @@ def map_reduce_over_ranks(
             of_ranks = tuple(replicated(t, group) if isinstance(t, Tensor) else t for t in a)
         state = map_reduce(monoid, project_fold, of_ranks, b, **options)
 
-        def facts() -> dict[str, Any]:
-            tensors = a if isinstance(a, tuple) else (a,)
-            of_a = facts_of(((f"a[{i}]", t) for i, t in enumerate(tensors)), {})
-            return of_a | {"monoid": repr(monoid), "state": layout(state)}
+        tensors = a if isinstance(a, tuple) else (a,)
+        of_fold = {"monoid": repr(monoid), "state": layout(state)}
 
-        return state, facts
+        def facts() -> dict[str, Any]:
+            return facts_of(((f"a[{i}]", t) for i, t in enumerate(tensors)), {}) | of_fold
+
+        return state, Facts((key_of(tensors), *of_fold.values()), facts)
 
     return combined(monoid, together(group, "map_reduce", prepare), group)
 
@@ -178,10 +181,11 @@ class _FoldOverRanks(torch.autograd.Function):
             for i in fold.rows:
                 if inputs[i] is not None:
                     inputs[i] = group.gather(inputs[i]).flatten(0, 1)
-        run = fold.run or unrecorded(fold.name)[0]
-        found = run(*inputs, *fold.forward)
-        found = found if isinstance(found, tuple) else (found,)
-        states, own = found[: fold.gathered], found[fold.gathered :]
+        with group.failing_together():
+            run = fold.run or unrecorded(fold.name)[0]
+            found = run(*inputs, *fold.forward)
+            found = found if isinstance(found, tuple) else (found,)
+            states, own = found[: fold.gathered], found[fold.gathered :]
         of_ranks: Any = group.gather(fold.pack(states)) if fold.pack else gather_states(states, group)
         results, residuals = fold.combine(of_ranks, *own)
         ctx.fold, ctx.count = fold, len(inputs)
@@ -197,7 +201,8 @@ class _FoldOverRanks(torch.autograd.Function):
         grads = grads[: fold.differentiable]
         if all(grad is None for grad in grads):
             return (None,) * (1 + ctx.count)
-        found = [*unrecorded(fold.name)[1](*grads, *saved, *fold.backward, needed, True)]
+        with fold.sharding.group.failing_together(any(needed[i] for i in fold.rows)):
+            found = [*unrecorded(fold.name)[1](*grads, *saved, *fold.backward, needed, True)]
         found += [None] * (ctx.count - len(found))  # constants
         for i in fold.rows:
             if needed[i]:

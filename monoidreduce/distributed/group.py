@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -17,33 +14,30 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from monoidreduce._ops.memory import one_piece
 from monoidreduce._validate import FLOATING, check_bool, check_int, mismatch
-from monoidreduce._version import __version__
+from monoidreduce.distributed.messages import NO_CALL, Arrival, Call, Channel, Facts
 
-__all__ = ["UNTRACED", "Arrival", "Columns", "Facts", "Group", "Sharding", "after", "facts_of", "together"]
+__all__ = ["UNTRACED", "Columns", "Group", "Sharding", "facts_of", "key_of", "together"]
 
 Result = TypeVar("Result")
-# To be called once: the current stream waits for a tensor that is on its way, the host does not on a GPU.
-Arrival = Callable[[], Tensor]
-# By name what must be the same on all ranks. Only calls whose ranks compare it take the time to ask.
-Facts = Callable[[], dict[str, Any]]
-
-# Its name in later versions of torch; earlier ones have the other.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_RECORD_BYTES = 4096
 # Why a compiler does not trace an operator over ranks.
 UNTRACED = "a call over ranks breaks the graph"
-_ERRORS = {error.__name__: error for error in (TypeError, ValueError, IndexError, RuntimeError)}
-# The operators whose arguments the ranks of a group have compared.
-_compared: WeakKeyDictionary[dist.ProcessGroup, set[str]] = WeakKeyDictionary()
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Group:
-    """The ranks that a call is split over, in their order."""
+    """The ranks that one call is split over, in their order.
+
+    call: what it asks for, once `together` knows. waiting: as `Facts` has it. number: of the call on the
+    group. sent: how many messages of it.
+    """
 
     handle: dist.ProcessGroup
     rank: int
     size: int
+    call: Call = NO_CALL
+    waiting: Callable[[], dict[str, Any]] = dict
+    number: int = 0
+    sent: int = 0
 
     @classmethod
     def of(cls, process_group: Any) -> Group:
@@ -60,15 +54,31 @@ class Group:
 
     def gather(self, t: Tensor) -> Tensor:
         """[...], of one shape on all ranks -> [ranks, ...]."""
-        found = t.new_empty((self.size, *t.shape))
-        _all_gather(found.view(-1), one_piece(t).view(-1), group=self.handle)
-        return found
+        return self.start_gather(t)()
 
-    def start_gather(self, t: Tensor) -> Arrival:
-        """gather, while the stream goes on."""
-        found = t.new_empty((self.size, *t.shape))
-        work = _all_gather(found.view(-1), one_piece(t).view(-1), group=self.handle, async_op=True)
-        return partial(after, work, found)
+    def start_gather(self, t: Tensor, headed: bool = True) -> Arrival:
+        """gather, while the stream goes on. headed: see Channel.start."""
+        arrival = Channel.of(self).start(self, "gather", one_piece(t).view(-1), headed)
+        return lambda: arrival().view(self.size, *t.shape)
+
+    def start_exchange(self, parts: Tensor, headed: bool = True) -> Arrival:
+        """[ranks, ...], whose part i goes to rank i -> [ranks, ...], whose part i came from rank i."""
+        sent = one_piece(parts).view(self.size, parts.numel() // self.size)
+        arrival = Channel.of(self).start(self, "exchange", sent, headed)
+        return lambda: arrival().view(parts.shape)
+
+    @contextmanager
+    def failing_together(self, goes_on: bool = True) -> Iterator[None]:
+        """Of what a rank does alone: where it fails, the other ranks raise, too.
+
+        goes_on: does the call send another message, with which they are told.
+        """
+        try:
+            yield
+        except Exception as error:
+            if goes_on:
+                Channel.of(self).fail(self, self.call.operator, error)
+            raise
 
     @property
     def device(self) -> torch.device:
@@ -77,70 +87,49 @@ class Group:
         return torch.device("cuda", torch.cuda.current_device()) if on_gpus else torch.device("cpu")
 
 
-def after(work: dist.Work, found: Tensor) -> Tensor:
-    """found, which a collective fills, for the current stream."""
-    work.wait()
-    return found
-
-
 def together(group: Group, operator: str, prepare: Callable[[], tuple[Result, Facts]]) -> Result:
-    """prepare()'s first result; with a group's first call of an operator, once all ranks agree.
+    """prepare()'s first result, of which the messages of the call on the group are.
 
     prepare: checks this rank's arguments. Its second result tells what must be the same on all ranks.
 
-    The record that ranks exchange has one size, so that no rank waits for another, whatever they were given.
-    Later calls skip it, unless the environment variable MONOIDREDUCE_DEBUG is 1.
-
     Raises:
-        TypeError, ValueError, IndexError, RuntimeError: on all ranks alike, what prepare raised on one of
-            them, or that two of them differ. The message names the rank.
+        What prepare raised. The other ranks raise a TypeError, ValueError, IndexError or RuntimeError that
+        names the rank, where they would go on with the call; on a GPU, after its first call, later.
     """
-    compared = _compared.setdefault(group.handle, set())
-    if operator in compared and os.environ.get("MONOIDREDUCE_DEBUG") != "1":
-        return prepare()[0]
-    result = failure = None
+    channel = Channel.of(group)
+    channel.look()
     try:
         result, facts = prepare()
-        record = {"operator": operator, "version": __version__, **facts()}
-    except tuple(_ERRORS.values()) as error:
-        failure, record = error, {"error": type(error).__name__, "text": str(error)[: _RECORD_BYTES // 8]}
-    records = _exchanged(record, group)
-    if failure is not None:
-        raise failure
-    for rank, of_rank in enumerate(records):
-        if "error" in of_rank:
-            raise _ERRORS[of_rank["error"]](f"rank {rank}: {of_rank['text']}")
-    for rank, of_rank in enumerate(records):
-        for name in {**records[0], **of_rank}:
-            first, here = records[0].get(name), of_rank.get(name)
-            if first != here:
-                raise ValueError(f"rank {rank}: {mismatch(name, f'{first} as on rank 0', here)}")
-    compared.add(operator)
-    assert result is not None
+    except Exception as error:
+        channel.fail(group, operator, error)
+        raise
+    group.call, group.waiting = Call.of(operator, facts), facts.waiting
     return result
+
+
+def key_of(arguments: Iterable[Any]) -> tuple[Any, ...]:
+    """Of a call's arguments: for `Facts`."""
+    recorded = torch.is_grad_enabled()
+    return tuple(
+        (v.shape, v.dtype, recorded and v.requires_grad) if isinstance(v, Tensor) else repr(v)
+        for v in arguments
+    )
 
 
 def facts_of(arguments: Iterable[tuple[str, Any]], column_axes: dict[str, int]) -> dict[str, str]:
     """What must be the same on all ranks: of a tensor not the size of an axis that is split."""
-    found = {}
+    found, recorded = {}, torch.is_grad_enabled()
     for name, value in arguments:
         if isinstance(value, Tensor):
             sizes: list[Any] = list(value.shape)
             if name in column_axes:
                 sizes[column_axes[name]] = "..."
             shape = ", ".join(map(str, sizes))
-            graph = ", requires_grad" if value.requires_grad and name not in column_axes else ""
+            graph = ", requires_grad" if recorded and value.requires_grad and name not in column_axes else ""
             found[name] = f"{value.dtype} [{shape}]{graph}"
         else:
             found[name] = repr(value)
     return found
-
-
-def _exchanged(record: dict[str, Any], group: Group) -> list[dict[str, Any]]:
-    """The records of all ranks."""
-    text = json.dumps(record, default=str).encode()
-    own = torch.frombuffer(bytearray(text.ljust(_RECORD_BYTES)), dtype=torch.uint8).to(group.device)
-    return [json.loads(bytes(row.tolist())) for row in group.gather(own)]
 
 
 @dataclass(frozen=True)
@@ -199,7 +188,7 @@ class Columns:
             return None
         padded = shard.new_zeros(self.stride)
         padded[: self.count] = shard.detach()[: self.count]
-        return self.group.gather(padded).view(-1)[: self.all]
+        return self.group.gather(padded).reshape(-1)[: self.all]
 
 
 @dataclass(frozen=True)
@@ -236,6 +225,11 @@ class Sharding:
     def facts(self) -> dict[str, Any]:
         """For `together`."""
         return {"sequence_parallel": self.own_rows, "grad_dtype": str(self.sent)}
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Of these facts."""
+        return self.own_rows, self.sent
 
     def columns(self, name: str, shard: Tensor) -> Columns:
         return Columns.of(self.group, name, len(shard), self.classes)

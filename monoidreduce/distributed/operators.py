@@ -22,7 +22,8 @@ from monoidreduce._torch_private import mark_untraced, modes_are_active
 from monoidreduce.distributed import states
 from monoidreduce.distributed.collectives import sum_over_ranks
 from monoidreduce.distributed.fold import ShardedFold, fold_over_ranks, summed_gradient
-from monoidreduce.distributed.group import UNTRACED, Columns, Facts, Group, Sharding, facts_of, together
+from monoidreduce.distributed.group import UNTRACED, Columns, Group, Sharding, facts_of, key_of, together
+from monoidreduce.distributed.messages import Facts
 from monoidreduce.distributed.once import differentiable_once
 from monoidreduce.distributed.split import shard
 
@@ -41,6 +42,10 @@ COLUMN_AXES = {
     "gate_bias": 0,
     "w2": 1,
 }
+
+
+# What users call an argument of an op.
+ARGUMENTS = {"kind": "loss", "temperatures": "temperature (a tensor)"}
 
 
 def _may_keep(x: Tensor) -> bool:
@@ -83,13 +88,15 @@ class Sharded:
                 own = tuple(columns.own(t) if COLUMN_AXES.get(n) == 0 else t for n, t in named)
 
             def facts() -> dict[str, Any]:
-                given = zip(names, (*tensors, *options), strict=False)
+                values = (*tensors, *options)
+                given = ((ARGUMENTS.get(n, n), value) for n, value in zip(names, values, strict=False))
                 found = facts_of(given, COLUMN_AXES) | sharding.facts
                 if operator not in ("mlp", "gated_mlp"):  # which take shards of any length
                     found |= {"classes": columns.all, f"rows of {name}": columns.stride}
                 return found
 
-            return cls(own, options, columns, sharding), facts
+            key = (key_of((*tensors, *options)), sharding.key, columns.all, columns.stride)
+            return cls(own, options, columns, sharding), Facts(key, facts)
 
         return together(group, operator, prepare)
 
@@ -99,7 +106,7 @@ class Sharded:
 
     def _all_rows(self, t: Tensor) -> Tensor:
         """[rows] of a constant -> [rows of all ranks]."""
-        return self.group.gather(t).view(-1) if self.sharding.own_rows else t
+        return self.group.gather(t).reshape(-1) if self.sharding.own_rows else t
 
     def _own_rows(self, t: Tensor) -> Tensor:
         """[rows] -> [rows of this rank]."""
@@ -235,8 +242,10 @@ class _Mlp(torch.autograd.Function):
         ctx.operator, ctx.sharding, ctx.options = operator, sharding, options
         ctx.save_for_backward(x, *weights)
         # All ranks have bias2; it is to be added once.
-        part = unrecorded(operator)[0](x, *hidden, bias2 if sharding.group.rank == 0 else None, *options)
-        return sum_over_ranks(part, sharding.group, x.dtype, sent=part.dtype, own=sharding.own_rows)
+        with sharding.group.failing_together():
+            part = unrecorded(operator)[0](x, *hidden, bias2 if sharding.group.rank == 0 else None, *options)
+        own = sharding.own_rows
+        return sum_over_ranks(part, sharding.group, x.dtype, sent=part.dtype, own=own, headed=not own)
 
     @staticmethod
     @differentiable_once
@@ -244,7 +253,8 @@ class _Mlp(torch.autograd.Function):
         sharding, needed = ctx.sharding, ctx.needs_input_grad[3:]
         if sharding.own_rows:
             grad = sharding.group.gather(grad).flatten(0, 1)
-        found = unrecorded(ctx.operator)[1](grad, *ctx.saved_tensors, *ctx.options, needed, True)
+        with sharding.group.failing_together(needed[0]):
+            found = unrecorded(ctx.operator)[1](grad, *ctx.saved_tensors, *ctx.options, needed, True)
         dx = summed_gradient(found[0], ctx.saved_tensors[0], sharding) if needed[0] else None
         others = (g if wanted else None for g, wanted in zip(found[1:], needed[1:], strict=True))
         return None, None, None, dx, *others

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from monoidreduce._ops.memory import in_words
 from monoidreduce._validate import check_choice, check_int, check_tensor, mismatch
-from monoidreduce.distributed.group import Arrival, Group
+from monoidreduce.distributed.group import Group, facts_of, key_of, together
+from monoidreduce.distributed.messages import Arrival, Call, Facts
 
 __all__ = ["LAYOUTS", "Split", "shard", "unshard"]
 
@@ -161,6 +162,7 @@ def shard(tensor: Tensor, dim: int, process_group: Any, layout: str = "contiguou
     """
     group, axis = Group.of(process_group), _axis(tensor, dim)
     split = Split.of(group, tensor.shape[axis], layout)
+    group.call = Call.of("shard", _facts(tensor, axis, layout, {"size": tensor.shape[axis]}))
     result: Tensor = _Shard.apply(tensor, axis, split)  # type: ignore[no-untyped-call]
     return result
 
@@ -182,10 +184,27 @@ def unshard(
     Raises:
         TypeError, ValueError: an argument is not as above.
     """
-    group, axis = Group.of(process_group), _axis(tensor, dim)
-    split = Split.of_part(group, "tensor", tensor.shape[axis], length, layout)
+    group = Group.of(process_group)
+
+    def prepare() -> tuple[tuple[int, Split], Facts]:
+        axis = _axis(tensor, dim)
+        split = Split.of_part(group, "tensor", tensor.shape[axis], length, layout)
+        own = {"tensor (its size along dim; give length= where parts differ)": tensor.shape[axis]}
+        size = own if length is None else {"length": length}
+        return (axis, split), _facts(tensor, axis, layout, size)
+
+    axis, split = together(group, "unshard", prepare)
     result: Tensor = _Unshard.apply(tensor, axis, split)  # type: ignore[no-untyped-call]
     return result
+
+
+def _facts(tensor: Tensor, axis: int, layout: str, size: dict[str, int]) -> Facts:
+    facts = {"dim": axis, "layout": layout, **size}
+
+    def tell() -> dict[str, Any]:
+        return facts_of((("tensor", tensor),), {"tensor": axis}) | facts
+
+    return Facts((key_of((tensor,)), *facts.items()), tell)
 
 
 def _axis(tensor: Any, dim: int) -> int:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from monoidreduce._torch_private import mark_untraced
 from monoidreduce.distributed.fold import ShardedFold, fold_over_ranks
-from monoidreduce.distributed.group import UNTRACED, Columns, Facts, Group, Sharding, facts_of, together
+from monoidreduce.distributed.group import UNTRACED, Columns, Group, Sharding, facts_of, key_of, together
+from monoidreduce.distributed.messages import Facts
 from monoidreduce.distributed.split import shard, unshard
 from monoidreduce.distributed.states import two_words
 from monoidreduce.program.monoid import StatisticsMonoid
@@ -46,10 +47,10 @@ def statistics_over_ranks(
         traced, tensors = of._traced(call)
         call.check_captured(traced, tensors, columns.all)
 
+        names = ("a", "b", "other_a", "other_b", "label", "ignore_index", "scale")
+        given = (*zip(names, (*operands, label, ignore_index, scale), strict=True), *row.items())
+
         def facts() -> dict[str, Any]:
-            names = ("a", "b", "other_a", "other_b")
-            others = (("label", label), ("ignore_index", ignore_index), ("scale", scale))
-            given = (*zip(names, operands, strict=True), *others, *row.items())
             found = facts_of(given, {"b": 0, "other_b": 0}) | sharding.facts
             program = hashlib.sha256(traced.text.encode()).hexdigest()
             return found | {
@@ -58,7 +59,8 @@ def statistics_over_ranks(
                 "the function's program": program,
             }
 
-        return (columns, sharding), facts
+        key = (tuple(row), key_of(value for _, value in given), sharding.key, columns.all, columns.stride)
+        return (columns, sharding), Facts((*key, traced.text), facts)
 
     columns, sharding = together(group, of.__name__, prepare)  # type: ignore[attr-defined]
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from monoidreduce import functional
 from monoidreduce._validate import check_tensor, mismatch
 from monoidreduce.distributed import shard, unshard
-from monoidreduce.distributed.group import Facts, Group, together
+from monoidreduce.distributed.group import Group, together
+from monoidreduce.distributed.messages import Facts
 
 __all__ = ["linear_cross_entropy", "vocab_parallel_linear_cross_entropy"]
 
@@ -110,7 +111,7 @@ def _check(
             of = "hidden of each rank" if own_rows else "hidden"
             expected = f"shape {sizes} as {of} is {list(hidden.shape)}"
             raise ValueError(mismatch("labels", expected, list(labels.shape)))
-        return True, dict
+        return True, Facts(None, dict)
 
     if group is None:
         prepare()

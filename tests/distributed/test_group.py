@@ -100,24 +100,6 @@ def test_all_ranks_raise_where_one_is_wrong(name: str) -> None:
     assert all(expected in text and seconds < 5 for _, text, seconds in found)
 
 
-def _second_call(group: Any, debug: bool) -> int:
-    """How many collectives the second call of an operator on a group takes."""
-    from torch.distributed.tensor.debug import CommDebugMode
-
-    tensors = _good()
-    mr.linear_cross_entropy(**tensors, process_group=group)
-    os.environ["MONOIDREDUCE_DEBUG"] = "1" if debug else "0"
-    with CommDebugMode() as counted:
-        mr.linear_cross_entropy(**tensors, process_group=group)
-    del os.environ["MONOIDREDUCE_DEBUG"]
-    return int(counted.get_total_counts())
-
-
-@pytest.mark.parametrize("debug, collectives", ((False, 1), (True, 2)))
-def test_later_calls_compare_nothing_unless_asked_to(debug: bool, collectives: int) -> None:
-    assert on_ranks(2, _second_call, debug) == [collectives] * 2
-
-
 @pytest.mark.parametrize(
     "given, expected",
     (

@@ -13,7 +13,7 @@ from ranks import on_ranks
 import monoidreduce as mr
 from monoidreduce import plan
 from monoidreduce.costs.sizes import call_of
-from monoidreduce.distributed import group as of_group
+from monoidreduce.distributed import messages
 
 Sent = list[tuple[str, int]]
 
@@ -24,7 +24,7 @@ def _dtype(operator: str, sizes: dict[str, Any]) -> torch.dtype:
 
 
 def _counted(group: Any, operator: str, sizes: dict[str, Any], options: dict[str, Any]) -> list[Sent]:
-    """What a rank sends in a second call, and in its backward pass."""
+    """What a rank sends in a later step, forward and backward, beside headers."""
     described, given = call_of(operator, sizes, _dtype(operator, sizes))
     made = [torch.zeros(t.shape, dtype=t.dtype) for t in described]
     if "gate" in given:
@@ -34,28 +34,31 @@ def _counted(group: Any, operator: str, sizes: dict[str, Any], options: dict[str
         leaf.requires_grad_()
     options, sent = given | options | {"process_group": group}, []
     ranks = dist.get_world_size(group)
-    gather, exchange = of_group._all_gather, dist.all_to_all_single
+    gather, exchange = messages._all_gather, dist.all_to_all_single
 
     def gathered(whole: Any, own: Any, **kwargs: Any) -> Any:
-        sent.append(("all-gather", (ranks - 1) * own.nbytes))
+        sent.append(("all-gather", (ranks - 1) * (own.nbytes - messages.HEADER_BYTES)))
         return gather(whole, own, **kwargs)
 
     def exchanged(found: Any, parts: Any, **kwargs: Any) -> Any:
-        sent.append(("all-to-all", (ranks - 1) * parts.nbytes // ranks))
+        sent.append(("all-to-all", (ranks - 1) * (parts.nbytes // ranks - messages.HEADER_BYTES)))
         return exchange(found, parts, **kwargs)
 
-    call = getattr(mr, operator)
-    call(*made, **options)
-    with (
-        mock.patch.object(of_group, "_all_gather", gathered),
-        mock.patch.object(dist, "all_to_all_single", exchanged),
-    ):
-        result = call(*made, **options)
+    def step() -> list[Sent]:
+        sent.clear()
+        result = getattr(mr, operator)(*made, **options)
         forward, sent[:] = [*sent], []
         if operator == "linear_log_probs":
             result = result.log_probs + (result.entropy if sizes.get("entropy") else 0)
         result.sum().backward()
-    return [forward, sent]
+        return [forward, [*sent]]
+
+    with (
+        mock.patch.object(messages, "_all_gather", gathered),
+        mock.patch.object(dist, "all_to_all_single", exchanged),
+    ):
+        step(), step()  # of which the first one is after another call
+        return step()
 
 
 CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [

@@ -164,11 +164,11 @@ def test_under_autocast(method: str) -> None:
 
 
 def _collectives(group: Any, heads: int, key_heads: int) -> list[int]:
-    """How many a second call takes, and its backward pass."""
+    """How many a second step takes, forward and backward."""
     from torch.distributed.tensor.debug import CommDebugMode
 
     q, k, v = (torch.randn(1, n, 4, 8, requires_grad=True) for n in (heads, key_heads, key_heads))
-    mr.attention(q, k, v, process_group=group)
+    mr.attention(q, k, v, process_group=group).sum().backward()
     with CommDebugMode() as forward:
         out = mr.attention(q, k, v, process_group=group)
     with CommDebugMode() as backward:
@@ -206,7 +206,7 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "fewer queries": ({"q": torch.randn(1, 4, 4, 8)}, {}, "queries: expected 12 as on rank 0, got 8"),
     "another dtype": ({k: torch.randn(1, 4, 6, 8).double() for k in "qkv"}, {}, "q: expected torch.float32"),
     "another scale": ({}, {"scale": 0.5}, "scale: expected None as on rank 0, got 0.5"),
-    "another mask": ({}, {"causal": True}, "right: expected -1 as on rank 0, got 0"),
+    "another mask": ({}, {"causal": True}, "window (causal is one that ends at 0): expected (-1, -1)"),
     "another layout": ({}, {"layout": "zigzag"}, "layout: expected contiguous as on rank 0, got zigzag"),
     "another method": ({}, {"method": "ulysses"}, "method: expected auto as on rank 0, got ulysses"),
     "another result": ({}, {"return_lse": True}, "return_lse: expected False as on rank 0, got True"),
@@ -214,7 +214,7 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a bias": ({"bias": torch.randn(12, 12)}, {}, "bias: expected None as on rank 0, got torch.float32"),
     "a bias of a part": ({"bias": torch.randn(6, 12)}, {}, "bias: expected a shape broadcastable to"),
     "sinks": ({"sinks": torch.randn(4)}, {}, "sinks: expected None as on rank 0, got torch.float32"),
-    "sinks of other heads": ({"sinks": torch.randn(3)}, {}, "sinks: expected shape [H=4], got [3]"),
+    "sinks of other heads": ({"sinks": torch.randn(3)}, {}, "sinks: expected shape [H"),
     "a gradient": ({"q": torch.randn(1, 4, 6, 8, requires_grad=True)}, {}, "q.requires_grad: expected False"),
     "a wrong option": ({}, {"softcap": -1.0}, "softcap: expected a finite number > 0"),
 }  # fmt: skip

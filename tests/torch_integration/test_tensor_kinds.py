@@ -135,9 +135,9 @@ def test_wrapper_subclasses_are_never_read(specimen: Specimen, device: torch.dev
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="torch without torch.distributed")
-# Cross entropy takes DTensors: tests/distributed/test_dtensor.py.
-@pytest.mark.parametrize("specimen", [s for s in WITH_OPS if s.name != "cross_entropy"], ids=name_of)
-def test_dtensor_raises(specimen: Specimen) -> None:
+@pytest.mark.parametrize("specimen", WITH_OPS, ids=name_of)
+def test_a_dtensor_beside_plain_tensors_raises(specimen: Specimen) -> None:
+    """By the argument's name. What takes DTensors alone is in tests/distributed/test_dtensor.py."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -146,9 +146,11 @@ def test_dtensor_raises(specimen: Specimen) -> None:
     try:
         mesh = init_device_mesh("cpu", (2,))
         inputs = specimen.inputs(torch.float32, torch.device("cpu"))
-        sharded = {n: distribute_tensor(t, mesh, [Shard(0)]) for n, t in inputs.items()}
-        with pytest.raises(NotImplementedError, match="monoidreduce"):
-            outputs_of(specimen, sharded)
+        for name, tensor in inputs.items():
+            sharded = distribute_tensor(tensor, mesh, [Shard(0)])
+            with pytest.raises(TypeError, match=r"expected a .*placements") as error:
+                outputs_of(specimen, {**inputs, name: sharded})
+            assert specimen.operator in str(error.value) and "to_local()" in str(error.value)
     finally:
         dist.destroy_process_group()
 
