@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.utils import ModelOutput
 
-from monoidreduce._validate import mismatch
+from monoidreduce._validate import is_dtensor, mismatch
 from monoidreduce.functional import linear_cross_entropy
 
 __all__ = ["fuse_loss", "fused_loss", "give_back_loss", "loss_error"]
@@ -156,6 +156,17 @@ class DeferredLogits(NamedTuple):
     def dim(self) -> int:
         return len(self.shape)
 
+    # What hooks of tensor parallel styles ask for: a loss is the same on all ranks.
+    @property
+    def placements(self) -> None:
+        return None
+
+    def redistribute(self, *_: Any, **__: Any) -> DeferredLogits:
+        return self
+
+    def to_local(self) -> DeferredLogits:
+        return self
+
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.tanh and isinstance(args[0], DeferredLogits):
@@ -208,6 +219,8 @@ class FusedLoss:
         assert self.targets is not None
         try:
             x, weight, bias = operands(head, hidden)
+            classes = len(weight)
+            x, weight, bias, ranks = _of_rank(x, weight, bias, self.targets, self.squashing.classes)
         except TypeError as error:
             self.give_up(str(error))
             return None
@@ -216,19 +229,20 @@ class FusedLoss:
         num_items = self.targets.num_items
         loss = linear_cross_entropy(
             x.flatten(0, -2).to(weight.device),  # of a model whose layers are on several devices
-            weight[: self.squashing.classes],
+            weight,
             self.targets.shifted().to(weight.device),
-            bias=None if bias is None else bias[: self.squashing.classes] * logit_scale,
+            bias=None if bias is None else bias * logit_scale,
             ignore_index=self.targets.ignore_index,
             reduction="mean" if num_items is None else "sum",
             softcap=softcap,
             logit_scale=logit_scale,
+            **ranks,
         )
         if num_items is not None:
             loss = loss / (num_items.to(loss.device) if isinstance(num_items, Tensor) else num_items)
         device = weight.device.type
         self.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-        self.shape = torch.Size((*hidden.shape[:-1], len(weight)))
+        self.shape = torch.Size((*hidden.shape[:-1], classes))
         return DeferredLogits(loss, self)
 
     def logits(self, squashing: Squashing, operation: str) -> Tensor:
@@ -276,6 +290,32 @@ def _not_linear(head: Any) -> str:
     return f"{mismatch('lm_head', 'a torch.nn.Linear or its LoRA', type(head).__name__)}"
 
 
+def _of_rank(
+    x: Tensor, weight: Tensor, bias: Tensor | None, targets: Targets, classes: int | None
+) -> tuple[Tensor, Tensor, Tensor | None, dict[str, Any]]:
+    """x, and the weight and bias of the first classes; options that say where other ranks have the others."""
+    if not is_dtensor(weight):
+        return x, weight[:classes], None if bias is None else bias[:classes], {}
+    # Tensor parallelism's, since FSDP has gathered what it splits.
+    from monoidreduce.distributed.dtensor import of_plain_rows, replicated_rows
+
+    labels = targets.labels if targets.shift_labels is None else targets.shift_labels
+    assert labels is not None
+    try:
+        own, bias, ranks = of_plain_rows(weight, bias)
+    except TypeError as error:
+        raise TypeError(f"lm_head.{error}") from None
+    x = replicated_rows(x, weight, labels.shape[-1])
+    if not ranks:
+        return x, own[:classes], None if bias is None else bias[:classes], ranks
+    if classes is not None:  # what lies behind them is padding, which parts of one size may have
+        if len(weight) % ranks["process_group"].size():
+            expected = f"{classes} classes, or a number that the ranks divide, where they are split"
+            raise TypeError(mismatch("lm_head", expected, len(weight)))
+        ranks["classes"] = classes
+    return x, own, bias, ranks
+
+
 def _of_lora(head: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """x @ W^T + s * a(x) @ B^T is [x, s * a(x)] @ [W, B]^T, of width D and the ranks."""
     x, weight, bias = operands(head.base_layer, hidden)
@@ -283,6 +323,8 @@ def _of_lora(head: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         head.unmerge()
     if head.disable_adapters or head.merged:
         return x, weight, bias
+    if is_dtensor(weight):
+        raise TypeError(mismatch("lm_head", "no adapter where ranks have its classes", head))
     xs, weights = [x], [weight]
     for name in head.active_adapters:
         if name not in head.lora_A:
