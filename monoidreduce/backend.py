@@ -18,7 +18,7 @@ from monoidreduce._ops import attention, attention_wide, gated_mlp, log_probs, l
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._ops.stored_scores import Layout
 from monoidreduce._torch_private import FakeTensorMode
-from monoidreduce._validate import FLOATING, mismatch
+from monoidreduce._validate import FLOATING, mismatch, number_of
 from monoidreduce._version import __version__
 from monoidreduce.attend import attend, dtype_of_weights, traced_mods
 from monoidreduce.cpp_monoid import CppMonoid
@@ -586,15 +586,28 @@ def resolved(op: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tu
             f"one of {', '.join(KERNELS)}, its name, a module of monoidreduce.nn or a functools.partial"
         )
         raise TypeError(mismatch("op", expected, f"{type(op).__name__} {name}".rstrip()) + _way_out(op, name))
+    signature = inspect.signature(op)
     try:
-        bound = inspect.signature(op).bind(*arguments, **options)
+        bound = signature.bind(*arguments, **options)
     except TypeError as error:
         raise TypeError(f"{name}: {error}") from None
     bound.apply_defaults()
-    call = dict(bound.arguments)
+    call = {n: _as_number(n, a, str(signature.parameters[n].annotation)) for n, a in bound.arguments.items()}
     if unknown := call.pop("others", None):
         refuse(name, unknown)
     return name, call
+
+
+def _as_number(name: str, value: Any, annotation: str) -> Any:
+    """Options that are numbers as such, while tensors have values: what is planned is a call without any."""
+    if annotation.startswith("Window") and isinstance(value, (tuple, list)):
+        return tuple(number_of(name, side, "an int") for side in value)
+    per_token = isinstance(value, Tensor) and value.dim() > 0
+    return (
+        number_of(name, value, "a number")
+        if annotation.startswith(("float", "int")) and not per_token
+        else value
+    )
 
 
 def _leading(call: dict[str, Any]) -> Any:

@@ -454,6 +454,12 @@ def test_a_number_in_a_tensor_on_the_cpu_is_read(operator: str, option: str, num
     for of_number in (torch.tensor(number), np.array(number)[()], np.array(number)):
         found = with_option(operator, option, of_number)
         assert all(map(torch.equal, found, expected)) and len(found) == len(expected) > 0
+    if operator in CALLS:
+        planned = [
+            mr.explain(operator, **CALLS[operator](), **{option: (n, n) if option == "window" else n})
+            for n in (torch.tensor(number), number)
+        ]
+        assert planned[0] == planned[1]
     before = mr._C.path_counts()
     for wrong in (torch.tensor(number, device="meta"), torch.tensor([number, number])):
         if (option, wrong.dim()) != ("temperature", 1) or operator != "linear_log_probs":
