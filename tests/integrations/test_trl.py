@@ -308,6 +308,12 @@ def test_trainers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert len(calls) >= 3
 
 
+def test_the_check_installs_the_older_versions() -> None:
+    """Without them the next test would be skipped."""
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text("utf-8")
+    assert f"\nOLDER_TRL := {' '.join(OLDER)}\n" in makefile
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("version", OLDER)
 def test_older_versions(version: str) -> None:
