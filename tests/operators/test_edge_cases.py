@@ -1022,3 +1022,20 @@ def test_matches_torch_over_the_last_row_and_column(device: torch.device) -> Non
         expected = F.linear(x, weight).logsumexp(-1)
         torch.testing.assert_close(lse, expected, rtol=1e-13, atol=0)
         assert lse[-1] > lse[0] + 0.1
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 5, 0), (1, 2, 0, 3), (0, 2, 5, 3)])
+def test_only_the_lse_of_empty_values(shape: tuple[int, ...], device: torch.device) -> None:
+    """Gradients of v are empty, or zeros that nothing is added to; q and k have those of the lse."""
+    batch, heads, keys, _ = shape
+    q, k = (torch.randn(batch, heads, n, 8, device=device, requires_grad=True) for n in (4, keys))
+    v = torch.randn(*shape, device=device, requires_grad=True)
+    _, lse = mr.attention(q, k, v, scale=0.5, return_lse=True)
+    upstream = torch.randn_like(lse)
+    found = torch.autograd.grad(lse, (q, k, v), upstream)
+    if keys:
+        expected = torch.autograd.grad((0.5 * q @ k.mT).logsumexp(-1), (q, k), upstream)
+    else:
+        expected = torch.zeros_like(q), torch.zeros_like(k)
+    torch.testing.assert_close(found[:2], expected)
+    assert found[2].shape == v.shape and not found[2].any()
