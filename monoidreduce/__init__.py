@@ -75,6 +75,11 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """The public names, and a module's own."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+
+
 def __getattr__(name: str) -> Any:
     """`distributed`, which not every torch has what it needs for, with its first use."""
     if name == "distributed":

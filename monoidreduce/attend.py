@@ -145,11 +145,26 @@ def _call(
         traced = mods_of(*given)
         captured = [_given(tensor, STAND_INS, of_call) for tensor in traced.tensors]
     table, table_index, numbers = tables(traced, captured, q, given[:2])
+    if q.device.type == "cpu" and not torch.compiler.is_compiling():
+        _check_fits(traced.text, numbers, (q, k, v, table), score_mod or mask_mod)
     options = traced.text, numbers, scale, *bounds(causal, window), *block, weights, compensated
     out, lse, _, low = torch.ops.monoidreduce.modified_attention.default(
         q, k, v, table, sinks, table_index, words, *(starts or (None, None)), *options
     )
     return out, lse, low
+
+
+def _check_fits(text: str, numbers: Sequence[int], inputs: Sequence[Tensor | None], function: Any) -> None:
+    """Before the forward pass: can the CPU engine run it, and the backward pass if that may follow."""
+    from monoidreduce.program.arguments import definition
+    from monoidreduce.program.bytecode import scores_code
+    from monoidreduce.program.errors import TraceError
+
+    gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
+    try:
+        scores_code(text, tuple(numbers), gradient)
+    except TraceError as error:
+        raise TraceError(error.reason, definition(function)) from None
 
 
 def traced_mods(

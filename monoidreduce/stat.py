@@ -22,6 +22,12 @@ from torch import Tensor
 
 __all__ = ["Extremum", "Softmax", "Statistic", "count", "largest", "smallest", "softmax", "total"]
 
+
+def __dir__() -> list[str]:
+    """The public names, and a module's own."""
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]
+
+
 _graph: ContextVar[Any] = ContextVar("monoidreduce_graph", default=None)
 
 

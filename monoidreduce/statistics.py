@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from itertools import count
@@ -75,8 +76,14 @@ class Statistics:
         self._readers = _readers(function)
         self._key = f"statistics {next(_numbers)}"
         _living[self._key] = self
+        self.__doc__ = "\n\n".join(filter(None, (function.__doc__, type(self).__call__.__doc__)))
+        self.__signature__ = _signature_of_calls()
         self._last: tuple[Captures, tuple[Any, ...], Traced] | None = None
         self._result: Any = None  # the NamedTuple of the last trace, where a compiler finds it
+
+    def __get__(self, instance: Any, owner: Any = None) -> Statistics:
+        """As an attribute of a class it is itself. help() takes what has this method for a function."""
+        return self
 
     def __repr__(self) -> str:
         return f"<statistics {self._function.__qualname__}>"
@@ -91,7 +98,7 @@ class Statistics:
         b: Tensor,
         other_a: Tensor | None = None,
         other_b: Tensor | None = None,
-        *,
+        *heads: Tensor,
         label: Tensor | None = None,
         ignore_index: int = -100,
         row: Mapping[str, Tensor] | None = None,
@@ -133,6 +140,11 @@ class Statistics:
             MonoidLawError: tried before its first use, its program differed from plain torch.
             TypeError, ValueError: an argument is not as above.
         """
+        if heads:
+            expected = (
+                "a, b and at most other_a, other_b, as a function sees two scores (write two functions)"
+            )
+            raise TypeError(mismatch("operands", expected, f"{4 + len(heads)} tensors"))
         if others:
             refuse(self.__name__, others)  # type: ignore[attr-defined]
         if is_over_ranks(process_group, classes, sequence_parallel, grad_dtype):
@@ -163,6 +175,8 @@ class Statistics:
     def _folded(self, call: _Call, workspace: int | None) -> tuple[Traced, Tensor, Tensor, Tensor]:
         """The values [values, rows], log-sum-exps first; of these the low words; and the indices."""
         traced, tensors = self._traced(call)
+        if call.a.device.type == "cpu" and not torch.compiler.is_compiling():
+            self._check_fits(call, traced, tensors)
         values, low, indices = torch.ops.monoidreduce.statistics.default(
             *call.operands_of(traced),
             *call.data_of(traced, tensors),
@@ -171,6 +185,19 @@ class Statistics:
             workspace_bytes(workspace),
         )
         return traced, values, low, indices
+
+    def _check_fits(self, call: _Call, traced: Traced, tensors: tuple[Tensor, ...]) -> None:
+        """Before the forward pass: can the CPU engine run it, and the backward pass if that may follow."""
+        from monoidreduce.program.errors import TraceError
+        from monoidreduce.program.passes import obstacle
+
+        sources = traced.sources
+        counts = [len(sources[kind]) for kind in ("row", "row_index", "column", "column_index")]
+        given = (*call.operands, *call.row.values(), *call.column.values(), *tensors)
+        gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
+        if why := obstacle(traced.text, tuple(counts), gradient):
+            of = ", ".join(traced.result._fields)
+            raise TraceError(f"{self._function.__name__}, which returns {of}: {why}", traced.at)
 
     def reference(
         self,
@@ -500,6 +527,16 @@ def _readers(function: Any) -> dict[tuple[str, Any], Callable[[], Any]]:
             for name in names_in(function.__code__)
         },
     }
+
+
+@functools.lru_cache(1)
+def _signature_of_calls() -> inspect.Signature:
+    """What a call takes: neither the object, nor what is taken only to be refused."""
+    signature = inspect.signature(Statistics.__call__)
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    _, *given = signature.parameters.values()
+    listed = [parameter for parameter in given if parameter.kind not in variable]
+    return signature.replace(parameters=listed)
 
 
 # By a name, which the compiler of torch 2.6 takes for a constant.

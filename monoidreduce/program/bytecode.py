@@ -19,6 +19,7 @@ __all__ = ["backward_code", "forward_code", "scores_code"]
 INSTRUCTIONS = {name: number for number, name in enumerate(_C.PROGRAM["instructions"])}
 BLOCK_REGISTERS: int = _C.PROGRAM["block_registers"]
 ROW_REGISTERS: int = _C.PROGRAM["row_registers"]
+STEPS: int = _C.PROGRAM["steps"]
 FIELDS: int = _C.PROGRAM["fields"]
 OF_ELEMENTS = {"score", "other", "column", "column_index", "position"}
 OF_ROWS = {"row", "row_index", "batch", "head", "query"}
@@ -110,8 +111,11 @@ class _Writer:
         rows, row_indices, columns, column_indices = self.data
         constants = [x for i in self.constants for x in _constant(self.nodes[i])]
         code = self._with_registers()
-        if rows + row_indices + len(self.constants) + len(self.row_code) > ROW_REGISTERS:
-            raise _too_large()
+        of_rows = rows + row_indices + len(self.constants) + len(self.row_code)
+        if of_rows > ROW_REGISTERS:
+            raise _too_large(f"{of_rows} constants, data and values of a row, more", ROW_REGISTERS)
+        if len(code) > STEPS:
+            raise _too_large(f"{len(code)} operations of an element, more", STEPS)
         numbers = [*layout, rows + row_indices, columns + column_indices, len(self.constants), *constants]
         for instructions in (self.row_code, code):
             numbers += [len(instructions), *(x for instruction in instructions for x in instruction)]
@@ -138,7 +142,7 @@ class _Writer:
                 code.append(_instruction(name, field, [*arguments, *rest]))
             else:
                 if not free:
-                    raise _too_large()
+                    raise _too_large("more values at a time", BLOCK_REGISTERS)
                 register[to] = free.pop()
                 code.append(_instruction(name, register[to], [*arguments, *numbers]))
                 if to not in last_use:
@@ -146,8 +150,10 @@ class _Writer:
         return code
 
 
-def _too_large() -> TraceError:
-    return TraceError("the function has too many values at a time for one program: write two functions")
+def _too_large(what: str, most: int) -> TraceError:
+    return TraceError(
+        f"{what} than the {most} that the CPU engine has: write two functions, or a shorter one"
+    )
 
 
 def _instruction(name: str, to: int, arguments: Sequence[int]) -> list[int]:
@@ -186,7 +192,9 @@ def forward_code(text: str, rows: int, row_indices: int, columns: int, column_in
         writer.state("count", field, [writer.value(counted)])
         field += 1
     if field > FIELDS:
-        raise TraceError(f"the statistics have {field} numbers, more than {FIELDS}: write two functions")
+        raise TraceError(
+            f"the statistics have {field} numbers of a row, more than {FIELDS}: write two functions"
+        )
     means_of = [len(softmax) - 1 for softmax in program.softmaxes]
     layout = [len(means_of), *means_of, len(program.totals), len(program.largest), len(program.counts)]
     return writer.text(layout)

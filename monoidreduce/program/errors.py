@@ -37,11 +37,13 @@ class TraceError(TypeError):
     Attributes:
         file, line: where the function does it.
         source: the text of that line.
+        reason: what is wrong, without the place.
     """
 
     def __init__(self, message: str, at: tuple[str, int] | None = None) -> None:
         self.file, self.line = user_line() if at is None else at
         self.source = linecache.getline(self.file, self.line).strip()
+        self.reason = message
         super().__init__(f"{self.file}:{self.line}: {message}\n    {self.source}".rstrip())
 
 

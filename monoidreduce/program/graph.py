@@ -6,15 +6,18 @@ are one node, and arguments come before what is made of them.
 
 from __future__ import annotations
 
+import linecache
 import math
-from typing import Any
+import re
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import torch
 
-from monoidreduce.program.errors import TraceError
+from monoidreduce.program.errors import TraceError, user_line
 from monoidreduce.program.operations import LEAVES, OPERATIONS
 
-__all__ = ["Expression", "Graph"]
+__all__ = ["Expression", "Graph", "Part"]
 
 Node = tuple[Any, ...]
 CONDITION = "expected a number, got a condition: write torch.where(condition, 1., 0.)"
@@ -54,6 +57,8 @@ class Graph:
         """The expression of an operand that the user writes."""
         if isinstance(value, Expression):
             return value
+        if isinstance(value, Part):
+            value.refuse()
         if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
             value = value.item()
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
@@ -194,12 +199,16 @@ class Expression:
 
     def _integers(self, name: str, x: Any, y: Any) -> Expression:
         """Both rounded down, as Python's and torch's."""
-        left, right = self.graph.expression(x), self.graph.expression(y)
-        if (left.kind, right.kind) != ("index", "index"):
-            raise TraceError("// and % are of integers: row, column, label and integer data")
+        graph = self.graph
+        left, right = graph.expression(x), graph.expression(y)
         if right.constant == 0:
-            raise TraceError("an integer divided by 0")
-        return self.graph.apply(f"index_{name}", left, right)
+            raise TraceError("a number divided by 0")
+        if left.kind == right.kind == "index":
+            return graph.apply(f"index_{name}", left, right)
+        left, right = graph.real(left), graph.real(right)
+        rest = graph.apply("fmod", left, right)
+        rest = rest.where((rest != 0.0) & ((rest < 0.0) ^ (right < 0.0)), rest + right, rest)
+        return rest if name == "mod" else graph.apply("round", (left - rest) / right)
 
     def __neg__(self) -> Expression:
         if self.kind == "index":
@@ -215,28 +224,32 @@ class Expression:
         return self.graph.apply("abs", self.graph.real(self))
 
     def __pow__(self, exponent: Any) -> Expression:
-        if isinstance(exponent, float) and exponent.is_integer() and self.kind != "index":
-            exponent = int(exponent)
-        if isinstance(exponent, float) and abs(exponent) == 0.5:
-            root = self.graph.apply("sqrt", self.graph.real(self))
-            return root if exponent > 0 else 1.0 / root
-        if isinstance(exponent, bool) or not isinstance(exponent, int) or abs(exponent) > 64:
-            raise TraceError(
-                f"x ** {exponent!r}: expected an int from -64 to 64 or 0.5; write torch.exp(p * torch.log(x))"
-            )
-        if exponent < 0:
-            return 1.0 / self.graph.real(self) ** -exponent
+        graph = self.graph
+        power = graph.expression(exponent)
+        n: Any = power.constant
+        if isinstance(n, float) and n.is_integer() and self.kind != "index":
+            n = int(n)
+        if isinstance(n, int) and not isinstance(n, bool) and abs(n) <= 64:
+            return self._to_the(n)
+        if isinstance(n, float) and abs(n) == 0.5:
+            root = graph.apply("sqrt", graph.real(self))
+            return root if n > 0 else 1.0 / root
+        return graph.apply("pow", graph.real(self), graph.real(power))
+
+    def _to_the(self, n: int) -> Expression:
+        if n < 0:
+            return 1.0 / self.graph.real(self)._to_the(-n)
         power, square = self.graph.expression(1 if self.kind == "index" else 1.0), self
-        while exponent:
-            if exponent % 2:
+        while n:
+            if n % 2:
                 power = square if power.constant == 1 else power * square
-            square, exponent = square * square if exponent > 1 else square, exponent // 2
+            square, n = square * square if n > 1 else square, n // 2
         return power
 
     def __rpow__(self, base: Any) -> Expression:
         base = self.graph.real(base)
         if base.constant is None or base.constant <= 0:
-            raise TraceError("a power: expected a number > 0 to the power of an expression")
+            return self.graph.apply("pow", base, self.graph.real(self))
         return (self * math.log(base.constant)).exp()
 
     # Comparisons.
@@ -328,11 +341,21 @@ class Expression:
 
     def __bool__(self) -> bool:
         raise TraceError(
-            "a branch on a value that differs from element to element: write torch.where(condition, a, b)"
+            "a branch on a value that differs from element to element: write torch.where(condition, a, b) "
+            "for if, a & b, a | b and ~a for and, or and not, (a < b) & (b < c) for a < b < c, torch.minimum "
+            "for min"
         )
 
     def __float__(self) -> float:
-        raise TraceError("float() of a value that differs from element to element: leave it out")
+        file, line = user_line()
+        called = re.search(r"\bmath\.(\w+)", linecache.getline(file, line))
+        if called:
+            name = called.group(1)
+            raise TraceError(f"math.{name} is of plain numbers: write torch.{name}")
+        raise TraceError(
+            "float() of a value that differs from element to element: leave it out. For math's functions "
+            "write torch's"
+        )
 
     def __int__(self) -> int:
         raise TraceError("int() of a value that differs from element to element: leave it out")
@@ -343,10 +366,17 @@ class Expression:
             "tensor outside of the function, and index that with single values"
         )
 
-    def __round__(self, *_: Any) -> Any:
-        raise TraceError("rounding: there is none in kernel code")
+    def __round__(self, digits: int | None = None) -> Expression:
+        return self.round() if digits is None else self.round(decimals=digits)  # type: ignore[no-any-return]
 
-    __floor__ = __ceil__ = __round__
+    def __floor__(self) -> Expression:
+        return self.floor()  # type: ignore[no-any-return]
+
+    def __ceil__(self) -> Expression:
+        return self.ceil()  # type: ignore[no-any-return]
+
+    def __trunc__(self) -> Expression:
+        return self.trunc()  # type: ignore[no-any-return]
 
     def __getitem__(self, _: Any) -> Any:
         raise TraceError("a value of one element is a single number: it has no elements")
@@ -369,3 +399,46 @@ class Expression:
         from monoidreduce.program import vocabulary
 
         return vocabulary.call(function, args, kwargs or {})
+
+
+class Part:
+    """A captured tensor that is indexed by fewer numbers than it has axes, as `table[i]` in `table[i][j]`.
+
+    gather: of the tensor and all indices.
+    """
+
+    def __init__(self, tensor: Any, indices: tuple[Any, ...], gather: Callable[..., Any]) -> None:
+        self._tensor, self._indices, self._gather = tensor, indices, gather
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._gather(
+            self._tensor, (*self._indices, *(index if isinstance(index, tuple) else (index,)))
+        )
+
+    def refuse(self, *_: Any) -> NoReturn:
+        indexed = f"{len(self._indices)} of {self._tensor.dim()} axes"
+        raise TraceError(
+            f"a tensor of shape {list(self._tensor.shape)} indexed by {indexed}: a function sees single "
+            "numbers, so index all of them, as table[i, j] or table[i][j]"
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = refuse
+    __pow__ = __rpow__ = __matmul__ = __rmatmul__ = __neg__ = __abs__ = __bool__ = __float__ = refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __and__ = __or__ = __invert__ = __len__ = __iter__ = refuse
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._refuse_vectors(name)
+
+    @staticmethod
+    def _refuse_vectors(name: str) -> NoReturn:
+        raise TraceError(
+            f"{name}: a function sees single numbers, no vectors. A product of vectors that is added to the "
+            "score is a part of the score: pass torch.cat((q, q_pe), -1) and torch.cat((k, k_pe), -1), with "
+            "the scale of q alone"
+        )
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls._refuse_vectors(torch.overrides.resolve_name(function) or getattr(function, "__name__", "torch"))

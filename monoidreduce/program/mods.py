@@ -23,8 +23,8 @@ from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._validate import mismatch
 from monoidreduce.block_mask import PARTLY, WHOLLY
 from monoidreduce.program.arguments import definition, kind_of
-from monoidreduce.program.errors import TraceError
-from monoidreduce.program.graph import Expression, Node
+from monoidreduce.program.errors import TraceError, user_line
+from monoidreduce.program.graph import Expression, Graph, Node
 from monoidreduce.program.program import Program, parse, reachable
 from monoidreduce.program.reader import evaluate
 from monoidreduce.program.sequences import in_sequences
@@ -45,13 +45,14 @@ class Mods:
     """The functions of a call, traced.
 
     text: the program's; its total is the score, its count whether that is kept.
-    tensors: that they captured. by_one: of each, does an index depend on the query alone or the key alone.
+    tensors: that they captured. by_both: of each that query and key index together, the index and where that
+        is written, file and line; else None.
     reads: has torch computed something of tensors alone.
     """
 
     text: str
     tensors: tuple[Tensor, ...]
-    by_one: tuple[bool, ...]
+    by_both: tuple[tuple[str, tuple[str, int]] | None, ...]
     reads: bool
 
 
@@ -61,7 +62,7 @@ class _Trace(Trace):
     def __init__(self) -> None:
         super().__init__()
         self.first_size: list[int] = [0]  # of each captured tensor, and of the next
-        self.by_elements: set[int] = set()
+        self.by_both: dict[int, tuple[str, tuple[str, int]]] = {}
 
     def expression(self, value: Any) -> Expression:
         if isinstance(value, Tensor):
@@ -79,8 +80,9 @@ class _Trace(Trace):
                 f"a tensor of shape {list(tensor.shape)} indexed by {len(indices)} of {tensor.dim()} axes"
             )
         number, first = self.place(tensor)
+        given = [self.expression(index) for index in indices]
         at = self.leaf("integer", 0)
-        for axis, index in enumerate(map(self.expression, indices)):
+        for axis, index in enumerate(given):
             if index.kind != "index":
                 raise TraceError(f"an index: expected an integer, got a value that is {index.kind}")
             size = self.leaf("size", first + 1 + axis)
@@ -94,7 +96,8 @@ class _Trace(Trace):
         if "score" in names:
             raise TraceError("an index that depends on the score: index by batch, head, q_idx and kv_idx")
         if {"query", "position"} <= names:
-            self.by_elements.add(number)
+            written = ", ".join(_written(self, index.number) for index in given)
+            self.by_both.setdefault(number, (written, user_line()))
         kind = kind_of(tensor)
         found = self.raw("gather" if kind == "real" else "index_gather", at)
         return found != 0 if kind == "bool" else found
@@ -105,6 +108,21 @@ class _Trace(Trace):
         if number + 1 == len(self.first_size):
             self.first_size.append(self.first_size[-1] + 1 + tensor.dim())
         return number, self.first_size[number]
+
+
+_WRITTEN = {"query": "q_idx", "position": "kv_idx", "head": "head", "batch": "batch"}
+_SIGNS = {"index_add": "+", "index_sub": "-", "index_mul": "*", "index_div": "//", "index_mod": "%"}
+
+
+def _written(graph: Graph, number: int) -> str:
+    """An index about as the function has it."""
+    name, *rest = graph.nodes[number]
+    if name in _WRITTEN or name == "integer":
+        return _WRITTEN.get(name) or str(rest[0])
+    if name in _SIGNS:
+        left, right = (_written(graph, i) for i in rest)
+        return f"({left} {_SIGNS[name]} {right})"
+    return "..."
 
 
 def trace_mods(
@@ -137,8 +155,8 @@ def trace_mods(
     if packed:
         program = in_sequences(program, graph.place(LINES)[1])
     program, _ = program.pruned()
-    by_one = tuple(number not in graph.by_elements for number in range(len(graph.tensors)))
-    return Mods(program.text, tuple(graph.tensors), by_one, graph.reads)
+    by_both = tuple(graph.by_both.get(number) for number in range(len(graph.tensors)))
+    return Mods(program.text, tuple(graph.tensors), by_both, graph.reads)
 
 
 def _called(name: str, function: Mod, graph: Trace, arguments: Sequence[Expression]) -> Any:
@@ -189,24 +207,30 @@ def tables(
         functions: that captured them.
 
     Raises:
-        ValueError: one is on another device, is empty, or wants a gradient that it cannot have.
+        ValueError: one is on another device, or is empty.
+        TraceError: one wants a gradient that it cannot have.
     """
     reals: list[Tensor] = []
     integers: list[Tensor] = []
     sizes: list[int] = []
-    for tensor, by_one in zip(tensors, mods.by_one, strict=True):
+    for tensor, by_both in zip(tensors, mods.by_both, strict=True):
         tensor = tensor.to(like.device) if like.is_meta else tensor  # no values count there
         into = reals if tensor.is_floating_point() else integers
         wants = tensor.requires_grad and torch.is_grad_enabled() and tensor.is_floating_point()
-        if tensor.device != like.device or not tensor.numel() or (wants and not by_one):
+        if tensor.device != like.device or not tensor.numel() or (wants and by_both):
             named = described(tensor, *(f for f in functions if f is not None))
             if tensor.device != like.device:
                 raise ValueError(mismatch(named, f"a tensor on {like.device} as q", tensor.device))
             if not tensor.numel():
                 raise ValueError(mismatch(named, "a tensor with elements", "none"))
-            raise ValueError(
-                f"{named}: indexed by q_idx and kv_idx together it gets no gradient. Pass it as bias=, or "
-                "detach it"
+            assert by_both is not None
+            index, at = by_both
+            raise TraceError(
+                f"{named.partition(': ')[2]}: indexed by [{index}], and it requires a gradient. Gradients of "
+                "captured tensors are summed for indices of q_idx alone or of kv_idx alone, beside batch and "
+                "head. Where it is not learned, write its detach(); where it is, pass bias=, of shape "
+                "[B, H, M, N], in place of score_mod and mask_mod",
+                at,
             )
         sizes += [sum(t.numel() for t in into), *tensor.shape]
         into.append(tensor)

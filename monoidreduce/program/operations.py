@@ -79,6 +79,11 @@ def _larger(g: Any, x: Any, y: Any) -> Selected:
     return Selected(x < y, False, g.where(x == y, g * 0.5, g))
 
 
+def _by_power(g: Any, z: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    by_base = g.where(y == 0.0, 0.0, g * (y * x ** (y - 1.0)))
+    return by_base, g.where((x == 0.0) & (y >= 0.0), 0.0, g * (z * x.graph.apply("log", x)))
+
+
 def _share(x: Any, high: Any, low: Any) -> Any:
     return torch.exp((x - torch.where(high == -math.inf, 0.0, high)) - low)
 
@@ -101,6 +106,13 @@ OPERATIONS: dict[str, Operation] = {
     "sqrt": _unary(torch.sqrt, lambda y, x: 0.5 / y),
     "tanh": _unary(torch.tanh, lambda y, x: 1.0 - y * y),
     "erf": _unary(torch.erf, lambda y, x: (-(x * x)).exp() * (2 / math.sqrt(math.pi))),
+    "sin": _unary(torch.sin, lambda y, x: x.graph.apply("cos", x)),
+    "cos": _unary(torch.cos, lambda y, x: -x.graph.apply("sin", x)),
+    "atan": _unary(torch.atan, lambda y, x: 1.0 / (1.0 + x * x)),
+    "floor": Operation(("real", "real"), torch.floor),
+    "round": Operation(("real", "real"), torch.round),  # half to even
+    "pow": _binary(torch.pow, _by_power),
+    "fmod": _binary(torch.fmod, lambda g, z, x, y: (g, -g * ((x - z) / y))),
     "sigmoid": _unary(torch.sigmoid, lambda y, x: y * (1.0 - y)),
     # log(1 + exp(x)), accurate everywhere
     "log1pexp": _unary(lambda x: torch.logaddexp(x, torch.zeros_like(x)), lambda y, x: x.sigmoid()),

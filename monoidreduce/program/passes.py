@@ -7,6 +7,7 @@ columns is its total over the rows. So both are forward passes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import torch
@@ -17,6 +18,7 @@ from monoidreduce._ops.memory import gradient, launch, rounded, statistics
 from monoidreduce.program.bytecode import backward_code, forward_code
 from monoidreduce.program.chunked import Chunked
 from monoidreduce.program.derivative import Sums, column_sums, row_sums
+from monoidreduce.program.errors import TraceError
 from monoidreduce.program.program import Program, parse
 from monoidreduce.workspace import get_workspace
 
@@ -38,6 +40,18 @@ def _has_kernels(a: Tensor) -> bool:
 
 def _count(data: Tensor | None) -> int:
     return 0 if data is None else data.shape[0]
+
+
+@lru_cache(256)
+def obstacle(program: str, counts: tuple[int, int, int, int], gradient: bool) -> str | None:
+    """Why the CPU engine cannot run a program or its gradient; None: it can. counts: of a call's data."""
+    try:
+        forward_code(program, *counts)
+        if gradient:
+            backward_code(program, *counts)
+    except TraceError as error:
+        return error.reason
+    return None
 
 
 def results(

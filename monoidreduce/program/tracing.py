@@ -128,8 +128,9 @@ class Trace(Graph):
         names = {self.nodes[number][0] for number in reachable(self.nodes, numbers)}
         if names & OF_ROWS and names & OF_COLUMNS:
             raise TraceError(
-                "a captured tensor is indexed by rows and columns: index one by row, label, head and batch, "
-                "or one by column"
+                "a captured tensor is indexed by rows and columns together, one of shape "
+                f"{list(tensor.shape)}: its numbers are data of rows or of columns. Index one by row, label, head "
+                "and batch, or one by column; a sum or product of two such may depend on both"
             )
         if names & OF_ELEMENTS:
             raise TraceError("an index that depends on the score: index by row, column, label, head or batch")
@@ -232,7 +233,9 @@ def run(graph: Trace, function: Callable[..., Any], *args: Any, **named: Any) ->
     except TraceError:
         raise
     except (TypeError, IndexError) as error:
-        raise (graph.error or TraceError(str(error), line_of(error) or definition(function))) from None
+        of_numpy = "numpy's functions are of numbers and arrays: write torch's"
+        reason = of_numpy if "__array_ufunc__" in str(error) else str(error)
+        raise (graph.error or TraceError(reason, line_of(error) or definition(function))) from None
 
 
 def _code_of(function: Any) -> Any:

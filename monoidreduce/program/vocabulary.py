@@ -14,7 +14,7 @@ from torch.overrides import resolve_name
 
 from monoidreduce.program.chance import OUTSIDE, draws
 from monoidreduce.program.errors import TraceError
-from monoidreduce.program.graph import Expression
+from monoidreduce.program.graph import Expression, Part
 
 __all__ = ["call", "method"]
 
@@ -83,6 +83,69 @@ def _floor_or_quotient(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
     raise TraceError(f"div: rounding_mode: expected None or 'floor', got {rounding_mode!r}")
 
 
+def _floor(x: Any) -> Any:
+    """Of a quotient of integers exact: kernels divide by a reciprocal."""
+    name, *args = x.graph.nodes[x.number]
+    if name == "div":
+        integers = [_integer(Expression(x.graph, number)) for number in args]
+        if all(x is not None for x in integers):
+            return x.graph.real(integers[0] // integers[1])
+    return _whole("floor", x)
+
+
+def _integer(x: Any) -> Any:
+    """The integer that a real number was made of, or is; else None."""
+    name, *args = x.graph.nodes[x.number]
+    if name == "to_real":
+        return Expression(x.graph, args[0])
+    whole = name == "real" and x.constant.is_integer() and abs(x.constant) < 2**31 and x.constant != 0
+    return x.graph.constant(int(x.constant)) if whole else None
+
+
+def _whole(name: str, x: Any) -> Any:
+    return x if x.kind == "index" else _apply(name, x)
+
+
+def _round(x: Any, *, decimals: int = 0) -> Any:
+    if decimals != 0:
+        raise TraceError(
+            f"round: decimals: expected 0, got {decimals!r}: write torch.round(x * 10**n) / 10**n"
+        )
+    return _whole("round", x)
+
+
+def _trunc(x: Any) -> Any:
+    return x if x.kind == "index" else x.where(x < 0.0, -_floor(-x), _floor(x))
+
+
+def _fmod(x: Any, y: Any) -> Any:
+    y = x.graph.expression(y)
+    if x.kind == y.kind == "index":
+        rest = abs(x) % abs(y)
+        return x.where(x < 0, -rest, rest)
+    return x.graph.apply("fmod", x.graph.real(x), x.graph.real(y))
+
+
+def _logaddexp(x: Any, y: Any) -> Any:
+    graph = x.graph
+    x, y = graph.real(x), graph.real(y)
+    apart = x.where(x == y, 0.0, abs(x - y))  # of equal infinities too
+    return _larger("maximum", x, y) + graph.apply("log1pexp", -apart)
+
+
+def _elu(x: Any, alpha: float = 1.0) -> Any:
+    return x.where(x > 0.0, x, alpha * _apply("expm1", x))
+
+
+def _between(x: Any, least: float, most: float, low: Any, middle: Any, high: Any) -> Any:
+    """At the kinks the derivative is that of low and of high, as torch's."""
+    return x.where(x <= least, low, x.where(x >= most, high, middle))
+
+
+def _like(x: Any, value: Any) -> Any:
+    return x.graph.expression(value)
+
+
 def _scaled_sum(x: Any, y: Any, alpha: float = 1) -> Any:
     return x + y if alpha == 1 else x + y * alpha
 
@@ -118,6 +181,37 @@ def _filled(value: int, x: Any, size: Any = (), dtype: Any = None, **options: An
 # Builders by the name that torch's function or method has. The first argument is an expression.
 BUILDERS: dict[str, Callable[..., Any]] = {
     **{name: partial(_apply, name) for name in ("exp", "expm1", "sqrt", "tanh", "erf", "sigmoid")},
+    **{name: partial(_apply, name) for name in ("sin", "cos", "atan")},
+    "ceil": lambda x: x if x.kind == "index" else -_floor(-x.graph.real(x)),
+    "cosh": lambda x: 0.5 * (x.exp() + (-x).exp()),
+    "elu": _elu,
+    "erfc": lambda x: 1.0 - _apply("erf", x),
+    "floor": _floor,
+    "fmod": _fmod,
+    "frac": lambda x: x - _trunc(x),
+    "full_like": lambda x, value: _like(x, value),
+    "hardsigmoid": lambda x: _between(x, -3.0, 3.0, 0.0, x / 6.0 + 0.5, 1.0),
+    "hardswish": lambda x: _between(x, -3.0, 3.0, 0.0, x * (x / 6.0 + 0.5), x),
+    "hardtanh": lambda x, min_val=-1.0, max_val=1.0: _between(x, min_val, max_val, min_val, x, max_val),
+    "hypot": lambda x, y: _apply("sqrt", x * x + y * y),
+    "isfinite": lambda x: abs(x.graph.real(x)) < math.inf,
+    "isinf": lambda x: abs(x.graph.real(x)) == math.inf,
+    "isnan": lambda x: x.graph.real(x) != x.graph.real(x),
+    "leaky_relu": lambda x, negative_slope=0.01: x.where(x > 0.0, x, x * negative_slope),
+    "log10": lambda x: _log(x) / math.log(10),
+    "logaddexp": _logaddexp,
+    "logaddexp2": lambda x, y: _logaddexp(x * math.log(2), y * math.log(2)) / math.log(2),
+    "masked_fill": lambda x, mask, value: x.where(mask, value, x),
+    "mish": lambda x: x * _apply("tanh", _softplus(x)),
+    "ones_like": lambda x: _like(x, 1.0 if x.kind == "real" else 1),
+    "relu6": lambda x: _between(x, 0.0, 6.0, 0.0, x, 6.0),
+    "round": _round,
+    "sinh": lambda x: 0.5 * (_apply("expm1", x) - _apply("expm1", -x)),
+    "softsign": lambda x: x / (1.0 + abs(x)),
+    "tan": lambda x: _apply("sin", x) / _apply("cos", x),
+    "tanhshrink": lambda x: x - _apply("tanh", x),
+    "trunc": _trunc,
+    "zeros_like": lambda x: _like(x, 0.0 if x.kind == "real" else 0),
     "abs": lambda x: abs(x),
     "add": _scaled_sum,
     "bitwise_and": lambda x, y: x & y,
@@ -173,6 +267,8 @@ OTHER_NAMES = {
     "__or__": "bitwise_or",
     "__xor__": "bitwise_xor",
     "absolute": "abs",
+    "arctan": "atan",
+    "fix": "trunc",
     "clip": "clamp",
     "divide": "div",
     "expit": "sigmoid",
@@ -255,9 +351,17 @@ def _build(name: str, builder: Callable[..., Any], *args: Any, **options: Any) -
         raise TraceError(f"{name}: {str(error).rpartition('() ')[2]}") from None
 
 
+def _is_all(index: Any) -> bool:
+    return isinstance(index, slice) and index == slice(None)
+
+
 def _gather(tensor: Any, index: Any) -> Any:
     if isinstance(tensor, Expression):
         return tensor[index]
     indices = index if isinstance(index, tuple) else (index,)
+    while indices and (indices[-1] is Ellipsis or _is_all(indices[-1])):
+        indices = indices[:-1]
+    if len(indices) < tensor.dim():
+        return Part(tensor, indices, _gather)
     graph: Any = next(each.graph for each in indices if isinstance(each, Expression))
     return graph.gather(tensor, indices)

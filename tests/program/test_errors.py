@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import math
+import pydoc
 from collections.abc import Callable
 from typing import Any
 
@@ -55,10 +57,6 @@ def outside(score, column, label):  # type: ignore[no-untyped-def]
 
 def within(score):  # type: ignore[no-untyped-def]
     return dict(x=stat.total(torch.exp(stat.total(score))))  # here
-
-
-def power(score):  # type: ignore[no-untyped-def]
-    return dict(x=stat.total(score**0.3))  # here
 
 
 def condition(score):  # type: ignore[no-untyped-def]
@@ -117,16 +115,32 @@ def a_slice(score, column):  # type: ignore[no-untyped-def]
     return dict(x=stat.total(score * TABLE[0, column : column + 1]))  # here
 
 
-def rounded(score):  # type: ignore[no-untyped-def]
-    return dict(x=stat.total(round(score)))  # here
-
-
 def formatted(score):  # type: ignore[no-untyped-def]
     return dict(x=stat.total(f"{score:.2f}"))  # here
 
 
-def exponent(score):  # type: ignore[no-untyped-def]
-    return dict(x=stat.total(score**score))  # here
+def chained(score):  # type: ignore[no-untyped-def]
+    return dict(x=stat.count((score > 0) & (0 < score < 1)))  # here
+
+
+def negated(score):  # type: ignore[no-untyped-def]
+    return dict(x=stat.count(not score > 0))  # here
+
+
+def of_math(score):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(math.exp(score)))  # here
+
+
+def of_numpy(score):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(numpy.sin(score)))  # here
+
+
+def vectors(score, row, column):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(score + torch.dot(TABLE[row], TABLE[column, :])))  # here
+
+
+def a_line(score, column):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(score * TABLE[column].sum()))  # here
 
 
 def vast(score, column):  # type: ignore[no-untyped-def]
@@ -156,9 +170,13 @@ CASES = {
     from_an_array: "only integers, slices",
     an_array: "expected a number, got many of type ndarray: make it a tensor outside of the function",
     a_slice: "a list, an array or a slice, indexed by a value that differs from element to element: make",
-    rounded: "rounding: there is none in kernel code",
     formatted: "unsupported format string",
-    exponent: "x ** a value of one element: expected an int from -64 to 64 or 0.5; write torch.exp",
+    chained: "a branch on a value that differs from element to element: write torch.where(",
+    negated: "a branch on a value that differs from element to element: write torch.where(",
+    of_math: "math.exp is of plain numbers: write torch.exp",
+    of_numpy: "numpy's functions are of numbers and arrays: write torch's",
+    vectors: "torch.dot: a function sees single numbers, no vectors. A product of vectors that is added",
+    a_line: "sum: a function sees single numbers, no vectors",
     vast: "an integer of more than 64 bits: write a float",
     reduction: "torch.sum has no kernel code, as a function sees one element: over the columns it is mr.",
     reducing_method: "a value of one element has no .max, as a function sees one element: over the columns",
@@ -172,7 +190,6 @@ CASES = {
     real_index: "an index: expected an integer, got a value that is real",
     outside: "a statistic is known when its row is done: use it outside, on what the call returns",
     within: "a statistic is known when its row is done",
-    power: "x ** 0.3: expected an int from -64 to 64 or 0.5; write torch.exp(p * torch.log(x))",
     condition: "expected a number, got a condition: write torch.where(condition, 1., 0.)",
     number: "count: expected a condition, got a number",
     method: "a value of one element has no .cumsum; it has abs, absolute, add",
@@ -422,6 +439,90 @@ def test_programs_that_nobody_wrote() -> None:
             program(A, B, None, None, None, None, None, None, text, 1.0, None)
 
 
+def product(factors: int) -> Callable[..., Any]:
+    def of(score: Any) -> Any:
+        result = score
+        for i in range(factors):
+            result = result * torch.tanh(score * (i + 0.5))
+        return dict(x=stat.total(result))
+
+    return of
+
+
+@pytest.mark.parametrize("factors", (16, 40))
+def test_long_products_have_gradients(factors: int) -> None:
+    a, b = (torch.rand(n, 1, dtype=torch.float64) + 2 for n in (3, 4))
+    a.requires_grad_()
+    fold = mr.statistics(product(factors))
+    found, expected = (torch.autograd.grad(of(a, b).x.sum(), a)[0] for of in (fold, fold.reference))
+    torch.testing.assert_close(found, expected)
+
+
+def test_captured_coordinates_of_any_number_have_gradients() -> None:
+    captured = [torch.rand(3, dtype=torch.float64, requires_grad=True) for _ in range(40)]
+
+    @mr.statistics
+    def fold(score, row):  # type: ignore[no-untyped-def]
+        return dict(x=stat.total(sum(torch.tanh(score * w[row]) for w in captured)))
+
+    a, b = torch.randn(3, 2, dtype=torch.float64), torch.randn(4, 2, dtype=torch.float64)
+    found, expected = (torch.autograd.grad(of(a, b).x.sum(), captured) for of in (fold, fold.reference))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("function", "limit"),
+    (
+        (product(200), "of, which returns x: more values at a time than the 128 that the CPU engine has"),
+        (
+            lambda score: {f"n{i}": stat.total(score * i) for i in range(40)},
+            "n38, n39: the statistics have 40 numbers of a row, more than 32: write two functions",
+        ),
+    ),
+)
+def test_what_does_not_fit_is_refused_before_the_forward_pass(
+    function: Callable[..., Any], limit: str
+) -> None:
+    """Also what the backward pass alone has no room for, if it may come."""
+    fold = mr.statistics(function)
+    with pytest.raises(mr.TraceError, match="write two functions") as caught:
+        fold(A.clone().requires_grad_(), B)
+    assert limit in str(caught.value) and caught.value.line == function.__code__.co_firstlineno
+    if len(caught.value.reason) < 150:
+        fold(A, B)  # without a gradient it fits
+
+
+def test_a_third_score_is_refused() -> None:
+    with pytest.raises(TypeError, match="operands: expected a, b and at most other_a, other_b"):
+        with_all(A, B, A, B, A, B)
+
+
+def test_what_editors_show() -> None:
+    """The arguments of a call, the function's own words, and no foreign names."""
+    names = [*inspect.signature(plain).parameters]
+    assert (
+        names[:5] == ["a", "b", "other_a", "other_b", "label"]
+        and "others" not in names
+        and "self" not in names
+    )
+    shown = pydoc.render_doc(documented, renderer=pydoc.plaintext)
+    assert "documented(a: " in shown and "Of the author." in shown and "Args:" in shown
+    assert "class Statistics" not in shown
+
+    class Holder:
+        fold = plain
+
+    assert Holder().fold is plain and Holder.fold is plain
+    assert [name for name in dir(stat) if name[0] != "_"] == sorted(stat.__all__)
+    assert {name for name in dir(mr) if name[0] != "_"} == set(mr.__all__) - {"__version__"}
+
+
+@mr.statistics
+def documented(score):  # type: ignore[no-untyped-def]
+    """Of the author."""
+    return dict(x=stat.total(score))
+
+
 def test_code_that_nobody_wrote() -> None:
     """The engine's code is checked too: no number of it makes the engine leave its memory."""
     traced = mr.statistics(
@@ -432,7 +533,7 @@ def test_code_that_nobody_wrote() -> None:
     results = torch.empty(3, 3), torch.empty(1, 3), torch.empty(1, 3, dtype=torch.long)
     refused = 0
     for at in range(len(code)):
-        for number in ("-1", "0", "1", "31", "32", "191", "192", "1000000000000"):
+        for number in ("-1", "0", "1", "127", "128", "639", "640", "1000000000000"):
             changed = " ".join([*code[:at], number, *code[at + 1 :]])
             try:
                 _C.statistics_forward(A, B, *[None] * 8, *results, changed, 1.0, 1, 0)

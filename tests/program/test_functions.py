@@ -38,11 +38,50 @@ FUNCTIONS: dict[str, Any] = {
     "softplus": F.softplus,
     "sqrt": torch.sqrt,
     "tanh": torch.tanh,
+    "atan": torch.atan,
+    "ceil": torch.ceil,
+    "cos": torch.cos,
+    "cosh": torch.cosh,
+    "elu": F.elu,
+    "erfc near 0": lambda x: torch.erfc(torch.clamp(x, -1.0, 0.5)),
+    "floor": torch.floor,
+    "floor_divide": lambda x: torch.floor_divide(x, 0.75),
+    "fmod": lambda x: torch.fmod(x, 0.75),
+    "frac": torch.frac,
+    "hardtanh": F.hardtanh,
+    "isnan": lambda x: torch.where(torch.isnan(x), 1.0, torch.where(torch.isinf(x), 2.0, 3.0)),
+    "leaky_relu": F.leaky_relu,
+    "log10": torch.log10,
+    "logaddexp": lambda x: torch.logaddexp(torch.abs(x), 0.5 * x),
+    "masked_fill": lambda x: x.masked_fill(x > 1, -2.0),
+    "mish": F.mish,
+    "pow 0.3": lambda x: x**0.3,
+    "pow -1.5": lambda x: x**-1.5,
+    "pow of itself": lambda x: torch.pow(torch.clamp(x, -8.0, 8.0), torch.clamp(x, -8.0, 8.0)),
+    "relu6": F.relu6,
+    "remainder": lambda x: torch.remainder(x, -0.75),
+    "round": torch.round,
+    "sin": torch.sin,
+    "sinh": torch.sinh,
+    "softsign": F.softsign,
+    "tan": torch.tan,
+    "trunc": torch.trunc,
     "log of 1 + x": lambda x: torch.log(1 + x),
     "log of 1 + exp": lambda x: torch.log(1 + torch.exp(x)),
 }
 # Units in the last place of the result, where it may differ by more than 3. gelu is a product.
-UNITS = {"erf": 8, "gelu": 16, "tanh": 6, "power": 4}
+UNITS = {
+    "sinh": 8,
+    "cosh": 8,
+    "mish": 24,
+    "tan": 6,
+    "logaddexp": 6,
+    "erfc near 0": 24,
+    "erf": 8,
+    "gelu": 16,
+    "tanh": 6,
+    "power": 4,
+}
 
 
 def values(dtype: torch.dtype) -> Tensor:
@@ -104,6 +143,39 @@ def _lost(name: str, x: Tensor, exact: Tensor, dtype: torch.dtype) -> Tensor:
     if _C.cpu_isa() == "baseline":
         return 1.5 * size.clamp(max=800) * eps * exact.abs().nan_to_num(0, 0, 0)
     return torch.zeros_like(x)
+
+
+# Not finite, of a difference that cancels, or without a derivative in torch.
+@pytest.mark.parametrize("name", sorted(FUNCTIONS.keys() - {"floor_divide", "isnan"}))
+def test_gradient(name: str) -> None:
+    """As autograd's, at kinks too."""
+    function = FUNCTIONS[name]
+    fold = mr.statistics(lambda score: dict(y=stat.total(function(score))))
+    x = torch.cat([torch.linspace(-8, 8, 257, dtype=F64), torch.tensor([0.1, -0.3, 1e-3], dtype=F64)])
+    a = x[:, None].clone().requires_grad_()
+    (found,) = torch.autograd.grad(fold(a, torch.ones(1, 1, dtype=F64)).y.sum(), a)
+    x = x.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(function(x).sum(), x)
+    defined = function(x).isfinite() & expected.isfinite()
+    torch.testing.assert_close(found[defined, 0], expected[defined], rtol=1e-9, atol=1e-9)
+
+
+def test_floor_of_a_quotient_of_integers_is_exact() -> None:
+    fold = mr.statistics(lambda score, row, column: dict(n=stat.count(torch.floor(row / 7) == column)))
+    found = fold(torch.zeros(10_000, 1), torch.zeros(2000, 1)).n
+    assert (found == 1).all()
+
+
+def test_rounding_by_python() -> None:
+    fold = mr.statistics(
+        lambda score: dict(
+            r=stat.total(round(score)), f=stat.total(math.floor(score)), c=stat.total(math.ceil(score))
+        )
+    )
+    x = torch.tensor([[2.5], [-2.5], [0.4], [3.5]])
+    found = fold(x, torch.ones(1, 1))
+    for ours, of in zip(found, (torch.round, torch.floor, torch.ceil), strict=True):
+        assert torch.equal(ours, of(x[:, 0]))
 
 
 @pytest.mark.parametrize("name", ("index", "floor", "compare"))
