@@ -129,8 +129,8 @@ class Trace(Graph):
         if names & OF_ROWS and names & OF_COLUMNS:
             raise TraceError(
                 "a captured tensor is indexed by rows and columns together, one of shape "
-                f"{list(tensor.shape)}: its numbers are data of rows or of columns. Index one by row, label, head "
-                "and batch, or one by column; a sum or product of two such may depend on both"
+                f"{list(tensor.shape)}: its numbers are data of rows or of columns. Index one by row, label, "
+                "head and batch, or one by column; a sum or product of two such may depend on both"
             )
         if names & OF_ELEMENTS:
             raise TraceError("an index that depends on the score: index by row, column, label, head or batch")
