@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
-from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
+from transformers import masking_utils
+from transformers.masking_utils import causal_mask_function
 
 from monoidreduce._validate import mismatch
 from monoidreduce.functional import attention
@@ -33,6 +34,7 @@ try:
     from transformers.utils.output_capturing import _active_collector
 except ImportError:  # before 5.2
     _active_collector = None
+CAPTURES = _active_collector is not None  # else layers do not know that their weights are wanted
 
 # What other implementations of attention take in place of a mask, or beside it. All other arguments that are
 # not known come from the model's caller: eager attention makes nothing of them either.
@@ -114,6 +116,45 @@ class Stored(Mask):
     pairs: Tensor  # [B, 1, M, N] bool, True where a key counts
 
 
+# Before transformers 5.4 masks are told where their queries are by a tensor, cache_position [queries].
+BY_POSITION = "cache_position" in inspect.signature(masking_utils.sdpa_mask).parameters
+
+
+def _made_by(make: Callable[..., Any]) -> Callable[..., Any]:
+    """A mask function of transformers with the arguments that it has since 5.4."""
+
+    def mask(
+        batch: int, q_length: int, keys: int, q_offset: Any, kv_offset: int, *others: Any,
+        cache_position: Tensor, **options: Any,
+    ) -> Any:  # fmt: skip
+        return make(batch, cache_position, keys, kv_offset, *others, **options)
+
+    return mask if BY_POSITION else make
+
+
+sdpa_mask, eager_mask = _made_by(masking_utils.sdpa_mask), _made_by(masking_utils.eager_mask)
+
+
+def attention_mask_by_position(
+    cache_position: Tensor, kv_length: int, kv_offset: int = 0, **options: Any
+) -> Mask:
+    """`attention_mask` as transformers before 5.4 calls for it.
+
+    The host waits for the first position where there is a cache.
+    """
+    queries = len(cache_position)
+    offset: Tensor | int = kv_offset
+    if queries != kv_length:
+        unread = torch.compiler.is_compiling() or (
+            cache_position.is_cuda and torch.cuda.is_current_stream_capturing()
+        )
+        offset = cache_position[0] if unread else int(cache_position[0])
+    return attention_mask(
+        q_length=queries, kv_length=kv_length, q_offset=offset, kv_offset=kv_offset,
+        cache_position=cache_position, **options,
+    )  # fmt: skip
+
+
 def attention_mask(
     batch_size: int,
     q_length: int,
@@ -167,7 +208,7 @@ def attention_mask(
 
 def _closure(function: Any, name: str) -> dict[str, Any]:
     """The variables around a function that one of transformers' masking_utils made, if that is its name."""
-    known = getattr(function, "__module__", None) == sdpa_mask.__module__
+    known = getattr(function, "__module__", None) == masking_utils.__name__
     if not known or function.__qualname__ != f"{name}.<locals>.{function.__name__}":
         return {}
     return {
@@ -261,12 +302,9 @@ def attention_forward(
     """
     if dropout:
         raise ValueError(f"{type(module).__name__}: {dropout_error(module, dropout)}")
-    if others.get("output_attentions") or _weights_are_captured():
-        expected = (
-            "None or False: monoidreduce stores no weights (monoidreduce.integrations.transformers.undo"
-        )
-        expected += '(model), or attn_implementation="eager", gives them)'
-        raise ValueError(mismatch("output_attentions", expected, True))
+    if _weights_are_captured():
+        refuse_weights(None, (), {"output_attentions": True})
+    refuse_weights(None, (), others)
     for name in OF_OTHERS:
         if others.get(name) is not None:
             expected = "None: monoidreduce's attention has no such argument"
@@ -332,10 +370,22 @@ def attention_forward(
     return out.transpose(1, 2).contiguous(), None
 
 
-# Arguments that a model may give attention by name. eager attention makes nothing of the last six.
+# Arguments that a model may give attention by name. eager attention makes nothing of the last six; head_mask,
+# of transformers 4, is checked in the call.
 KEYWORDS = frozenset(inspect.signature(attention_forward).parameters) | {
-    "cache_position", "deterministic", "max_length_k", "max_length_q", "output_attentions", "position_ids",
+    "head_mask", "cache_position", "deterministic", "max_length_k", "max_length_q", "output_attentions",
+    "position_ids",
 }  # fmt: skip
+
+
+def refuse_weights(_: Any, args: Any, others: dict[str, Any]) -> None:
+    """Raise ValueError if a call is to return weights; a hook before it."""
+    if others.get("output_attentions"):
+        expected = (
+            "None or False: monoidreduce stores no weights (monoidreduce.integrations.transformers.undo"
+        )
+        expected += '(model), or attn_implementation="eager", gives them)'
+        raise ValueError(mismatch("output_attentions", expected, True))
 
 
 def _weights_are_captured() -> bool:

@@ -1,4 +1,4 @@
-"""MonoidReduce in models of transformers (5.4 or later).
+"""MonoidReduce in models of transformers (4.57 or later).
 
     from monoidreduce.integrations.transformers import apply
 
@@ -15,12 +15,23 @@ import logging
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
 
+from monoidreduce.integrations import _transformers_version  # noqa: F401  # first, as others would fail
+
+# isort: split
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from monoidreduce._validate import check_bool, mismatch
-from monoidreduce.integrations._attention import KEYWORDS, attention_forward, attention_mask
+from monoidreduce.integrations._attention import (
+    BY_POSITION,
+    CAPTURES,
+    KEYWORDS,
+    attention_forward,
+    attention_mask,
+    attention_mask_by_position,
+    refuse_weights,
+)
 from monoidreduce.integrations._layers import compile_in_training, give_back_layers, layers_of
 from monoidreduce.integrations._loss import fuse_loss, fused_loss, give_back_loss, loss_error
 from monoidreduce.integrations._mlp import give_back_gated_mlps, replace_gated_mlps, replaced_gated_mlps
@@ -53,7 +64,7 @@ def register() -> None:
     has such layers `apply` says so before a call.
     """
     AttentionInterface.register(NAME, attention_forward)
-    AttentionMaskInterface.register(NAME, attention_mask)
+    AttentionMaskInterface.register(NAME, attention_mask_by_position if BY_POSITION else attention_mask)
 
 
 def apply(
@@ -146,6 +157,8 @@ def undo(model: Model) -> Model:
     give_back_loss(base)
     give_back_gated_mlps(base)
     give_back_layers(base)
+    if "_refuses_weights" in vars(base):
+        vars(base).pop("_refuses_weights").remove()
     for config, implementation in vars(base).pop("_before_monoidreduce", ()):
         config._attn_implementation_internal = implementation
     return model
@@ -195,6 +208,8 @@ def _set_attention(model: PreTrainedModel) -> None:
     found = {id(config): config for part in parts for config in _configs(part.config)}
     before = [(config, config._attn_implementation) for config in found.values()]
     model._before_monoidreduce = before
+    if not CAPTURES:
+        model._refuses_weights = model.register_forward_pre_hook(refuse_weights, with_kwargs=True)
     model.set_attn_implementation(NAME)
     for part in parts:
         if part.config._attn_implementation != NAME:

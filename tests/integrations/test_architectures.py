@@ -16,7 +16,7 @@ import torch
 from packaging.version import Version
 from torch import Tensor
 
-transformers = pytest.importorskip("transformers", minversion="5.4")
+transformers = pytest.importorskip("transformers", minversion="4.57")
 
 from tiny_models import LENGTH, architectures, tiny_inputs, tiny_model  # noqa: E402
 from training_steps import Step, assert_same_step  # noqa: E402

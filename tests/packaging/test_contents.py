@@ -28,7 +28,7 @@ PYTHON = """
     distributed/group.py distributed/once.py distributed/operators.py distributed/split.py
     distributed/states.py distributed/statistics.py
     integrations/__init__.py integrations/_attention.py integrations/_divergence.py integrations/_layers.py
-    integrations/_loss.py integrations/_mlp.py integrations/_sources.py
+    integrations/_loss.py integrations/_mlp.py integrations/_sources.py integrations/_transformers_version.py
     integrations/gkd.py integrations/megatron.py integrations/torchtitan.py integrations/transformers.py
     integrations/trl.py integrations/verl.py
     io/__init__.py io/__main__.py io/algorithms.py io/bounds.py io/command.py io/comparison.py io/counts.py
