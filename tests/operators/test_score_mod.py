@@ -9,6 +9,7 @@ import weakref
 from typing import Any
 
 import mods
+import numpy as np
 import pytest
 import torch
 from mods import CASES, Case, dense
@@ -626,3 +627,28 @@ def test_explain_attend() -> None:
         assert (named in planned.reasons) == normalized
     planned = mr.explain("attend", *leaves, weight=torch.sigmoid, hardware="h100")
     assert planned.forward == "modified_attention_fold/cuda/simt/float32"
+
+
+NUMPY_MODS: dict[str, tuple[Any, Any]] = {
+    "mask, on the left": (lambda b, h, i, j: np.int64(3) >= i - j, lambda b, h, i, j: i - j <= 3),
+    "mask, arithmetic": (
+        lambda b, h, i, j: (np.int32(3) * i) % np.uint8(4) <= j,
+        lambda b, h, i, j: (3 * i) % 4 <= j,
+    ),
+    "score, on the left": (lambda s, b, h, i, j: np.float32(0.5) * s, lambda s, b, h, i, j: 0.5 * s),
+    "score, as a branch": (
+        lambda s, b, h, i, j: torch.where(i >= np.int64(2), s, np.float16(0.5)),
+        lambda s, b, h, i, j: torch.where(i >= 2, s, 0.5),
+    ),
+    "score, as a base": (lambda s, b, h, i, j: np.float64(2) ** s, lambda s, b, h, i, j: 2.0**s),
+}
+
+
+@pytest.mark.parametrize("name", NUMPY_MODS)
+def test_numbers_of_numpy_are_numbers(name: str) -> None:
+    q = torch.randn(1, 2, 7, 8)
+    of_numpy, of_python = NUMPY_MODS[name]
+    argument = f"{name.partition(',')[0]}_mod"
+    found = mr.attention(q, q, q, **{argument: of_numpy})
+    assert torch.equal(found, mr.attention(q, q, q, **{argument: of_python}))
+    assert not torch.equal(found, mr.attention(q, q, q))
