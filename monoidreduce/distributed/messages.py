@@ -188,6 +188,11 @@ class Channel:
         self.compared: set[str] = set()  # operators, on GPUs
         self.under_way.clear()
 
+    @staticmethod
+    def _at_once(device: torch.device) -> bool:
+        """Are headers of messages there compared before their data is used."""
+        return device.type == "cpu"
+
     @property
     def expected(self) -> Message | None:
         """What all ranks send next if they go on as before; None where they have sent nothing."""
@@ -218,7 +223,7 @@ class Channel:
         if is_first:
             self.calls += 1
             group.number = self.calls
-        send = self._compared_at_once if words.is_cpu else self._compared_later
+        send = self._compared_at_once if self._at_once(words.device) else self._compared_later
         arrival = send(group, message, words, is_first, headed)
         return arrival if words is parts else lambda: arrival().contiguous().view(parts.dtype)
 
@@ -234,9 +239,10 @@ class Channel:
             return
         expected, difference = self.expected, None
         with suppress(RuntimeError):  # such as the group's timeout: the error itself says more
-            if expected is not None and expected.device.type != "cpu":
+            if expected is not None and not self._at_once(expected.device):
                 if operator in self.compared and not _debugging():
                     expected.start(group, self._on_gpu(_FAILED, expected), None)[0].wait()
+                    self._forget()
                     return
             elif expected is not None:
                 self._heard(group, expected, _FAILED, None)
@@ -302,7 +308,8 @@ class Channel:
         def arrived() -> Tensor:
             work.wait()
             width = HEADER_BYTES // found.element_size()
-            of_ranks, event = found[:, :width].to("cpu", non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
+            of_ranks = found[:, :width].to("cpu", non_blocking=True)
+            event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
             self.under_way.append(_Headers(of_ranks, event, header, call))
             return found[:, width:]

@@ -288,3 +288,66 @@ def _uneven(group: Any, hidden: int) -> Any:
 
     call()
     return _caught(call)
+
+
+class _Arrived:
+    """An event of a GPU that has nothing left to do."""
+
+    def record(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+
+def _as_on_gpus(group: Any, name: str) -> Any:
+    """As `_disagree`, in a forward and then a backward pass, with headers that are looked at later."""
+    from unittest import mock
+
+    from monoidreduce.distributed.messages import Channel
+
+    function, different, _ = DIFFERENT[name]
+    Channel._of_groups.clear()
+    with (
+        mock.patch.object(Channel, "_at_once", lambda *_: False),
+        mock.patch.object(torch.cuda, "Event", _Arrived),
+    ):
+        first = _caught(_step, group, function, different if group.rank() == 1 else {})
+        before = [_step(group, function, {}) for _ in range(2)]
+        losses: list[Tensor] = []
+        given = different if group.rank() == 1 else {}
+        forward = _caught(lambda: losses.append(function(group, **given)))
+        backward = _caught(losses[0].sum().backward) if losses else ("", "", 0.0)
+        behind = _step(group, function, {})
+    Channel._of_groups.clear()
+    finite = [bool(loss.isfinite().all()) for loss in losses]
+    return first, forward, finite, backward, all(map(torch.equal, before[-1], behind))
+
+
+@pytest.mark.parametrize("name", ("option", "temperature", "activation", "ulysses"))
+def test_headers_that_are_looked_at_later(name: str) -> None:
+    """A first call compares all before data is sent; later ones raise before their next message."""
+    expected = DIFFERENT[name][2]
+    for rank, (first, forward, finite, backward, same) in enumerate(on_ranks(2, _as_on_gpus, name)):
+        assert first[:2] == ("ValueError", f"rank 1: {expected}")
+        later = forward if forward[0] else backward  # a forward pass may have several messages
+        assert later[0] == "ValueError" and finite in ([True], [])
+        given, here = expected.split(" as on rank 0, got ")
+        if rank == 0:
+            assert later[1] == f"rank 1: {given} as on rank 0, got another value"
+        else:
+            argument = given.split(": expected")[0]
+            assert later[1] == f"rank 1: {argument}: expected another value as on rank 0, got {here}"
+        assert same
+
+
+def test_a_rank_that_fails_where_headers_are_looked_at_later() -> None:
+    """It sends NaN, so that nobody takes the result for one."""
+    (first, forward, finite, backward, same), failed = on_ranks(2, _as_on_gpus, "a wrong option")
+    assert "label_smoothing" in first[1] and forward[0] == "" and finite == [False]
+    assert backward[:2] == (
+        "RuntimeError",
+        "rank 1: raised an error, while other ranks called linear_cross_entropy; its own message tells which",
+    )
+    assert failed[1][0] == "ValueError" and "label_smoothing" in failed[1][1]
+    assert same and failed[-1]
