@@ -111,7 +111,9 @@ def key_of(arguments: Iterable[Any]) -> tuple[Any, ...]:
     """Of a call's arguments: for `Facts`."""
     recorded = torch.is_grad_enabled()
     return tuple(
-        (v.shape, v.dtype, recorded and v.requires_grad) if isinstance(v, Tensor) else repr(v)
+        (v.shape, v.dtype, recorded and v.requires_grad)
+        if isinstance(v, Tensor)
+        else (repr(v) if isinstance(v, float) else v)  # 0.0 equals -0.0
         for v in arguments
     )
 

@@ -84,11 +84,12 @@ class Call:
         return found
 
     @cached_property
-    def words(self) -> list[bytes]:
+    def words(self) -> bytes:
         """One for each fact; the last one is of all that have none."""
         parts = [f"{name}={value}" for name, value in self.facts.items()]
         parts[_WORDS - 1 :] = ["; ".join(parts[_WORDS - 1 :])] if len(parts) >= _WORDS else []
-        return [blake2b(part.encode(), digest_size=_WORD_BYTES).digest() for part in parts]
+        found = b"".join(blake2b(part.encode(), digest_size=_WORD_BYTES).digest() for part in parts)
+        return found.ljust(_WORDS * _WORD_BYTES, b"\0")
 
     @cached_property
     def _digest(self) -> bytes:
@@ -123,20 +124,18 @@ class Message(NamedTuple):
 
     def header(self, call: Call, number: int = 0) -> bytes:
         """number: of the call; 0 on a GPU, where headers are kept."""
-        start = self.tag + number.to_bytes(_NUMBER_BYTES, "little")
-        return (start + b"".join(call.words)).ljust(HEADER_BYTES, b"\0")
+        return self.tag + number.to_bytes(_NUMBER_BYTES, "little") + call.words
 
     def start(self, group: Group, header: Tensor, parts: Tensor | None) -> tuple[dist.Work, Tensor]:
         """[ranks, header and elements], on their way. parts: None sends the bits of NaN."""
-        width = HEADER_BYTES // self.dtype.itemsize
-        *ranks, elements = self.shape
-        sent = torch.empty(*ranks, width + elements, dtype=self.dtype, device=self.device)
-        sent[..., :width] = header.view(self.dtype)
         if parts is None:
-            sent.view(torch.uint8)[..., HEADER_BYTES:] = 255
-        else:
-            sent[..., width:] = parts
-        return _start(group, self.kind, sent)
+            parts = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+            if parts.numel():
+                parts.view(-1).view(torch.uint8).fill_(255)
+        own = header.view(self.dtype)
+        if self.kind != "gather":
+            own = own.expand(len(parts), -1)
+        return _start(group, self.kind, torch.cat((own, parts), -1))
 
 
 def _start(group: Group, kind: str, sent: Tensor) -> tuple[dist.Work, Tensor]:
@@ -284,12 +283,11 @@ class Channel:
     def _heard(self, group: Group, message: Message, header: bytes, parts: Tensor | None) -> Tensor | None:
         """What all ranks sent; None if their headers differ, or are those of an error."""
         own = torch.frombuffer(bytearray(header), dtype=torch.uint8)
-        work, found = message.start(group, own.to(message.device), parts)
+        work, found = message.start(group, own, parts)
         work.wait()
-        width = HEADER_BYTES // found.element_size()
-        of_ranks = found[:, :width].contiguous().view(torch.uint8).cpu()
-        same = self.silent or (header != _FAILED and torch.equal(of_ranks, own.expand_as(of_ranks)))
-        return found[:, width:] if same else None
+        of_ranks = found.view(torch.uint8)[:, :HEADER_BYTES]
+        same = self.silent or (header != _FAILED and torch.equal(of_ranks, own.expand(group.size, -1)))
+        return found[:, HEADER_BYTES // found.element_size() :] if same else None
 
     def _compared_later(
         self, group: Group, message: Message, parts: Tensor, is_first: bool, headed: bool

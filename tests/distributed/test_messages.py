@@ -307,7 +307,7 @@ def _as_on_gpus(group: Any, name: str) -> Any:
     from monoidreduce.distributed.messages import Channel
 
     function, different, _ = DIFFERENT[name]
-    Channel._of_groups.clear()
+    Channel._of_groups.pop(group, None)
     with (
         mock.patch.object(Channel, "_at_once", lambda *_: False),
         mock.patch.object(torch.cuda, "Event", _Arrived),
@@ -319,7 +319,7 @@ def _as_on_gpus(group: Any, name: str) -> Any:
         forward = _caught(lambda: losses.append(function(group, **given)))
         backward = _caught(losses[0].sum().backward) if losses else ("", "", 0.0)
         behind = _step(group, function, {})
-    Channel._of_groups.clear()
+    Channel._of_groups.pop(group, None)
     finite = [bool(loss.isfinite().all()) for loss in losses]
     return first, forward, finite, backward, all(map(torch.equal, before[-1], behind))
 
