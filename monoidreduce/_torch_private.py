@@ -1,4 +1,6 @@
-"""Every private name of torch that the library uses: what it is for, and what happens in a torch without it.
+"""Private names of torch that the library uses: what they are for, and what happens in a torch without them.
+
+Those of its compiler are in `_dynamo.py`: a call in a graph that needs one which is gone runs outside.
 
 A name that has a substitute is replaced by it. Without one of the others the import of the library fails, and
 names it. No call may be wrong, or fail, for a name that is gone.
@@ -6,6 +8,7 @@ names it. No call may be wrong, or fail, for a name that is gone.
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
@@ -24,13 +27,14 @@ __all__ = [
     "forward_ad_level",
     "forward_ad_on",
     "frees_saved",
-    "guard",
     "has_hooks",
     "inductor_keeping",
     "is_transformed",
     "mark_constant",
     "mark_untraced",
     "modes_are_active",
+    "register_namedtuple",
+    "register_namedtuples",
     "single_level",
     "transforms_are_active",
     "tree_leaves",
@@ -67,6 +71,7 @@ _required("torch.autograd.forward_ad._current_level")
 FakeTensorMode: Any = _required("torch._subclasses.fake_tensor.FakeTensorMode")
 # Sees the ops of a dry run (costs/dry_run.py), and the tensors among their arguments. No substitute.
 DispatchMode: Any = _required("torch.utils._python_dispatch.TorchDispatchMode")
+_pytree: Any = _required("torch.utils._pytree")
 tree_leaves: Callable[[Any], list[Any]] = _required("torch.utils._pytree.tree_leaves")
 # Does a mode look on at ops, as a counter of flops does. In a torch that does not tell one always may.
 _count_modes: Any = _optional(torch._C, "_len_torch_dispatch_stack")
@@ -187,28 +192,37 @@ def is_transformed(tensor: Tensor) -> bool:
     return False
 
 
+_register_namedtuple: Any = _optional(_pytree, "_register_namedtuple")
+
+
+def register_namedtuple(kind: type, name: str) -> None:
+    """Let torch.export save a NamedTuple by a name. A torch without that function does not save it."""
+    if _register_namedtuple is not None:
+        _register_namedtuple(kind, serialized_type_name=name)
+
+
+def register_namedtuples(prefix: str, load: Callable[[str], None]) -> None:
+    """Before torch.export loads a NamedTuple whose name has this prefix it calls `load`, which registers it.
+
+    A torch that keeps no list of how contexts are loaded loads those that are registered.
+    """
+    known = getattr(_pytree, "SUPPORTED_SERIALIZED_TYPES", {}).get(namedtuple)
+    if known is None or not hasattr(known, "_replace"):
+        return
+    load_context = known.from_dumpable_context
+
+    def loaded(name: Any) -> Any:
+        if isinstance(name, str) and name.startswith(prefix):
+            load(name)
+        return load_context(name)
+
+    _pytree.SUPPORTED_SERIALIZED_TYPES[namedtuple] = known._replace(from_dumpable_context=loaded)
+
+
 def mark_constant(function: Any) -> None:
     """Let a compiler call a function while it traces, as `torch.compiler.assume_constant_result` does, which
     loads the compiler. A compiler that knows the mark no more would trace the function."""
     function._dynamo_marked_constant = True
-
-
-def guard(holds: Callable[[], bool]) -> None:
-    """Within a function that is marked so: the graph that is being compiled is for calls where this holds.
-
-    No substitute: a number that has changed would be taken for what it was.
-    """
-    install: Any = _required("torch._dynamo.guards.install_guard")
-    source: Any = _required("torch._dynamo.source.GlobalStateSource")
-
-    def PROGRAM_MATCH(builder: Any, guard: Any) -> None:
-        root = builder.guard_manager.root
-        try:
-            root.add_lambda_guard(lambda _: holds(), ["the program of a function"], None)
-        except TypeError:  # before torch 2.10 there was no third argument
-            root.add_lambda_guard(lambda _: holds(), ["the program of a function"])
-
-    install(source().make_guard(PROGRAM_MATCH))
 
 
 def mark_untraced(function: Any, reason: str) -> None:

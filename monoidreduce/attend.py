@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from monoidreduce._dynamo import as_input, outside_of_graphs
 from monoidreduce._ops.attention import in_full
+from monoidreduce._ops.registry import call_op
 from monoidreduce._validate import check_bool, check_factor, mismatch
 from monoidreduce.block_mask import BlockMask, as_block_mask
 from monoidreduce.functional import MaskMod, ScoreMod, Window, attention_operands, bounds
@@ -117,7 +119,7 @@ def _call(
     compensated: bool = False,
     starts: Starts | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from monoidreduce.program.mods import STAND_INS, mods_now, mods_of, tables
+    from monoidreduce.program.mods import STAND_INS, mods_in_graph, mods_of, tables
     from monoidreduce.program.sequences import line_numbers
 
     if scale is not None:
@@ -137,9 +139,13 @@ def _call(
     lines = None if starts is None else line_numbers(*starts, max(q.shape[2], k.shape[2], 1))
     of_call = (kinds, lines)
     if torch.compiler.is_dynamo_compiling():
-        traced, places = mods_now(*given)
+        traced, which, read = mods_in_graph(*given)
+        if traced is None:
+            again = (q, k, v, mods, causal, scale, window, weights, sinks, compensated, starts)
+            return outside_of_graphs(_call, *again)  # type: ignore[no-any-return]
         captured: list[Any] = [
-            of_call[place[1]] if number < 0 else _read(given[number], *place) for number, *place in places
+            as_input(own, q) if number < 0 else of_call[number]
+            for number, own in zip(which, read, strict=True)
         ]
     else:
         traced = mods_of(*given)
@@ -148,8 +154,8 @@ def _call(
     if q.device.type == "cpu" and not torch.compiler.is_compiling():
         _check_fits(traced.text, numbers, (q, k, v, table), score_mod or mask_mod)
     options = traced.text, numbers, scale, *bounds(causal, window), *block, weights, compensated
-    out, lse, _, low = torch.ops.monoidreduce.modified_attention.default(
-        q, k, v, table, sinks, table_index, words, *(starts or (None, None)), *options
+    out, lse, _, low = call_op(
+        "modified_attention", q, k, v, table, sinks, table_index, words, *(starts or (None, None)), *options
     )
     return out, lse, low
 
@@ -190,13 +196,6 @@ def _given(tensor: Tensor, stand_ins: Sequence[Tensor], of_call: Sequence[Tensor
     """A captured tensor, or the tensor of the call that it stands for."""
     found = (own for known, own in zip(stand_ins, of_call, strict=True) if known is tensor)
     return next(found, tensor)
-
-
-def _read(function: Any, kind: str, which: Any) -> Tensor:
-    """A variable that a function captured."""
-    if kind == "closure":
-        return function.__closure__[which].cell_contents  # type: ignore[no-any-return]
-    return function.__globals__[which]  # type: ignore[no-any-return]
 
 
 def _checked(mask: BlockMask, q: Tensor, k: Tensor) -> Tensor:

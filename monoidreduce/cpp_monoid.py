@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
+from monoidreduce._ops.registry import call_op
+from monoidreduce._results import RESULTS, result_name
 from monoidreduce._validate import check_choice, check_factor, check_int, mismatch
 from monoidreduce.functional import _like_rows, workspace_bytes
 from monoidreduce.program.cpp_source import KINDS, CppSource
@@ -101,11 +102,9 @@ class CppMonoid:
     """What `cpp_monoid` makes of a text; see there."""
 
     def __init__(self, source: CppSource) -> None:
-        from monoidreduce.program.program import named
-
         self._source, self._text = source, source.text
         returned = [(name, kind) for name, kind in source.results if kind != "kept"]
-        self._result = named(source.name.rpartition("::")[2], tuple(name for name, _ in returned))
+        self._result = result_name(source.name.rpartition("::")[2], tuple(name for name, _ in returned))
         # Of each result, is it an index, and its number among its like.
         kinds = [kind for _, kind in returned]
         self._places = [(kind == "index", kinds[:at].count(kind)) for at, kind in enumerate(kinds)]
@@ -149,10 +148,15 @@ class CppMonoid:
         """
         operands = self._operands(a, b, other_a, other_b)
         labels = None if label is None else checked_label(label, a)
-        values, _, indices = torch.ops.monoidreduce.cpp_monoid.default(
-            *operands, labels, self._text, check_factor("scale", scale), workspace_bytes(workspace)
+        values, _, indices = call_op(
+            "cpp_monoid",
+            *operands,
+            labels,
+            self._text,
+            check_factor("scale", scale),
+            workspace_bytes(workspace),
         )
-        return self._result(
+        return getattr(RESULTS, self._result)(
             *[_like_rows((indices if index else values).select(0, at), a) for index, at in self._places]
         )
 

@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from monoidreduce import stat
+from monoidreduce._dynamo import are_symbols, as_tensor
 from monoidreduce._ops import stored_scores
 from monoidreduce._ops.memory import accumulation_dtype
-from monoidreduce._ops.registry import any_requires_grad
+from monoidreduce._ops.registry import any_requires_grad, call_op
 from monoidreduce._torch_private import transforms_are_active
 from monoidreduce._validate import mismatch
 from monoidreduce.statistics import Statistics, statistics
@@ -150,6 +151,16 @@ def _of_mass(total: Tensor, mass: Tensor) -> Tensor:
     return total + total.detach() * (1 - mass)
 
 
+def _of_rows(temperature: float, beta: float, place: dict[str, Any]) -> list[Tensor]:
+    """[1] each: 1 / temperature, log(beta), log(1 - beta)."""
+    if torch.compiler.is_dynamo_compiling() and any(are_symbols((temperature, beta))):
+        of_call = as_tensor(temperature), as_tensor(beta)
+        tensors = of_call[0].reciprocal(), of_call[1].log(), of_call[1].neg().log1p()
+        return [torch.ones(1, **place) * t for t in tensors]
+    numbers = 1 / temperature, math.log(beta), math.log1p(-beta)
+    return [torch.full((1,), number, **place) for number in numbers]
+
+
 class Distillation:
     """The losses of rows, of a call that `functional.linear_distillation` has checked.
 
@@ -177,13 +188,10 @@ class Distillation:
         self.target, self.classes, self.workspace = target, len(weight), workspace
         self.temperature = temperature
         place: Any = {"dtype": accumulation_dtype(rows.dtype), "device": rows.device}
+        names = "inverse", "log_beta", "log_rest"
         self.row = {
-            name: torch.full((1,), value, **place).expand(len(rows))
-            for name, value in (
-                ("inverse", 1 / temperature),
-                ("log_beta", math.log(beta)),
-                ("log_rest", math.log1p(-beta)),
-            )
+            name: number.expand(len(rows))
+            for name, number in zip(names, _of_rows(temperature, beta, place), strict=True)
         }
         self.column: dict[str, Tensor] = {}
         if any(bias is not None for bias in biases):
@@ -244,7 +252,7 @@ class Distillation:
         """The sum or the mean of the losses, from stored scores."""
         wanted = [torch.is_grad_enabled() and any_requires_grad((t,)) for t in self.operands[:2]]
         numbers = (mean, self.temperature, self.beta, wanted, self.workspace)
-        loss: Tensor = torch.ops.monoidreduce.linear_jsd.default(*self.operands, self.used, *numbers)[0]
+        loss: Tensor = call_op("linear_jsd", *self.operands, self.used, *numbers)[0]
         return loss
 
     def soft(self, found: Any) -> Any:

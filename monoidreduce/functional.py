@@ -42,7 +42,8 @@ from monoidreduce._ops.attention import in_full
 from monoidreduce._ops.losses import DISTILLATION_LOSSES, CrossEntropyNumbers
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._ops.mlp import ACTIVATIONS
-from monoidreduce._ops.registry import any_requires_grad
+from monoidreduce._ops.registry import any_requires_grad, call_op
+from monoidreduce._results import exported
 from monoidreduce._torch_private import is_captured
 from monoidreduce._validate import (
     check_axes,
@@ -491,7 +492,7 @@ def attention(
         of_call = (causal, scale, window, softcap, compensated)
         (q, k, v, bias), options, of_rows = check_attention(q, k, v, bias, sinks, *of_call)
         in_kernels = sinks if of_rows is None else None  # behind a bias by rows, which does not reach them
-        out, lse, _, low = torch.ops.monoidreduce.attention.default(q, k, v, bias, in_kernels, *options)
+        out, lse, _, low = call_op("attention", q, k, v, bias, in_kernels, *options)
         if of_rows is not None:
             out, lse = finished(in_full(out, low), lse, q.dtype, of_rows, sinks)
     return (out, lse) if return_lse else out
@@ -938,8 +939,8 @@ def linear_cross_entropy(
     differentiated = _differentiated(rows), _differentiated(columns)
     if sharded is None:
         keep = rows.is_cuda and any(differentiated)
-        loss, lse, *_ = torch.ops.monoidreduce.linear_cross_entropy.default(
-            *tensors, *options, 0, -1, return_lse, keep, differentiated[0], workspace
+        loss, lse, *_ = call_op(
+            "linear_cross_entropy", *tensors, *options, 0, -1, return_lse, keep, differentiated[0], workspace
         )
     else:
         loss, lse = sharded.linear_cross_entropy(return_lse, differentiated, workspace)
@@ -1169,7 +1170,8 @@ def linear_distillation(
     )
     if sharded is None:
         rows = tensors[0]
-        result, _, _ = torch.ops.monoidreduce.linear_distillation.default(
+        result, _, _ = call_op(
+            "linear_distillation",
             *tensors,
             *options,
             rows.is_cuda and _differentiated(*tensors[:2]) and not _differentiated(*tensors[2:4]),
@@ -1183,6 +1185,7 @@ def linear_distillation(
     return _like_rows(result, x) if reduction == "none" else result
 
 
+@exported
 class LogProbs(NamedTuple):
     """What `linear_log_probs` returns, [...] each, in the accumulation dtype unless said otherwise.
 
@@ -1326,8 +1329,8 @@ def linear_log_probs(
         rows, columns = tensors[:2]
         keep = rows.is_cuda and _differentiated(rows, columns) and not torch.compiler.is_compiling()
         keep = keep and not is_captured()  # a backward pass may be replayed alone
-        results = torch.ops.monoidreduce.linear_log_probs.default(
-            *tensors, *options, 0, -1, keep, _differentiated(rows), workspace
+        results = call_op(
+            "linear_log_probs", *tensors, *options, 0, -1, keep, _differentiated(rows), workspace
         )
     elif top1:
         error = ValueError(mismatch("top1", "False where classes are split over ranks", True))
@@ -1495,8 +1498,12 @@ def logsumexp_matmul(
         lambda: workspace_bytes(None),
     )
     if sharded is None:
-        lse, *_ = torch.ops.monoidreduce.logsumexp_matmul.default(
-            *tensors, *options, tensors[0].is_cuda and _differentiated(tensors[0]), workspace
+        lse, *_ = call_op(
+            "logsumexp_matmul",
+            *tensors,
+            *options,
+            tensors[0].is_cuda and _differentiated(tensors[0]),
+            workspace,
         )
     else:
         lse = sharded.logsumexp_matmul(workspace)

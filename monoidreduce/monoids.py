@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
+from ._results import exported
 from ._validate import FLOATING, check_tensor, mismatch
 
 __all__ = [
@@ -247,6 +248,7 @@ def _share(part: Tensor, whole: Tensor) -> Tensor:
 class Sum(Monoid["Sum.State"]):
     """Addition. Folded over activation(<a_i, p_j>) q_j it is the two-layer MLP."""
 
+    @exported
     class State(NamedTuple):
         value: Tensor  # [*batch, ...]
 
@@ -263,6 +265,7 @@ class Sum(Monoid["Sum.State"]):
 class WSum(Monoid["WSum.State"]):
     """Weighted mean together with its total weight. Weights are non-negative; weight 0 means no elements."""
 
+    @exported
     class State(NamedTuple):
         weight: Tensor  # [*batch]
         value: Tensor  # [*batch, ...], the mean of the elements under their weights; 0 if there are none
@@ -294,6 +297,7 @@ class LogWSum(Monoid["LogWSum.State"]):
     weight of +inf gives NaN values, as torch.softmax does.
     """
 
+    @exported
     class State(NamedTuple):
         log_weight: Tensor  # [*batch]
         value: Tensor  # [*batch, ...], the mean of the elements under their weights; 0 if there are none
@@ -328,6 +332,7 @@ _WSUM = WSum()
 class LogSumExp(Monoid["LogSumExp.State"]):
     """log of a sum of exponentials. D is the softmax probability of the element."""
 
+    @exported
     class State(NamedTuple):
         lse: Tensor  # [*batch]
 
@@ -347,6 +352,7 @@ class CrossEntropy(Monoid["CrossEntropy.State"]):
     The state of one class is (its logit, its logit if it is the target, else 0).
     """
 
+    @exported
     class State(NamedTuple):
         lse: Tensor  # [*batch], log-sum-exp of the logits seen
         target: Tensor  # [*batch], the target's logit once it has been seen, 0 before
@@ -370,6 +376,7 @@ class Distillation(Monoid["Distillation.State"]):
     teacher_lse is the divergence KL(teacher || student).
     """
 
+    @exported
     class State(NamedTuple):
         student_lse: Tensor  # [*batch]
         teacher_lse: Tensor  # [*batch]
@@ -403,6 +410,7 @@ class Max(Monoid["Max.State"]):
     gradient, as in torch.amax.
     """
 
+    @exported
     class State(NamedTuple):
         value: Tensor  # [*batch], of any dtype; an integer has no gradient
         times: Tensor  # [*batch], integer; 1 for a single element, 0 for none
@@ -440,6 +448,7 @@ class ArgMax(Monoid["ArgMax.State"]):
     valid position, that of nothing is -1. NaN wins, as in torch.argmax.
     """
 
+    @exported
     class State(NamedTuple):
         value: Tensor  # [*batch], of any dtype; an integer has no gradient
         position: Tensor  # [*batch], signed integer

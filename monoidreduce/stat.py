@@ -20,6 +20,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from torch import Tensor
 
+from monoidreduce._results import exported
+
 __all__ = ["Extremum", "Softmax", "Statistic", "count", "largest", "smallest", "softmax", "total"]
 
 
@@ -31,6 +33,7 @@ def __dir__() -> list[str]:
 _graph: ContextVar[Any] = ContextVar("monoidreduce_graph", default=None)
 
 
+@exported
 class Extremum(NamedTuple):
     """What a call returns for `largest` or `smallest`.
 

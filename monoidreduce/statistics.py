@@ -6,17 +6,16 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from itertools import count
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-from monoidreduce import _torch_private
+from monoidreduce._dynamo import as_input, outside_of_graphs
 from monoidreduce._keywords import refuse
 from monoidreduce._ops.memory import accumulation_dtype
+from monoidreduce._ops.registry import call_op
+from monoidreduce._results import RESULTS
 from monoidreduce._validate import check_axes, check_factor, check_like, check_tensor, mismatch
 from monoidreduce.functional import (
     INTEGERS,
@@ -29,12 +28,12 @@ from monoidreduce.functional import (
     is_over_ranks,
     workspace_bytes,
 )
-from monoidreduce.program.arguments import ARGUMENTS, arguments, kind_of, names_in
+from monoidreduce.program.arguments import ARGUMENTS, arguments, kind_of
 from monoidreduce.stat import Extremum
 
 if TYPE_CHECKING:
     from monoidreduce.backend import Explanation
-    from monoidreduce.program.tracing import Captures, Source, Traced
+    from monoidreduce.program.tracing import Source, Traced
 
 __all__ = ["Statistics", "statistics"]
 
@@ -73,13 +72,8 @@ class Statistics:
         functools.update_wrapper(self, function)
         self._function = function
         self._names = arguments(function)
-        self._readers = _readers(function)
-        self._key = f"statistics {next(_numbers)}"
-        _living[self._key] = self
         self.__doc__ = "\n\n".join(filter(None, (function.__doc__, type(self).__call__.__doc__)))
         self.__signature__ = _signature_of_calls()
-        self._last: tuple[Captures, tuple[Any, ...], Traced] | None = None
-        self._result: Any = None  # the NamedTuple of the last trace, where a compiler finds it
 
     def __get__(self, instance: Any, owner: Any = None) -> Statistics:
         """As an attribute of a class it is itself. help() takes what has this method for a function."""
@@ -175,9 +169,13 @@ class Statistics:
     def _folded(self, call: _Call, workspace: int | None) -> tuple[Traced, Tensor, Tensor, Tensor]:
         """The values [values, rows], log-sum-exps first; of these the low words; and the indices."""
         traced, tensors = self._traced(call)
+        if traced is None:
+            folded: Any = outside_of_graphs(self._folded, call, workspace)
+            return folded  # type: ignore[no-any-return]
         if call.a.device.type == "cpu" and not torch.compiler.is_compiling():
             self._check_fits(call, traced, tensors)
-        values, low, indices = torch.ops.monoidreduce.statistics.default(
+        values, low, indices = call_op(
+            "statistics",
             *call.operands_of(traced),
             *call.data_of(traced, tensors),
             traced.text,
@@ -270,27 +268,18 @@ class Statistics:
         text = self._traced(call)[0].text
         return backend.explain_statistics(repr(self), call.operands, text, workspace_bytes(workspace))
 
-    def _traced(self, call: _Call) -> tuple[Traced, tuple[Tensor, ...]]:
-        """The function as it is traced for a call, and the tensors that it captured."""
+    def _traced(self, call: _Call) -> tuple[Any, tuple[Tensor, ...]]:
+        """The function as it is traced for a call, and the tensors that it captured.
+
+        None in place of a `Traced` where a graph is made that the function cannot be part of.
+        """
+        from monoidreduce.program.tracing import traced_in_graph, traced_now
+
         if torch.compiler.is_dynamo_compiling():
-            traced, places = _traced_now(self._key, *call.kinds)
-            return traced, tuple([self._readers[place]() for place in places])
-        traced = self._trace(*call.kinds)
+            traced, captured = traced_in_graph(self._function, *call.kinds)
+            return traced, tuple([as_input(value, call.a) for value in captured])
+        traced = traced_now(self._function, *call.kinds)
         return traced, traced.tensors
-
-    def _trace(self, rows: tuple[tuple[str, str], ...], columns: tuple[tuple[str, str], ...]) -> Traced:
-        """The function as of now: what it read last time may have changed."""
-        from monoidreduce.program.tracing import Captures, trace
-
-        kinds = rows, columns
-        if self._last is not None:
-            captures, of_kinds, traced = self._last
-            if not traced.reads and of_kinds == kinds and captures.hold(self._function):
-                return traced
-        captures = Captures(self._function)
-        traced = trace(self._function, dict(rows), dict(columns))
-        self._last, self._result = (captures, kinds, traced), traced.result
-        return traced
 
 
 def checked_operands(a: Tensor, b: Tensor, other_a: Tensor | None, other_b: Tensor | None) -> tuple[Any, ...]:
@@ -505,57 +494,4 @@ class _Call:
             else:
                 value, index = of_rows(value_of[at[0]], -math.inf), of_rows(indices.select(0, at[1]), -1)
                 results.append(Extremum(-value if kind == "smallest" else value, index))
-        result = self.of._result if torch.compiler.is_dynamo_compiling() else traced.result
-        return result(*results)
-
-
-def _readers(function: Any) -> dict[tuple[str, Any], Callable[[], Any]]:
-    """Functions that return the variables that a function reads.
-
-    Compilers see in these which variable it is; that of torch 2.6 could not ask cells and dicts.
-    """
-    content = None
-    of_cell, of_global = (lambda: content).__code__, (lambda: _living).__code__
-    cells, variables = function.__closure__ or (), function.__globals__
-    return {
-        **{
-            ("closure", i): FunctionType(of_cell, globals(), "_", None, (cell,))
-            for i, cell in enumerate(cells)
-        },
-        **{
-            ("global", name): FunctionType(of_global.replace(co_names=(name,)), variables)
-            for name in names_in(function.__code__)
-        },
-    }
-
-
-@functools.lru_cache(1)
-def _signature_of_calls() -> inspect.Signature:
-    """What a call takes: neither the object, nor what is taken only to be refused."""
-    signature = inspect.signature(Statistics.__call__)
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    _, *given = signature.parameters.values()
-    listed = [parameter for parameter in given if parameter.kind not in variable]
-    return signature.replace(parameters=listed)
-
-
-# By a name, which the compiler of torch 2.6 takes for a constant.
-_living: WeakValueDictionary[str, Statistics] = WeakValueDictionary()
-_numbers = count()
-
-
-def _traced_now(key: str, *kinds: Any) -> tuple[Traced, tuple[tuple[str, Any], ...]]:
-    """For a compiler: the function as of now, and where it reads the tensors that it captured.
-
-    The graph holds as long as tracing gives the same program.
-    """
-    from monoidreduce.program.tracing import places_of
-
-    of = _living[key]
-    traced = of._trace(*kinds)
-    places = places_of(of._function, traced.tensors)
-    _torch_private.guard(lambda: of._trace(*kinds).text == traced.text)
-    return traced, places
-
-
-_torch_private.mark_constant(_traced_now)
+        return getattr(RESULTS, traced.result)(*results)

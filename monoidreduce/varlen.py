@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce._keywords import refuse
+from monoidreduce._ops.registry import call_op
 from monoidreduce._validate import check_axes, check_bool, check_tensor, mismatch
 from monoidreduce.functional import (
     MaskMod,
@@ -190,9 +191,7 @@ def attention_varlen(
         tensors, options = check_varlen(*tensors, sinks, causal, scale, window, softcap, compensated)
         q, k, v, *starts = tensors
         all_tokens = (0, q.shape[2])
-        found = torch.ops.monoidreduce.attention_varlen.default(
-            q, k, v, sinks, *starts, *options, *all_tokens
-        )
+        found = call_op("attention_varlen", q, k, v, sinks, *starts, *options, *all_tokens)
         out, lse, *_ = found
     out, lse = out[0].transpose(0, 1), lse[0]
     return (out, lse) if return_lse else out

@@ -7,7 +7,7 @@ any torch op. Autograd keeps the inputs and the row statistics of the forward, n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce import _C
+from monoidreduce._dynamo import are_symbols, as_tensor
 from monoidreduce._ops.memory import no_gradient
 from monoidreduce._torch_private import (
     SingleLevelFunction,
@@ -24,12 +25,22 @@ from monoidreduce._torch_private import (
     forward_ad_level,
     forward_ad_on,
     frees_saved,
+    mark_constant,
     modes_are_active,
     single_level,
     transforms_are_active,
 )
 
-__all__ = ["OPERATORS", "UNROUNDED", "Operator", "any_requires_grad", "choices", "register", "unrecorded"]
+__all__ = [
+    "OPERATORS",
+    "UNROUNDED",
+    "Operator",
+    "any_requires_grad",
+    "call_op",
+    "choices",
+    "register",
+    "unrecorded",
+]
 
 # An option of backward ops: gradients of rows may stay in the dtype in which they were summed.
 UNROUNDED = "bool unrounded=False"
@@ -56,6 +67,45 @@ class Operator(NamedTuple):
 
 
 OPERATORS: dict[str, Operator] = {}
+
+
+class _Numbers(NamedTuple):
+    """inputs: how many tensors an op takes. at: where among its arguments the real numbers are."""
+
+    inputs: int
+    at: tuple[int, ...]
+
+
+_numbers: dict[str, _Numbers] = {}
+
+
+def _numbers_of(name: str) -> _Numbers:
+    return _numbers[name]
+
+
+mark_constant(_numbers_of)  # a compiler calls it while it traces
+
+
+def call_op(name: str, *args: Any) -> Any:
+    """A call of the op `name`.
+
+    torch.compile makes a symbol of a Python float that changes from call to call. An op of ours that got the
+    symbol would be compiled again for each value, or keep the first one (pytorch#197889): only torch's own
+    arithmetic of tensors carries it. So it becomes a tensor here, and `NAME_symbolic` reads it when it runs.
+    """
+    ops = torch.ops.monoidreduce
+    if torch.compiler.is_dynamo_compiling():
+        inputs, at = _numbers_of(name)
+        if any(are_symbols(tuple([args[i] for i in at]))):
+            values = [as_tensor(args[i]) for i in at if args[i] is not None]
+            options = [
+                1.0 if i in at and argument is not None else argument
+                for i, argument in enumerate(args)
+                if i >= inputs
+            ]
+            symbolic = getattr(ops, f"{name}_symbolic").default
+            return symbolic(*args[:inputs], torch.stack(values), *options)
+    return getattr(ops, name).default(*args)
 
 
 def unrecorded(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -157,7 +207,66 @@ def _autograd(
     return kernel
 
 
-def register(
+def register(name: str, **described: Any) -> None:
+    """`_register` an operator and, if it has real numbers among its options, `NAME_symbolic`.
+
+    That has one more constant input, `numbers`, which holds the values of these options in their order, None
+    left out. It keeps nothing for its backward pass that its numbers decide on: their values are not known
+    while shapes are traced.
+    """
+    _register(name, **described)
+    inputs, options = len(_names(described["inputs"])), described["options"].split(", ")
+    real = tuple(i for i, option in enumerate(options) if option.startswith("float"))
+    _numbers[name] = _Numbers(inputs, tuple(inputs + i for i in real))
+    if not real:
+        return
+    keep = next((i for i, option in enumerate(options) if option.startswith("bool keep")), None)
+
+    def valued(numbers: Tensor | None, given: Sequence[Any]) -> list[Any]:
+        """The options. numbers: None where only shapes are asked for."""
+        values = None if numbers is None else iter(numbers.tolist())
+        found = list(given)
+        for i in real:
+            if found[i] is not None and values is not None:
+                found[i] = next(values)
+        if keep is not None:
+            found[keep] = False
+        return found
+
+    def forward(*args: Any) -> Any:
+        return described["forward"](*args[:inputs], *valued(args[inputs], args[inputs + 1 :]))
+
+    def fake(*args: Any) -> Any:
+        return described["fake"](*args[:inputs], *valued(None, args[inputs + 1 :]))
+
+    def of_backward(function: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
+        at = len(_names(described["differentiable"])) + inputs
+        first = at + 1 + len(_names(described["residuals"]) if described["residuals"] else [])
+        last = first + len(options)
+
+        def backward(*args: Any) -> list[Tensor]:
+            needed, *rest = args[last:]
+            given = (*args[:at], *args[at + 1 : first], *valued(args[at], args[first:last]))
+            return function(*given, needed[:inputs], *rest)
+
+        return backward
+
+    in_place = described.get("in_place")
+    _register(
+        f"{name}_symbolic",
+        **{
+            **described,
+            "inputs": described["inputs"] + ", Tensor numbers",
+            "constants": ", ".join(filter(None, (described.get("constants"), "numbers"))),
+            "forward": forward,
+            "fake": fake,
+            "backward": of_backward(described["backward"]),
+            "in_place": None if in_place is None else of_backward(in_place),
+        },
+    )
+
+
+def _register(
     name: str,
     *,
     inputs: str,

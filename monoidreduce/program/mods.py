@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from monoidreduce import _torch_private
+from monoidreduce._dynamo import at_compile_time, found, read
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._validate import mismatch
 from monoidreduce.block_mask import PARTLY, WHOLLY
@@ -28,9 +28,9 @@ from monoidreduce.program.graph import Expression, Graph, Node
 from monoidreduce.program.program import Program, parse, reachable
 from monoidreduce.program.reader import evaluate
 from monoidreduce.program.sequences import in_sequences
-from monoidreduce.program.tracing import OUTSIDE, Captures, Trace, described, places_in, run
+from monoidreduce.program.tracing import Captures, Trace, described, run
 
-__all__ = ["LINES", "STAND_INS", "Mods", "kept_elements", "mods_now", "mods_of", "tables"]
+__all__ = ["LINES", "STAND_INS", "Mods", "kept_elements", "mods_in_graph", "mods_of", "tables"]
 
 INDICES = ("batch", "head", "query", "position")
 # Stand for tensors of a call: BlockMask.kinds, and `line_numbers` of packed sequences.
@@ -310,24 +310,29 @@ def mods_of(
     return mods
 
 
-def mods_now(*given: Any) -> tuple[Mods, tuple[tuple[int, str, Any], ...]]:
-    """For a compiler: `mods_of` as of now, and where the captured tensors are.
+def mods_in_graph(
+    score_mod: Mod | None,
+    mask_mod: Mod | None,
+    block: tuple[int, int] | None,
+    weights: bool,
+    packed: bool,
+) -> tuple[Mods | None, tuple[int, ...], tuple[Any, ...]]:
+    """For a compiler: `mods_of` as of now, on which the graph has a guard.
 
-    A place: the number of the function, -1 of STAND_INS; "closure" or "global"; which of these. The graph
-    holds as long as tracing gives the same program.
+    Returns:
+        The functions, None if they cannot be part of a graph; of each captured tensor its number in STAND_INS
+        or -1; and the captured tensors, or numbers, as the graph knows them.
     """
+    captured: tuple[Any, ...] = ()
+    at_compile_time(_read_in_graph)  # which assigns captured
+    mods, which = found()
+    return mods, which, captured
+
+
+def _read_in_graph(context: Any) -> None:
+    read(context, ("score_mod", "mask_mod", "block", "weights", "packed"), _with_key, STAND_INS)
+
+
+def _with_key(*given: Any) -> tuple[Mods, tuple[str, tuple[bool, ...]], tuple[Tensor, ...]]:
     mods = mods_of(*given)
-    places = []
-    for tensor in mods.tensors:
-        found = [(-1, "", number) for number, known in enumerate(STAND_INS) if tensor is known]
-        for number, function in enumerate(given[:2]):
-            if isinstance(function, FunctionType) and not found:
-                found = [(number, *place) for place in places_in(function, tensor)[:1]]
-        if not found:
-            raise TraceError(OUTSIDE, definition(next(f for f in given[:2] if f is not None)))
-        places.append(found[0])
-    _torch_private.guard(lambda: mods_of(*given).text == mods.text)
-    return mods, tuple(places)
-
-
-_torch_private.mark_constant(mods_now)
+    return replace(mods, tensors=()), (mods.text, mods.by_one), mods.tensors  # which a graph would keep

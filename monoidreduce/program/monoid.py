@@ -6,6 +6,7 @@ The state of some elements is what is known of a row that has no others, so proj
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from monoidreduce.monoids import Monoid
 from monoidreduce.program.graph import Node
-from monoidreduce.program.program import named, parse
+from monoidreduce.program.program import parse
 from monoidreduce.program.reader import statistics
 
 __all__ = ["StatisticsMonoid"]
@@ -32,7 +33,7 @@ def _state(text: str) -> Any:
     fields += [f"largest{i}" for i in range(len(program.largest))]
     fields += [f"at{i}" for i in range(len(program.largest))]
     fields += [f"count{i}" for i in range(len(program.counts))]
-    return named("StatisticsState", tuple(fields))
+    return namedtuple("StatisticsState", fields)
 
 
 class StatisticsMonoid(Monoid[Any]):

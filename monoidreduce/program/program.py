@@ -7,7 +7,6 @@ then largest values. Rows of integers: first the columns of the largest, then co
 from __future__ import annotations
 
 import json
-from collections import namedtuple
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -16,13 +15,7 @@ from typing import Any
 from monoidreduce.program.graph import Node
 from monoidreduce.program.operations import LEAVES, OPERATIONS
 
-__all__ = ["Program", "named", "operands", "parse", "reachable"]
-
-
-@lru_cache(256)
-def named(name: str, fields: tuple[str, ...]) -> Any:
-    """The NamedTuple of these fields, called as a function is if that has a name."""
-    return namedtuple(name if name.isidentifier() else "Statistics", fields)
+__all__ = ["Program", "operands", "parse", "reachable"]
 
 
 def operands(node: Node) -> tuple[int, ...]:

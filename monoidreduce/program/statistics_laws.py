@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce import _C
+from monoidreduce._results import RESULTS
 from monoidreduce._version import __version__
 from monoidreduce.laws import MonoidLawError
 from monoidreduce.program import cache, passes
@@ -288,9 +289,9 @@ def _shown(of: Node, wrong: Tensor, leaves: Numbers, found: Tensor, expected: Te
 
 def _error(text: str, broken: Broken) -> MonoidLawError:
     traced = living.get(text)
-    name, (file, line) = (
-        (traced.result.__name__, traced.at) if traced else ("a function of statistics", user_line())
-    )
+    name, (file, line) = "a function of statistics", user_line()
+    if traced is not None:
+        name, (file, line) = getattr(RESULTS, traced.result).__name__, traced.at
     kind, *number = broken.of
     if kind in ("value", "index"):
         law = "values"
@@ -310,7 +311,7 @@ def _name_of(traced: Traced | None, kind: str, number: int) -> str:
     """Of a value or an index of a program, what the function calls it."""
     if traced is None:
         return f"{kind} {number}"
-    for name, (of, *at) in zip(traced.result._fields, traced.outputs, strict=True):
+    for name, (of, *at) in zip(getattr(RESULTS, traced.result)._fields, traced.outputs, strict=True):
         if at == [number] and ("index" if of == "index" else "value") == kind:
             return str(name)
         if of in ("largest", "smallest") and at[kind == "index"] == number:

@@ -6,25 +6,28 @@ the program. A tensor is data: of rows or of columns by what it is indexed with,
 
 from __future__ import annotations
 
+import builtins
 import functools
 import keyword
 import math
 import types
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from monoidreduce import stat
+from monoidreduce._dynamo import at_compile_time, found, read
+from monoidreduce._results import result_name
 from monoidreduce.program.arguments import ARGUMENTS, ROW_INDICES, arguments, definition, kind_of, names_in
 from monoidreduce.program.chance import OUTSIDE as OUTSIDE_OF_IT
 from monoidreduce.program.chance import Watched, draws, refuse_draws_of_numpy
 from monoidreduce.program.errors import TraceError, line_of
 from monoidreduce.program.graph import Expression, Graph, Node
-from monoidreduce.program.program import Program, named, reachable
+from monoidreduce.program.program import Program, reachable
 
 __all__ = [
     "Captures",
@@ -32,19 +35,14 @@ __all__ = [
     "Trace",
     "Traced",
     "described",
-    "places_in",
-    "places_of",
     "run",
     "trace",
+    "traced_in_graph",
+    "traced_now",
 ]
 
 OF_ROWS, OF_COLUMNS = {"row", "row_index"}, {"column", "column_index", "position"}
 OF_ELEMENTS = {"score", "other"}
-OUTSIDE = (
-    "under torch.compile a captured tensor is a variable of the function itself: name it so outside of the "
-    "function"
-)
-
 # Where a datum is from: ("argument", name), one of ROW_INDICES, ("counted",), which is 0 where a row is
 # ignored, or ("tensor", number, nodes of its indices).
 Source = tuple[Any, ...]
@@ -56,7 +54,7 @@ class Traced:
 
     sources: of the data of the program, by the kind of leaf, in order.
     outputs: of each statistic ("logsumexp" or "value", row), ("index", row), or ("largest" or "smallest", row
-        of values, of indices). result: the NamedTuple of them.
+        of values, of indices). result: the name of their NamedTuple in RESULTS.
     nodes, gathered: the graph that indices of tensors are nodes of, and the sources of its data of rows and
         columns.
     tensors: that the function captured. reads: has torch computed something of them alone.
@@ -68,7 +66,7 @@ class Traced:
     scores: int
     sources: Mapping[str, tuple[Source, ...]]
     outputs: tuple[tuple[Any, ...], ...]
-    result: Any
+    result: str
     nodes: tuple[Node, ...]
     gathered: Mapping[str, tuple[Source, ...]]
     tensors: tuple[Tensor, ...]
@@ -325,7 +323,7 @@ def _traced(
         program.scores,
         {kind: tuple(graph.sources[kind][k] for k in numbers) for kind, numbers in kept.items()},
         tuple(outputs.values()),
-        named(function, tuple(outputs)),
+        result_name(function, tuple(outputs)),
         nodes,
         {kind: tuple(sources) for kind, sources in graph.sources.items()},
         tuple(graph.tensors),
@@ -339,10 +337,16 @@ _CONSTANT_MODULES = {
     "torch",
     "math",
     "monoidreduce",
+    "torch.nn",
     "torch.nn.functional",
     "torch.special",
     "monoidreduce.stat",
 }
+# Functions of Python's whose value follows from their arguments. Others may read what no variable shows.
+_PURE = (
+    *(abs, all, any, bool, dict, divmod, enumerate, float, int, isinstance, len, list, map, max, min, pow),
+    *(range, reversed, round, set, slice, sorted, str, sum, tuple, type, zip),
+)
 _PLAIN = (bool, int, float, str, type(None), Tensor)
 
 
@@ -350,8 +354,8 @@ class Captures:
     """The variables that a function and the functions that it calls read, from closures and globals.
 
     `values` are the variables' values when this object is made; `complete` says whether what the function
-    computes follows from them. It does not where it reads an object's attributes: then a function is traced
-    in every call.
+    computes follows from them. It does not where it reads an object's attributes, or calls what may read
+    more, as `globals` and `torch.get_default_dtype`: then a function is traced in every call.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -361,6 +365,9 @@ class Captures:
         for reader in functions:
             values = _read_by(reader)
             self.values += values
+            modules = [value for value in values if isinstance(value, types.ModuleType)]
+            if not all(_is_pure(name, reader.__globals__, modules) for name in names_in(reader.__code__)):
+                self.complete = False
             for value in values[1:]:
                 if isinstance(value, types.FunctionType) and not _is_ours(value):
                     if value not in functions:
@@ -369,7 +376,7 @@ class Captures:
                     value is _ABSENT
                     or isinstance(value, _PLAIN)
                     or (isinstance(value, types.ModuleType) and value.__name__ in _CONSTANT_MODULES)
-                    or _is_ours(value)
+                    or (_is_ours(value) and _computes(value, value.__name__))
                 ):
                     self.complete = False
 
@@ -389,15 +396,52 @@ class Captures:
         )
 
 
-def places_of(function: Any, tensors: tuple[Tensor, ...]) -> tuple[tuple[str, Any], ...]:
-    """Where a function itself reads these: ("closure", number of the cell) or ("global", name)."""
-    found = []
-    for tensor in tensors:
-        places = places_in(function, tensor)
-        if not places:
-            raise TraceError(f"{OUTSIDE}, or pass it in row= or column=", definition(function))
-        found.append(places[0])
-    return tuple(found)
+# Of a function: of what kinds its data were in the last call, what it read then, and its trace.
+_known: WeakKeyDictionary[Any, tuple[Any, Captures, Traced]] = WeakKeyDictionary()
+Kinds = tuple[tuple[str, str], ...]  # of data: their names, and of what kind each is
+
+
+def traced_now(function: Any, rows: Kinds, columns: Kinds) -> Traced:
+    """`trace`, unless the function reads the same as the last time."""
+    last = _known.get(function)
+    if last is not None:
+        kinds, captures, traced = last
+        if not traced.reads and kinds == (rows, columns) and captures.hold(function):
+            return traced
+    captures = Captures(function)
+    traced = trace(function, dict(rows), dict(columns))
+    _known[function] = (rows, columns), captures, traced
+    return traced
+
+
+def traced_in_graph(function: Any, rows: Kinds, columns: Kinds) -> tuple[Traced | None, tuple[Any, ...]]:
+    """For a compiler: `traced_now`, on which the graph has a guard; and what the function captured.
+
+    The first is None if the function cannot be part of a graph. The second has tensors, and numbers that have
+    changed from call to call.
+    """
+    captured: tuple[Any, ...] = ()
+    at_compile_time(_read_in_graph)  # which assigns captured
+    traced, _ = found()
+    return traced, captured
+
+
+def _read_in_graph(context: Any) -> None:
+    read(context, ("function", "rows", "columns"), _with_key)
+
+
+def _with_key(function: Any, rows: Kinds, columns: Kinds) -> tuple[Traced, Any, tuple[Tensor, ...]]:
+    traced = traced_now(function, rows, columns)
+    # Results have the same names; what the data are is in their sources.
+    key = (
+        traced.text,
+        traced.outputs,
+        traced.result,
+        dict(traced.sources),
+        dict(traced.gathered),
+        traced.nodes,
+    )
+    return replace(traced, tensors=()), key, traced.tensors  # which a graph would keep
 
 
 def places_in(function: Any, tensor: Tensor) -> list[tuple[str, Any]]:
@@ -444,6 +488,36 @@ def _is_ours(value: Any) -> bool:
     return isinstance(value, (types.BuiltinFunctionType, type, types.FunctionType)) and (
         module.split(".")[0] in ("torch", "math", "monoidreduce", "builtins")
     )
+
+
+def _is_pure(name: str, variables: Mapping[str, Any], modules: list[types.ModuleType]) -> bool:
+    """Is a name that code has no function which may read more than its arguments.
+
+    variables: the function's globals. modules: that it reads.
+    """
+    if name not in variables and hasattr(builtins, name):
+        return getattr(builtins, name) in _PURE or isinstance(getattr(builtins, name), type)
+    return all(_computes(vars(module)[name], name) for module in modules if name in vars(module))
+
+
+def _computes(value: Any, name: str) -> bool:
+    """Is something of torch, math or this library constant, or does its value follow from its arguments.
+
+    torch tells a trace of what computes with tensors, but not of what reads a setting.
+    """
+    if isinstance(value, types.ModuleType):
+        return value.__name__ in _CONSTANT_MODULES
+    if not callable(value) or isinstance(value, type):
+        return True
+    if value in _PURE or value.__module__ in ("math", "monoidreduce.stat"):
+        return True
+    return name in _vocabulary() or hasattr(Tensor, name)
+
+
+def _vocabulary() -> Container[str]:
+    from monoidreduce.program.vocabulary import METHODS
+
+    return METHODS
 
 
 def _contents(cell: Any) -> Any:

@@ -1,0 +1,576 @@
+"""Functions of a user's that reach an operator in a graph of torch.compile: score_mod, mask_mod, statistics.
+
+Tracing them gives a program, which is a constant of the graph. So the graph must not serve a call whose
+function gives another program; and the tensors that a function captured must be inputs of the graph. The
+compiler (Dynamo) knows each of them by a *variable*, and of variables that are there before the call it knows
+the *source*, where to find them again. `Reading` opens a function: its code as it is, and for what its
+closure and its defaults hold the compiler's own variables, each with guards of the compiler's own. A tensor
+among these is an input of the graph; so is a number once it has changed. Other objects, and globals, are read
+where they are, and the guard traces the function again.
+
+Everything here uses private names of torch, which the compiler has loaded. Where one is gone the call runs
+outside of the graph.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial, reduce
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from monoidreduce._torch_private import mark_constant, mark_untraced
+from monoidreduce.program.arguments import names_in
+
+__all__ = ["are_symbols", "as_input", "as_tensor", "at_compile_time", "found", "outside_of_graphs", "read"]
+
+# From an object to what it holds: ("closure", i), ("default", i), ("named default", name), ("global", name),
+# ("attribute", name), ("item", i), ("key", of a dict).
+Step = tuple[str, Any]
+Scope = Mapping[str, Any]  # the local variables of the compiled frame, by name
+Make = Callable[[Scope], Any]
+
+_WAY_OUT = "Without fullgraph=True this call runs outside of the graph. See docs/score_mod.md, With torch"
+_OF_FUNCTIONS = {"default": "__defaults__", "named default": "__kwdefaults__", "global": "__globals__"}
+
+
+class Unreadable(Exception):
+    """Why a function cannot be part of a graph."""
+
+
+class _Changed(Exception):
+    """A function has other code than when the graph was made."""
+
+
+def _compiler(module: str) -> Any:
+    """One of the compiler's modules."""
+    return import_module(f"torch._dynamo.{module}")
+
+
+# Called within functions that the compiler traces
+
+
+def at_compile_time(function: Callable[[Any], None]) -> None:
+    """Calls `function` with what `Frame` takes, while the compiler traces."""
+    from torch._dynamo.comptime import comptime
+
+    comptime(function)
+
+
+_found: list[Any] = [None, ()]  # what the last `read` found
+_symbols: list[bool] = []  # what the last `are_symbols` found
+
+
+def found() -> tuple[Any, tuple[int, ...]]:
+    """What `read` found: the result, and of each tensor that was read its number in of_call, or -1.
+
+    The result is None if there is no graph for the functions.
+    """
+    result, which = _found
+    _found[:] = None, ()
+    return result, which
+
+
+def are_symbols(numbers: tuple[Any, ...]) -> tuple[bool, ...]:
+    """Which are numbers that have changed from call to call."""
+    at_compile_time(_look_for_symbols)
+    return _found_symbols()
+
+
+def _look_for_symbols(context: Any) -> None:
+    kind = _compiler("variables").SymNodeVariable
+    _symbols[:] = [isinstance(number.realize(), kind) for number in Frame(context)["numbers"].items]
+
+
+def _found_symbols() -> tuple[bool, ...]:
+    return tuple(_symbols)
+
+
+def as_tensor(number: float) -> Tensor:
+    """A float64 of the host. Of a symbol the product is what torch's compiler traces right."""
+    return torch.ones((), dtype=torch.float64, device="cpu") * number
+
+
+def as_input(value: Any, like: Tensor) -> Tensor:
+    """What a function read in a graph: a tensor, or a number that has changed from call to call."""
+    if isinstance(value, Tensor):
+        return value
+    dtype = torch.float64 if isinstance(value, float) else torch.int64
+    result: Tensor = torch.ones((), dtype=dtype, device=like.device) * value
+    return result
+
+
+def outside_of_graphs(function: Callable[..., Any], *args: Any) -> Any:
+    """Calls a function in no graph. With fullgraph=True the compiler says why that has to be."""
+    return torch.compiler.disable(function)(*args)  # type: ignore[no-untyped-call]
+
+
+mark_constant(found)
+mark_constant(_found_symbols)
+mark_untraced(outside_of_graphs, "a function of monoidreduce cannot be part of a graph")
+
+
+# Called by the compiler
+
+
+class Frame:
+    """The frame of a function that the compiler traces."""
+
+    def __init__(self, context: Any) -> None:
+        """context: what `comptime` gives, of a function that the frame's function has called."""
+        self.tx = context._i_will_not_complain_if_bc_breaks_InstructionTranslator().parent
+
+    def __getitem__(self, name: str) -> Any:
+        """The compiler's variable for a local variable."""
+        return self.tx.symbolic_locals[name].realize()
+
+    def __setitem__(self, name: str, variables: list[Any]) -> None:
+        """Assigns a tuple of the compiler's variables to a local variable."""
+        self.tx.symbolic_locals[name] = _compiler("variables").TupleVariable(variables)
+
+
+def read(
+    context: Any,
+    names: Sequence[str],
+    trace: Callable[..., tuple[Any, Any, Sequence[Tensor]]],
+    of_call: Sequence[Tensor] = (),
+) -> None:
+    """Traces functions that local variables of the frame of a graph are, or hold, for `found`.
+
+    The local variable `captured` becomes the tuple of the tensors that the functions read, as the graph knows
+    them: None where it is one of `of_call`, and a number where a number has changed from call to call.
+
+    Args:
+        context: what `at_compile_time` gives.
+        names: of the local variables.
+        trace: of the values of these: a result; what the graph is made of, by which results are equal; the
+            tensors that were read.
+        of_call: tensors among these that stand for tensors of the call.
+    """
+    frame = Frame(context)
+    for opens_numbers in (True, False):
+        reading = Reading(frame, opens_numbers)
+        try:
+            makers = [reading.value(frame[name]) for name in names]
+            result, which, variables = reading.program(makers, trace, of_call)
+        except _compiler("exc").RestartAnalysis:
+            raise
+        except Exception as error:  # of the user's function, or for a name of torch that is gone
+            if not reading.has_numbers:
+                _found[:] = None, ()
+                mark_untraced(outside_of_graphs, f"{reading.where}{_summary(error)}. {_WAY_OUT}")
+                return
+        else:
+            _found[:] = result, which
+            frame["captured"] = variables
+            return
+
+
+def _summary(error: Exception) -> str:
+    text = str(error).strip().partition("\n")[0].rstrip(".")
+    return text if isinstance(error, (Unreadable, TypeError)) else f"{type(error).__name__}: {text}"
+
+
+class Reading:
+    """What a graph needs of functions: how to make them again in each call, and where they have tensors from.
+
+    inputs: tensors that stand for variables while a function is traced, and these variables.
+    has_numbers: is one of them a number.
+    """
+
+    def __init__(self, frame: Frame, opens_numbers: bool) -> None:
+        """opens_numbers: may a number that has changed from call to call be an input."""
+        self.tx, self.opens_numbers = frame.tx, opens_numbers
+        self.inputs: list[tuple[Tensor, Any]] = []
+        self.has_numbers = False
+        self._roots: list[tuple[Make, Any]] = []  # objects that are read where they are, and their sources
+        self._held: list[tuple[Make, float]] = []  # numbers, and what they are in this graph
+        self._reached: list[int] = []  # the functions that are being opened
+        self._codes: list[types.CodeType] = []  # of functions that were opened
+
+    @property
+    def where(self) -> str:
+        """The file and line of the first function, for an error."""
+        return "".join(f"{code.co_filename}:{code.co_firstlineno}: " for code in self._codes[:1])
+
+    @property
+    def scope(self) -> Scope:
+        """That of the call which is being compiled."""
+        scope: Scope = self.tx.output.root_tx.f_locals
+        return scope
+
+    def value(self, variable: Any) -> Make:
+        """Of the compiler's variable for a function, or for what one holds: what makes it, in any call."""
+        known, variable = _compiler("variables"), variable.realize()
+        if isinstance(variable, known.NestedUserFunctionVariable):
+            return self._made_in_frame(variable)
+        if type(variable) is known.UserFunctionVariable:
+            return self._found(variable)
+        if isinstance(variable, known.UserMethodVariable) and variable.source is None:
+            return self._method(variable)
+        if isinstance(variable, known.FunctoolsPartialVariable):
+            of, given = self.value(variable.func), [self.value(v) for v in variable.args]
+            named = {name: self.value(v) for name, v in variable.keywords.items()}
+            return _once(partial, of, *given, **named)
+        if isinstance(variable, known.SymNodeVariable):
+            return self._number(variable)
+        if isinstance(variable, known.TensorVariable):
+            return self._input(_stand_in(variable.as_proxy().node.meta["example_value"]), variable)
+        if isinstance(variable, known.ConstantVariable):
+            constant = variable.as_python_constant()
+            return lambda _: constant
+        if isinstance(variable, (known.TupleVariable, known.ListVariable)):
+            kind = variable.python_type()
+            if kind in (tuple, list):
+                return _once(lambda *items: kind(items), *map(self.value, variable.items))
+        if variable.source is not None:
+            return self._object(variable.source)
+        if variable.is_python_constant():  # a function of torch's
+            constant = variable.as_python_constant()
+            return lambda _: constant
+        raise Unreadable(f"it holds {variable.python_type().__name__} made in the compiled function")
+
+    def _made_in_frame(self, variable: Any) -> Make:
+        """A function whose `def` or `lambda` is in what is being compiled."""
+        self._reach(id(variable))
+        code, variables, load = variable.get_code(), variable.f_globals, self.tx.output.side_effects.load_cell
+        self._codes.append(code)
+        cells = [self.value(load(cell)) for cell in (variable.closure.items if variable.closure else ())]
+        defaults = [self.value(v) for v in (variable.defaults.items if variable.defaults else ())]
+        if variable.kwdefaults:
+            raise Unreadable("it has arguments after * that have defaults")
+        self._reached.remove(id(variable))
+        module = sys.modules.get(variables.get("__name__", ""))
+        if module is not None and vars(module) is variables:
+            self._roots.append((lambda _: module, self.tx.import_source(module.__name__)))
+        return _once(partial(_function, code, variables, len(cells), None), *cells, *defaults)
+
+    def _found(self, variable: Any) -> Make:
+        """A function that was there before: its code, with the compiler's variables in its closure."""
+        function, source = variable.get_function(), variable.source
+        self._codes.append(function.__code__)
+        cells, defaults = function.__closure__ or (), function.__defaults__ or ()
+        if source is None:
+            return lambda _: function
+        if not cells and not defaults:
+            return self._object(source)
+        self._reach(id(function))
+        code, variables, read = function.__code__, function.__globals__, self._at(source)
+        parts = [self._content(cell, source, i) for i, cell in enumerate(cells)]
+        parts += [self._build(value, _after(source, ("default", i))) for i, value in enumerate(defaults)]
+        self._reached.remove(id(function))
+        self._roots.append((read, source))
+        of_code = code, variables, len(cells), len(defaults)
+
+        def named_defaults(scope: Scope) -> Any:
+            now = read(scope)
+            sizes = len(now.__closure__ or ()), len(now.__defaults__ or ())
+            if now.__code__ is not code or now.__globals__ is not variables or sizes != of_code[2:]:
+                raise _Changed
+            return now.__kwdefaults__
+
+        return _once(partial(_function, code, variables, len(cells)), named_defaults, *parts)
+
+    def _reach(self, function: int) -> None:
+        if function in self._reached:
+            raise Unreadable("it calls itself")
+        self._reached.append(function)
+
+    def _content(self, cell: Any, source: Any, number: int) -> Make:
+        side_effects = self.tx.output.side_effects
+        if cell in side_effects:  # the compiled function may have assigned to the variable
+            return self.value(side_effects.load_cell(side_effects[cell]))
+        return self._build(cell.cell_contents, _after(source, ("closure", number)))
+
+    def _method(self, variable: Any) -> Make:
+        """A method of an object, where the compiler does not know the method."""
+        function, owner = variable.fn, self.value(variable.obj)
+        kind = type(owner(self.scope))
+
+        def make(scope: Scope) -> Any:
+            of = owner(scope)
+            if type(of) is not kind:
+                raise _Changed
+            return types.MethodType(function, of)
+
+        return _Read(make)
+
+    def _number(self, variable: Any) -> Make:
+        """A number that the compiler has made a symbol: an input, or the number of this call, guarded."""
+        kind = variable.python_type()
+        if self.opens_numbers and kind in (int, float):
+            self.has_numbers = True
+            dtype = torch.int64 if kind is int else torch.float64
+            return self._input(torch.zeros((), dtype=dtype, device="meta"), variable)
+        if kind is float:  # torch does not keep every guard of a float's value
+            if variable.source is None:
+                raise Unreadable("it holds a number that is computed of one that changes")
+            read = self._at(variable.source)
+            number = read(self.scope)
+            self._held.append((read, number))
+        else:
+            number = variable.evaluate_expr()
+        return lambda _: number
+
+    def _input(self, stand_in: Tensor, variable: Any) -> Make:
+        self.inputs.append((stand_in, variable))
+        return lambda _: stand_in
+
+    def _object(self, source: Any) -> Make:
+        make = self._at(source)
+        self._roots.append((make, source))
+        return make
+
+    def _build(self, value: Any, source: Any) -> Make:
+        return self.value(self._variable(value, source))
+
+    def _variable(self, value: Any, source: Any) -> Any:
+        return _compiler("variables.builder").VariableBuilder(self.tx, source)(value).realize()
+
+    def _at(self, source: Any) -> Make:
+        """What evaluates a source in the scope of a call."""
+        name = source.name if isinstance(source.name, str) else source.name()  # before torch 2.10 a method
+        variables = {**_compiler("guards")._get_closure_vars(), "G": self.tx.output.root_tx.f_globals}
+        code = compile(name, "<source>", "eval")
+        return _Read(lambda scope: eval(code, variables, {"L": scope}))
+
+    def program(
+        self, makers: Sequence[Make], trace: Callable[..., Any], of_call: Sequence[Tensor]
+    ) -> tuple[Any, tuple[int, ...], list[Any]]:
+        """Makes the graph one for calls that give the same program.
+
+        Args:
+            makers: of the arguments of trace.
+            trace, of_call: as of `read`.
+
+        Returns:
+            What `found` returns, and of each tensor the compiler's variable for it.
+
+        Raises:
+            Unreadable: the functions do not show what the graph depends on.
+        """
+        self._check_unchanged()
+        result, key, tensors = trace(*[make(self.scope) for make in makers])
+        places = [self._place(tensor, of_call) for tensor in tensors]
+        none = _compiler("variables").ConstantVariable.create(None)
+        variables = [
+            none if kind == "call" else self._variable_at(kind, which, tensor)
+            for (kind, which), tensor in zip(places, tensors, strict=True)
+        ]
+        # The guard lives as long as the graph, and must keep no object of the call.
+        roots, numbers = [make for make, _ in self._roots], self._held
+        stand_ins = {"call": list(of_call), "input": [stand_in for stand_in, _ in self.inputs]}
+
+        def tensor_at(place: tuple[str, Any], scope: Scope) -> Any:
+            kind, which = place
+            if kind != "root":
+                return stand_ins[kind][which]
+            number, steps = which
+            return reduce(_followed, steps, roots[number](scope))
+
+        def holds(scope: Scope) -> bool:
+            if not all(make(scope) == number for make, number in numbers):
+                return False
+            _, key_now, now = trace(*[make(scope) for make in makers])
+            same: bool = key_now == key and len(now) == len(places)
+            return same and all(tensor_at(place, scope) is t for place, t in zip(places, now, strict=True))
+
+        _guard(holds)
+        return result, tuple(which if kind == "call" else -1 for kind, which in places), variables
+
+    def _place(self, tensor: Tensor, of_call: Sequence[Tensor]) -> tuple[str, Any]:
+        """Where a tensor is that a function read."""
+        for kind, known in (("call", of_call), ("input", [t for t, _ in self.inputs])):
+            for number, t in enumerate(known):
+                if t is tensor:
+                    return kind, number
+        for number, (make, _) in enumerate(self._roots):
+            for value, steps in self._reads(make(self.scope))[0]:
+                if value is tensor:
+                    return "root", (number, steps)
+        raise Unreadable("the function computes a tensor: compute it before, and index the result")
+
+    def _variable_at(self, kind: str, which: Any, tensor: Tensor) -> Any:
+        """The compiler's variable for a tensor, which is then an input of the graph."""
+        if kind == "input":
+            return self.inputs[which][1]
+        number, steps = which
+        return self._variable(tensor, reduce(_after, steps, self._roots[number][1]))
+
+    def _reads(self, root: Any) -> tuple[list[tuple[Any, tuple[Step, ...]]], dict[str, None]]:
+        """What functions and objects hold, by steps from one of them, if code names it; the names."""
+        names = dict.fromkeys(name for code in self._codes for name in names_in(code))
+        size = -1
+        found: list[tuple[Any, tuple[Step, ...]]] = []
+        while size != len(names):  # a function that is found may name attributes of an object found before
+            size, found, seen = len(names), [(root, ())], {id(root)}
+            for value, steps in found:
+                for inner, step in _held(value, names):
+                    if isinstance(inner, Tensor) or id(inner) not in seen:
+                        seen.add(id(inner))
+                        found.append((inner, (*steps, step)))
+        return found, names
+
+    def _check_unchanged(self) -> None:
+        """Raises Unreadable if the compiled function has changed an object which a function reads."""
+        side_effects = self.tx.output.side_effects
+        for make, _ in self._roots:
+            found, names = self._reads(make(self.scope))
+            for value, _ in found:
+                if isinstance(value, Tensor) or value not in side_effects:
+                    continue
+                variable = side_effects[value]
+                attributes = side_effects.store_attr_mutations.get(variable)
+                if names.keys() & attributes if attributes else side_effects.is_modified(variable):
+                    kind = type(value).__name__
+                    raise Unreadable(f"it reads a {kind} that the compiled function has changed before")
+
+
+def _guard(holds: Callable[[Scope], bool]) -> None:
+    """The graph that is being compiled is for calls where this holds, of the scope of the call."""
+
+    def checked(scope: Any) -> bool:
+        try:
+            return holds(scope)
+        except Exception:  # a function that cannot be traced: compiling it says so
+            return False
+
+    def PROGRAM_MATCH(builder: Any, guard: Any) -> None:
+        root = builder.guard_manager.root
+        try:
+            root.add_lambda_guard(checked, ["the program of a function"], None)
+        except TypeError:  # before torch 2.10 there was no third argument
+            root.add_lambda_guard(checked, ["the program of a function"])
+
+    _compiler("guards").install_guard(_compiler("source").GlobalStateSource().make_guard(PROGRAM_MATCH))
+
+
+def _stand_in(fake: Tensor) -> Tensor:
+    """What functions read in place of a tensor of the graph, whose sizes may be symbols."""
+    if all(type(size) is int for size in fake.shape):
+        return torch.empty(fake.shape, dtype=fake.dtype, device="meta")
+    return fake
+
+
+class _Read:
+    """Makes an object by reading it where it is."""
+
+    def __init__(self, read: Make) -> None:
+        self.read = read
+
+    def __call__(self, scope: Scope) -> Any:
+        return self.read(scope)
+
+
+def _once(build: Callable[..., Any], *parts: Make, **named: Make) -> Make:
+    """Builds again where a part is another object: what is known of the result stays known.
+
+    Of parts that are read where they are nothing is kept, or a graph would keep models alive.
+    """
+    makers = [*parts, *named.values()]
+    keeps = not any(isinstance(maker, _Read) for maker in makers)
+    last: list[Any] = []
+
+    def make(scope: Scope) -> Any:
+        values = [maker(scope) for maker in makers]
+        if last and all(x is y for x, y in zip(last[0], values, strict=True)):
+            return last[1]
+        built = build(*values[: len(parts)], **dict(zip(named, values[len(parts) :], strict=True)))
+        if keeps:
+            last[:] = values, built
+        return built
+
+    return make if keeps else _Read(make)
+
+
+def _function(code: Any, variables: Any, cells: int, named_defaults: Any, *parts: Any) -> Any:
+    """A function of this code. parts: the contents of its cells, then its defaults."""
+    closure = tuple(map(types.CellType, parts[:cells]))
+    made = types.FunctionType(code, variables, code.co_name, tuple(parts[cells:]) or None, closure)
+    made.__kwdefaults__ = named_defaults
+    return made
+
+
+def _held(value: Any, names: dict[str, None]) -> Iterator[tuple[Any, Step]]:
+    """What an object holds, and the step there. names: of variables and attributes, to which code adds."""
+    if isinstance(value, types.FunctionType):
+        if _is_library(value):
+            return
+        of_code = names_in(value.__code__)
+        names.update(dict.fromkeys(of_code))
+        for i, cell in enumerate(value.__closure__ or ()):
+            try:
+                yield cell.cell_contents, ("closure", i)
+            except ValueError:  # not assigned yet
+                continue
+        for i, default in enumerate(value.__defaults__ or ()):
+            yield default, ("default", i)
+        for name, default in (value.__kwdefaults__ or {}).items():
+            yield default, ("named default", name)
+        for name in of_code:
+            if name in value.__globals__:
+                yield value.__globals__[name], ("global", name)
+    elif isinstance(value, types.MethodType):
+        yield value.__func__, ("attribute", "__func__")
+        yield value.__self__, ("attribute", "__self__")
+    elif isinstance(value, partial):
+        for name in ("func", "args", "keywords"):
+            yield getattr(value, name), ("attribute", name)
+    elif isinstance(value, (tuple, list)):
+        for i, item in enumerate(value):
+            yield item, ("item", i)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if isinstance(key, (str, int)):
+                yield item, ("key", key)
+    elif not isinstance(value, (Tensor, type)) and not _is_library(value):
+        held: dict[str, Any] = dict(getattr(value, "__dict__", {}))
+        if isinstance(value, nn.Module):
+            held = {**held, **value._parameters, **value._buffers, **value._modules}
+        for name in ("__call__", *names):
+            method = getattr(type(value), name, None)
+            is_property = isinstance(method, property)
+            method = getattr(method, "fget", method)
+            if name in held:
+                yield held[name], ("attribute", name)
+            elif isinstance(method, types.FunctionType):
+                names.update(dict.fromkeys(names_in(method.__code__)))
+                if not is_property:
+                    yield getattr(value, name), ("attribute", name)
+
+
+def _is_library(value: Any) -> bool:
+    name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None) or ""
+    return name.partition(".")[0] in ("torch", "math", "builtins", "monoidreduce") and not isinstance(
+        value, nn.Module
+    )
+
+
+def _followed(value: Any, step: Step) -> Any:
+    kind, which = step
+    if kind == "closure":
+        return value.__closure__[which].cell_contents
+    if kind in _OF_FUNCTIONS:
+        return getattr(value, _OF_FUNCTIONS[kind])[which]
+    return getattr(value, which) if kind == "attribute" else value[which]
+
+
+def _after(source: Any, step: Step) -> Any:
+    """The source of what an object of a source holds."""
+    of = _compiler("source")
+    kind, which = step
+    if kind == "attribute":
+        return of.AttrSource(source, which)
+    if kind == "closure":
+        cell = of.GetItemSource(of.AttrSource(source, "__closure__"), which)
+        return of.AttrSource(cell, "cell_contents")
+    if kind in _OF_FUNCTIONS:
+        source = of.AttrSource(source, _OF_FUNCTIONS[kind])
+    if kind in ("item", "default"):
+        return of.GetItemSource(source, which)
+    return getattr(of, "DictGetItemSource", of.GetItemSource)(source, which)  # before torch 2.7 there was one
