@@ -35,7 +35,7 @@ Step = tuple[str, Any]
 Scope = Mapping[str, Any]  # the local variables of the compiled frame, by name
 Make = Callable[[Scope], Any]
 
-_WAY_OUT = "Without fullgraph=True this call runs outside of the graph. See docs/score_mod.md, With torch"
+_WAY_OUT = "Without fullgraph=True this call runs outside of the graph. See docs/compile.md"
 _OF_FUNCTIONS = {"default": "__defaults__", "named default": "__kwdefaults__", "global": "__globals__"}
 
 

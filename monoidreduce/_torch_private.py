@@ -9,7 +9,7 @@ names it. No call may be wrong, or fail, for a name that is gone.
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import reduce
 from typing import Any
 
@@ -24,10 +24,10 @@ __all__ = [
     "backend_is_next",
     "below_autograd",
     "current_stream",
-    "forward_ad_level",
     "forward_ad_on",
     "frees_saved",
     "has_hooks",
+    "has_tangent",
     "inductor_keeping",
     "is_transformed",
     "mark_constant",
@@ -63,10 +63,11 @@ single_level: Callable[[], Any] = _required("torch._functorch.utils.enable_singl
 below_autograd: Callable[[], Any] = _required("torch._C._AutoDispatchBelowAutograd")
 # Is a transform of torch.func at work. No substitute: its results would be silently wrong.
 transforms_are_active: Callable[[], bool] = _required("torch._C._are_functorch_transforms_active")
-# Forward-mode AD, which no op has: where it is on, recording refuses. No substitute: a tangent would be lost.
+# Forward-mode AD, which no op has: a tangent is refused. No substitute: it would be lost.
 _forward_ad: Any = _required("torch.autograd.forward_ad")
 forward_ad_on: Callable[[bool], Any] = _required("torch.autograd.forward_ad._set_fwd_grad_enabled")
 _required("torch.autograd.forward_ad._current_level")
+_forward_ad_enabled: Callable[[], bool] = _required("torch._C._is_fwd_grad_enabled")
 # Runs the checks of a call for `explain`, without its work. No substitute.
 FakeTensorMode: Any = _required("torch._subclasses.fake_tensor.FakeTensorMode")
 # Sees the ops of a dry run (costs/dry_run.py), and the tensors among their arguments. No substitute.
@@ -102,10 +103,12 @@ _fp32_precision: Any = _optional(torch._C, "_get_fp32_precision_getter")
 _functorch: Any = _required("torch._C._functorch")
 
 
-def forward_ad_level() -> int:
-    """How many levels of forward-mode AD are entered, less 1."""
-    level: int = _forward_ad._current_level
-    return level
+def has_tangent(tensors: Iterable[Any]) -> bool:
+    """Does forward-mode AD differentiate by one of these, which need not be tensors."""
+    if _forward_ad._current_level < 0 or not _forward_ad_enabled():
+        return False
+    tangents = (_forward_ad.unpack_dual(t).tangent for t in tensors if isinstance(t, Tensor))
+    return any(tangent is not None for tangent in tangents)
 
 
 def modes_are_active() -> bool:

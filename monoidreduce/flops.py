@@ -227,8 +227,13 @@ _COUNTER = "torch.utils.flop_counter"
 
 
 def _register(counter: ModuleType) -> None:
+    ops = torch.ops.monoidreduce
     for name, formula in FORMULAS.items():
-        counter.register_flop_formula(getattr(torch.ops.monoidreduce, name))(formula)
+        counter.register_flop_formula(getattr(ops, name))(formula)
+        operator = name.removesuffix("_backward")
+        in_graphs = f"{operator}_symbolic{name[len(operator) :]}"  # one input more, behind those that count
+        if hasattr(ops, in_graphs):
+            counter.register_flop_formula(getattr(ops, in_graphs))(formula)
 
 
 class _AfterImport(MetaPathFinder):

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from . import monoids
+from ._ops.registry import refuse_forward_mode
 from ._torch_private import is_transformed, mark_untraced, transforms_are_active
 from ._validate import check_axes, check_bool, check_int, check_tensor, mismatch
 from .monoids import Checked, Monoid, check_state, layout, maker, versions
@@ -74,6 +75,7 @@ def fold(monoid: Monoid[State], values: State, dim: int = -1) -> State:
         shapes = [list(field.shape) for field in values]
         raise ValueError(mismatch("values", f"fields that agree on the sizes of axes up to {axis}", shapes))
     _check_one_device("values", values)
+    refuse_forward_mode("monoidreduce.fold", values)
     make = maker(values)
     return make(_apply(_Fold, (_Folded(monoid), make, axis), values))  # type: ignore[no-any-return]
 
@@ -172,6 +174,7 @@ def map_reduce(
     check_bool("forward_gradient", forward_gradient)
     a_tensors, b_tensors = _check_sliced("a", a), _check_sliced("b", b)
     _check_one_device("a and b", (*a_tensors, *b_tensors))
+    refuse_forward_mode("monoidreduce.map_reduce", (*a_tensors, *b_tensors))
     problem = _Problem(
         _Folded(monoid),
         project_fold,

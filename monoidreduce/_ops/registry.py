@@ -7,7 +7,7 @@ any torch op. Autograd keeps the inputs and the row statistics of the forward, n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -22,9 +22,9 @@ from monoidreduce._torch_private import (
     SingleLevelFunction,
     backend_is_next,
     below_autograd,
-    forward_ad_level,
     forward_ad_on,
     frees_saved,
+    has_tangent,
     mark_constant,
     modes_are_active,
     single_level,
@@ -38,6 +38,7 @@ __all__ = [
     "any_requires_grad",
     "call_op",
     "choices",
+    "refuse_forward_mode",
     "register",
     "unrecorded",
 ]
@@ -135,6 +136,15 @@ def _picker(indices: list[int]) -> Callable[[Any], Any]:
     return itemgetter(slice(indices[0], indices[0] + 1)) if indices else lambda _: ()
 
 
+def refuse_forward_mode(name: str, arguments: Iterable[Any]) -> None:
+    """Raises NotImplementedError if forward-mode AD differentiates by a tensor among the arguments."""
+    if has_tangent(arguments):
+        raise NotImplementedError(
+            f"{name} cannot be differentiated in forward mode (torch.func.jvp, jacfwd, hessian, forward_ad). "
+            "Do so in reverse mode: torch.func.vjp, jacrev, grad, or backward()"
+        )
+
+
 def any_requires_grad(args: tuple[Any, ...]) -> bool:
     for argument in args:  # noqa: SIM110 - half the time of any()
         if isinstance(argument, Tensor) and argument.requires_grad:
@@ -196,11 +206,11 @@ def _autograd(
     record, transform = applied(Recorded), applied(Transformed)
 
     def kernel(keys: Any, *args: Any) -> Any:
+        refuse_forward_mode(f"monoidreduce::{name}", args)
         if transforms_are_active():
             with single_level():
                 return transform(None, *args)
-        # Forward-mode AD is not implemented: recording says so, where going on would drop the tangent.
-        if (torch.is_grad_enabled() and any_requires_grad(args)) or forward_ad_level() >= 0:
+        if torch.is_grad_enabled() and any_requires_grad(args):
             return record(keys, *args)
         return below(keys, args)
 

@@ -306,7 +306,8 @@ def mods_of(
             return mods
     captures = [Captures(function) for function in functions]
     mods = trace_mods(score_mod, mask_mod, block, weights, packed)
-    _known[functions[0]] = (by, captures, mods)
+    if all(each.complete for each in captures):  # others may hold an object that holds the key
+        _known[functions[0]] = (by, captures, mods)
     return mods
 
 

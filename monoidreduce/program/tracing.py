@@ -410,7 +410,8 @@ def traced_now(function: Any, rows: Kinds, columns: Kinds) -> Traced:
             return traced
     captures = Captures(function)
     traced = trace(function, dict(rows), dict(columns))
-    _known[function] = (rows, columns), captures, traced
+    if captures.complete:  # others may hold an object that holds the function, and never be freed
+        _known[function] = (rows, columns), captures, traced
     return traced
 
 

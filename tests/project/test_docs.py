@@ -112,7 +112,7 @@ def _bodies(function: str, path: str) -> list[str]:
 BOUND = {
     "kernel": (
         (
-            "torch.ops.monoidreduce.attention",
+            "getattr(ops, name).default",
             "monoidreduce/_ops/registry.py",
             "_library.impl(kernel_name, kernel,",
         ),

@@ -153,3 +153,22 @@ with FlopCounterMode(display=False) as counter:
 assert counter.get_total_flops() == 2 * 3 * 5 * 8
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+
+
+def test_an_op_whose_numbers_are_a_tensor_counts_the_same() -> None:
+    """As graphs of torch.compile call it, whose numbers change."""
+    x, weight = (torch.randn(n, 16, requires_grad=True) for n in (8, 30))
+    ops, numbers = torch.ops.monoidreduce, torch.tensor([0.5], dtype=torch.float64)
+    counted = []
+    for call in (
+        lambda: ops.logsumexp_matmul(x, weight, 0.5, False, None),
+        lambda: ops.logsumexp_matmul_symbolic(x, weight, numbers, 1.0, False, None),
+    ):
+        with FlopCounterMode(display=False) as counter:
+            lse, *_ = call()
+            gradients = torch.autograd.grad(lse.sin().sum(), (x, weight))
+        counted.append((counter.get_total_flops(), lse, *gradients))
+    (plain, *expected), (symbolic, *found) = counted
+    assert symbolic == plain > 0
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)

@@ -271,3 +271,63 @@ def test_compiled_grad_of_folds(function: Function, plain: Function, shapes: Any
     inputs = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
     compiled = torch.compile(lambda *leaves: gradient(function)(*leaves), backend="aot_eager")
     torch.testing.assert_close(compiled(*inputs), gradient(plain)(*inputs), rtol=1e-12, atol=1e-12)
+
+
+def tangent_of(how: str, function: Callable[[Tensor], Tensor], x: Tensor) -> Any:
+    if how == "jvp":
+        return torch.func.jvp(function, (x,), (torch.ones_like(x),))[1]
+    if how == "jacfwd":
+        return torch.func.jacfwd(lambda x: function(x).sum())(x)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        return torch.autograd.forward_ad.unpack_dual(function(dual)).tangent
+
+
+FORWARD = ("jvp", "jacfwd", "dual")
+
+
+@pytest.mark.oldest
+@pytest.mark.parametrize("how", FORWARD)
+@pytest.mark.parametrize("specimen", WITH_OPS, ids=name_of)
+def test_forward_mode_is_refused_by_name(specimen: Specimen, how: str, device: torch.device) -> None:
+    inputs = specimen.inputs(torch.float32, device)
+    first = next(name for name, t in inputs.items() if t.is_floating_point())
+    function = lambda x: scalar(specimen, {**inputs, first: x})  # noqa: E731
+    with pytest.raises(NotImplementedError, match=rf"{specimen.operator}\w* cannot be .* in forward mode"):
+        tangent_of(how, function, inputs[first])
+    with torch.autograd.forward_ad.dual_level():  # nothing has a tangent
+        torch.testing.assert_close(function(inputs[first]), function(inputs[first]))
+
+
+@pytest.mark.oldest
+@pytest.mark.parametrize("how", FORWARD)
+def test_forward_mode_of_folds_is_refused_by_name(how: str) -> None:
+    log_sum_exp = mr.monoids.LogSumExp()
+
+    def pair(x: Tensor, y: Tensor) -> Any:
+        return log_sum_exp.State((x @ y.T).logsumexp(1))
+
+    x = torch.randn(5, 3)
+    calls: dict[str, Callable[[Tensor], Tensor]] = {
+        "monoidreduce.fold": lambda x: mr.fold(log_sum_exp, log_sum_exp.State(x), 0).lse,
+        "monoidreduce.map_reduce": lambda x: mr.map_reduce(log_sum_exp, pair, x, x).lse,
+        "monoidreduce::statistics": lambda x: mr.linear_distillation(x, x, x, x, loss="jsd"),
+        "monoidreduce::modified_attention": lambda x: mr.attend(*[x[None, None]] * 3, weight=torch.sigmoid),
+    }
+    for name, call in calls.items():
+        with pytest.raises(NotImplementedError, match=f"{name} cannot be differentiated in forward mode"):
+            tangent_of(how, call, x)
+
+
+@pytest.mark.parametrize("how", FORWARD)
+def test_forward_mode_of_merged_attention(how: str) -> None:
+    """It is made of torch's functions."""
+    out, lse = torch.randn(2, 4, 3, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
+
+    def merged(out: Tensor) -> Tensor:
+        return mr.merge_attention(out, lse)[0].sin()
+
+    def plain(out: Tensor) -> Tensor:
+        return (lse.softmax(0)[..., None] * out).sum(0).sin()
+
+    torch.testing.assert_close(tangent_of(how, merged, out), tangent_of(how, plain, out))
