@@ -132,7 +132,8 @@ def test_every_op_has_a_formula() -> None:
     names = {
         name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if "monoidreduce::" in name
     }
-    assert {name.split(".")[0] for name in names} == set(flops.FORMULAS)
+    ops = {name.split(".")[0].replace("_symbolic", "") for name in names}  # counted by the same formulas
+    assert ops == set(flops.FORMULAS)
 
 
 @pytest.mark.parametrize("first", ("torch.utils.flop_counter", "monoidreduce"))
