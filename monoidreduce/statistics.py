@@ -194,7 +194,7 @@ class Statistics:
         given = (*call.operands, *call.row.values(), *call.column.values(), *tensors)
         gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
         if why := obstacle(traced.text, tuple(counts), gradient):
-            of = ", ".join(traced.result._fields)
+            of = ", ".join(getattr(RESULTS, traced.result)._fields)
             raise TraceError(f"{self._function.__name__}, which returns {of}: {why}", traced.at)
 
     def reference(
@@ -280,6 +280,16 @@ class Statistics:
             return traced, tuple([as_input(value, call.a) for value in captured])
         traced = traced_now(self._function, *call.kinds)
         return traced, traced.tensors
+
+
+@functools.lru_cache(1)
+def _signature_of_calls() -> inspect.Signature:
+    """What a call takes: neither the object, nor what is taken only to be refused."""
+    signature = inspect.signature(Statistics.__call__)
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    _, *given = signature.parameters.values()
+    listed = [parameter for parameter in given if parameter.kind not in variable]
+    return signature.replace(parameters=listed)
 
 
 def checked_operands(a: Tensor, b: Tensor, other_a: Tensor | None, other_b: Tensor | None) -> tuple[Any, ...]:

@@ -334,6 +334,7 @@ def _read_in_graph(context: Any) -> None:
     read(context, ("score_mod", "mask_mod", "block", "weights", "packed"), _with_key, STAND_INS)
 
 
-def _with_key(*given: Any) -> tuple[Mods, tuple[str, tuple[bool, ...]], tuple[Tensor, ...]]:
+def _with_key(*given: Any) -> tuple[Mods, Mods, tuple[Tensor, ...]]:
     mods = mods_of(*given)
-    return replace(mods, tensors=()), (mods.text, mods.by_one), mods.tensors  # which a graph would keep
+    without = replace(mods, tensors=())  # which a graph would keep
+    return without, without, mods.tensors
