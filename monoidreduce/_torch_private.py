@@ -38,6 +38,7 @@ __all__ = [
     "single_level",
     "transforms_are_active",
     "tree_leaves",
+    "tree_map",
     "without_fakes",
 ]
 
@@ -74,6 +75,7 @@ FakeTensorMode: Any = _required("torch._subclasses.fake_tensor.FakeTensorMode")
 DispatchMode: Any = _required("torch.utils._python_dispatch.TorchDispatchMode")
 _pytree: Any = _required("torch.utils._pytree")
 tree_leaves: Callable[[Any], list[Any]] = _required("torch.utils._pytree.tree_leaves")
+tree_map: Callable[..., Any] = _required("torch.utils._pytree.tree_map")
 # Does a mode look on at ops, as a counter of flops does. In a torch that does not tell one always may.
 _count_modes: Any = _optional(torch._C, "_len_torch_dispatch_stack")
 # A dry run has tensors of its own, also where the caller makes fake ones. No substitute.

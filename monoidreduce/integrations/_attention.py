@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 from transformers import masking_utils
 from transformers.masking_utils import causal_mask_function
 
+from monoidreduce._torch_private import tree_map
 from monoidreduce._validate import mismatch
 from monoidreduce.functional import attention
 from monoidreduce.integrations._sources import dropout_error

@@ -130,7 +130,9 @@ class DeferredLogits(NamedTuple):
         return self
 
     def to(self, *target: Any, **options: Any) -> Any:
-        dtype = torch._C._nn._parse_to(*target, **options)[1]
+        given = (*target, *options.values())
+        kinds = [t.dtype if isinstance(t, torch.Tensor) else t for t in given]
+        dtype = next((kind for kind in kinds if isinstance(kind, torch.dtype)), None)
         return (
             self
             if dtype in (None, torch.float32, torch.float64)
