@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from packaging.version import Version
 from torch import Tensor
 
-transformers = pytest.importorskip("transformers", minversion="4.57")
+transformers = pytest.importorskip("transformers", minversion="5.23")
 
 from tiny_models import LENGTH, architectures, tiny_inputs, tiny_model  # noqa: E402
 from training_steps import Step, assert_same_step  # noqa: E402
@@ -145,5 +144,4 @@ def test_enough_architectures_were_tried() -> None:
     if found["all"] < len(ARCHITECTURES):
         pytest.skip("not all architectures were tried")
     print(dict(found))
-    if Version(transformers.__version__) >= Version("5.23"):
-        assert found["accepted"] >= 170 and found["without loss"] >= 20 and found["without attention"] >= 25
+    assert found["accepted"] >= 170 and found["without loss"] >= 20 and found["without attention"] >= 25

@@ -160,10 +160,25 @@ def tiny_model(name: str, model_type: str) -> Any:
             if sum(p.numel() for p in parameters) > MOST_PARAMETERS:
                 return None
             config._attn_implementation = config._experts_implementation = "eager"
-            torch.manual_seed(0)
-            return kind(config).train()
+            return _initialised(kind, config)
         except Exception:  # of any kind: a config that does not hang together
             return None
+
+
+def _initialised(kind: Any, config: Any) -> Any:
+    """Some models leave parameters as the memory was, which is NaN here, so that they are found."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        torch.manual_seed(0)
+        model = kind(config).train()
+    finally:
+        torch.use_deterministic_algorithms(before)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if not parameter.isfinite().all():
+                parameter.normal_(std=0.1)
+    return model
 
 
 def tiny_inputs(model: Any) -> dict[str, torch.Tensor]:
