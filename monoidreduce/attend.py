@@ -160,15 +160,20 @@ def _call(
     return out, lse, low
 
 
-def _check_fits(text: str, numbers: Sequence[int], inputs: Sequence[Tensor | None], function: Any) -> None:
-    """Before the forward pass: can the CPU engine run it, and the backward pass if that may follow."""
+def _check_fits(text: str, numbers: Sequence[int], inputs: tuple[Any, ...], function: Any) -> None:
+    """Before the forward pass: can the CPU engine run it, and the backward pass if that may follow.
+
+    inputs: q, k, and others, which may be None.
+    """
     from monoidreduce.program.arguments import definition
     from monoidreduce.program.bytecode import scores_code
     from monoidreduce.program.errors import TraceError
+    from monoidreduce.program.integers import most_numbers
 
+    q, k, *_ = inputs
     gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
     try:
-        scores_code(text, tuple(numbers), gradient)
+        scores_code(text, tuple(numbers), most_numbers("q, k", *q.shape[:3], k.shape[2]), gradient)
     except TraceError as error:
         raise TraceError(error.reason, definition(function)) from None
 

@@ -164,9 +164,14 @@ def _targets(target: Tensor, ignore_index: int, x: Tensor) -> tuple[Tensor, int]
     if target.dtype not in INTEGERS:
         raise TypeError(mismatch("target", "class indices of an integer dtype", target.dtype))
     targets = _per_row("target", target, x)
-    if targets.dtype != torch.int64:
+    ignore_index = check_index("ignore_index", ignore_index)
+    if targets.dtype == torch.uint64:  # those beyond int64 are no class, and not the one that is ignored
+        none = (1 << 63) - 1 - (ignore_index == (1 << 63) - 1)
+        targets = targets.view(torch.int64)
+        targets = torch.where(targets < 0, none, targets)
+    elif targets.dtype != torch.int64:
         targets = targets.long()
-    return targets, check_index("ignore_index", ignore_index)
+    return targets, ignore_index
 
 
 def check_index(name: str, value: int) -> int:

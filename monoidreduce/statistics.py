@@ -131,7 +131,6 @@ class Statistics:
 
         Raises:
             TraceError: the function does what kernels cannot.
-            MonoidLawError: tried before its first use, its program differed from plain torch.
             TypeError, ValueError: an argument is not as above.
         """
         if heads:
@@ -314,9 +313,15 @@ def checked_operands(a: Tensor, b: Tensor, other_a: Tensor | None, other_b: Tens
 def checked_label(label: Tensor, a: Tensor) -> Tensor:
     """[...] integers, the leading axes of a -> [rows] int64."""
     check_tensor("label", label)
-    if label.dtype not in INTEGERS:
-        raise TypeError(mismatch("label", "an integer dtype", label.dtype))
+    _check_integers("label", label)
     return torch.Tensor.long(_per_row("label", label, a, "a"))
+
+
+def _check_integers(name: str, tensor: Tensor) -> None:
+    if tensor.dtype not in INTEGERS or tensor.dtype == torch.uint64:
+        instead = "an integer dtype that int64 holds"
+        instead += "; write t.to(torch.int64)" if tensor.dtype == torch.uint64 else ""
+        raise TypeError(mismatch(name, instead, tensor.dtype))
 
 
 class _Call:
@@ -381,8 +386,10 @@ class _Call:
     def _datum(self, which: str, name: str, tensor: Tensor, shape: Any) -> Tensor:
         named = f"{which}[{name!r}]"
         check_tensor(named, tensor)
-        if tensor.dtype not in (*INTEGERS, torch.bool):
+        if tensor.dtype.is_floating_point:
             check_like(named, tensor, "a", self.a, (tensor.dtype,))
+        elif tensor.dtype != torch.bool:
+            _check_integers(named, tensor)
         if tensor.shape != shape:
             raise ValueError(mismatch(named, f"shape {list(shape)}", list(tensor.shape)))
         return tensor.reshape(-1)
@@ -473,7 +480,7 @@ class _Call:
         of_rows = traced.gathered["row_index"]
         for name, length in zip(("row", "head", "batch"), (*self.given.shape[-2::-1], 1, 1, 1), strict=False):
             if (name,) in of_rows:
-                lengths["row_index", of_rows.index((name,))] = length
+                lengths["row_index", of_rows.index((name,)), "number"] = length
         expected: str | None = None
         given: Any = tensor.device
         if tensor.device != self.a.device:

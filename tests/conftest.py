@@ -116,18 +116,3 @@ def threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture
-def unprivileged() -> Iterator[Path]:
-    """A folder of a user who may not write everything: root becomes another one meanwhile."""
-    with tempfile.TemporaryDirectory() as folder:
-        if os.geteuid() != 0:
-            yield Path(folder)
-            return
-        os.chown(folder, 65534, 65534)
-        os.setresuid(65534, 65534, 0)
-        try:
-            yield Path(folder)
-        finally:
-            os.setresuid(0, 0, 0)

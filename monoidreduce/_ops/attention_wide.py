@@ -283,5 +283,5 @@ def _programs(of_band: bool) -> tuple[str, str]:
         seen = (column >= first) & (column < stop)
         return mean(torch.where(seen, score, -torch.inf), torch.where(seen, other, 0.0))
 
-    bounds = {"first": "index", "stop": "index"}
+    bounds = {"first": "int64", "stop": "int64"}
     return trace(seen_weights, bounds, {}).text, trace(seen_mean, bounds, {}).text

@@ -17,6 +17,7 @@ from monoidreduce.distributed.group import UNTRACED, Columns, Group, Sharding, f
 from monoidreduce.distributed.messages import Facts
 from monoidreduce.distributed.split import shard, unshard
 from monoidreduce.distributed.states import two_words
+from monoidreduce.program.integers import most_numbers
 from monoidreduce.program.monoid import StatisticsMonoid
 from monoidreduce.program.program import parse
 from monoidreduce.program.tracing import living
@@ -44,6 +45,7 @@ def statistics_over_ranks(
         call = _Call(of, *operands, label, ignore_index, row, column, scale)
         sharding = Sharding.of(group, *ranks)
         columns = sharding.columns("b", call.b)
+        most_numbers("b", columns.all)
         traced, tensors = of._traced(call)
         call.check_captured(traced, tensors, columns.all)
 
@@ -125,5 +127,7 @@ def _with_numbered_columns(text: str, number: int) -> tuple[str, bool]:
     A kernel counts the columns of a rank from 0.
     """
     program = parse(text)
-    nodes = tuple(("column_index", number) if node == ("position",) else node for node in program.nodes)
+    nodes = tuple(
+        ("column_index", number, "number") if node == ("position",) else node for node in program.nodes
+    )
     return replace(program, nodes=nodes).text, nodes != program.nodes

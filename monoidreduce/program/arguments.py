@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce.program.errors import TraceError, user_line
+from monoidreduce.program.operations import DTYPES
 
 __all__ = ["ARGUMENTS", "ROW_INDICES", "arguments", "definition", "kind_of", "names_in"]
 
@@ -49,10 +50,18 @@ def definition(function: Any) -> tuple[str, int]:
 
 
 def kind_of(tensor: Tensor) -> str:
-    """Of a value of the tensor, in a program."""
-    if tensor.dtype == torch.bool:
-        return "bool"
-    return "real" if tensor.dtype.is_floating_point else "index"
+    """Of a value of the tensor, in a program: "real", or of an integer or a condition its dtype.
+
+    Raises:
+        TypeError: no program has such numbers.
+    """
+    if tensor.dtype.is_floating_point:
+        return "real"
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        instead = ": write t.to(torch.int64)" if tensor.dtype == torch.uint64 else ""
+        raise TypeError(f"expected real numbers, or integers that int64 holds, got {tensor.dtype}{instead}")
+    return name
 
 
 @lru_cache(1024)

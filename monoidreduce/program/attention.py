@@ -19,6 +19,7 @@ from monoidreduce._ops.sinks import score_sinks
 from monoidreduce.program.bytecode import scores_code
 from monoidreduce.program.derivative import modified_sums
 from monoidreduce.program.graph import Node
+from monoidreduce.program.integers import most_numbers
 from monoidreduce.program.passes import totals
 from monoidreduce.program.program import parse, reachable
 from monoidreduce.program.reader import evaluate
@@ -92,7 +93,7 @@ def forward(
         out,
         *rows,
         present(out_low),
-        scores_code(program, tuple(sizes), False),
+        scores_code(program, tuple(sizes), most_numbers("q, k", *q.shape[:3], k.shape[2]), False),
         *options,
         *launch(q),
     )
@@ -170,7 +171,7 @@ def backward(
             present(out_low),
             *found,
             dsinks,
-            scores_code(program, tuple(sizes), True),
+            scores_code(program, tuple(sizes), most_numbers("q, k", *q.shape[:3], k.shape[2]), True),
             *options,
             *launch(q),
         )

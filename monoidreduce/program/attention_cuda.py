@@ -21,6 +21,7 @@ from monoidreduce._ops.attention import (
 from monoidreduce._ops.memory import accumulator, first, gradient, launch, new, statistics
 from monoidreduce._ops.sinks import sink_gradient
 from monoidreduce.program import kernels
+from monoidreduce.program.integers import most_numbers
 
 __all__ = ["backward", "forward", "plan_backward", "plan_forward"]
 
@@ -41,7 +42,10 @@ def kernel_of(
     width = max(q.shape[3], v.shape[3])
     packed = spans[0] is not None
     scale, weights, device = options[0], options[-1], q.device.index
-    return kernels.scores_kernel(program, which, packed, q.dtype, width, plan.tier, scale, weights, device)
+    most = most_numbers("q, k", *q.shape[:3], v.shape[2])
+    return kernels.scores_kernel(
+        program, which, packed, q.dtype, width, plan.tier, scale, weights, most, device
+    )
 
 
 def is_empty(q: Tensor, k: Tensor) -> bool:

@@ -11,7 +11,8 @@ from monoidreduce import _C
 from monoidreduce.program.derivative import gradient, slopes
 from monoidreduce.program.errors import TraceError
 from monoidreduce.program.graph import Node
-from monoidreduce.program.operations import LEAVES, SAME
+from monoidreduce.program.integers import MOST, lowered
+from monoidreduce.program.operations import LEAVES, OPERATIONS
 from monoidreduce.program.program import operands, parse, reachable
 
 __all__ = ["backward_code", "forward_code", "scores_code"]
@@ -21,10 +22,14 @@ BLOCK_REGISTERS: int = _C.PROGRAM["block_registers"]
 ROW_REGISTERS: int = _C.PROGRAM["row_registers"]
 STEPS: int = _C.PROGRAM["steps"]
 FIELDS: int = _C.PROGRAM["fields"]
-OF_ELEMENTS = {"score", "other", "column", "column_index", "position"}
-OF_ROWS = {"row", "row_index", "batch", "head", "query"}
+OF_COLUMNS = {"column", "column_index", "wide_column_index"}
+OF_ELEMENTS = {"score", "other", "position", *OF_COLUMNS}
 ROW_NUMBERS = ("batch", "head", "query")  # the integers of a row of attention
-CONSTANTS = ("real", "integer", "boolean")
+ROW_DATA = ("row", "row_index", "wide_row_index")
+CONSTANTS = ("real", "integer", "boolean", "wide_integer")
+GATHERS = ("gather", "index_gather", "wide_gather")
+# What nodes are called otherwise than their instructions.
+NAMES = {"within_from_0": "within", "column_index": "column", "wide_column_index": "wide_column"}
 
 
 class _Writer:
@@ -33,20 +38,18 @@ class _Writer:
     A value is a node's number, or a name. Registers of a block are given when all instructions are known.
     """
 
-    def __init__(self, nodes: Sequence[Node], roots: Iterable[int], data: tuple[int, int, int, int]) -> None:
-        """data: how many reals and integers a call has of rows, and of columns."""
-        # Of a node that has the value of another one, that one.
-        self.same = list(range(len(nodes)))
-        self.nodes, self.data = list(nodes), data
-        for number, (name, *rest) in enumerate(nodes):
-            if name not in LEAVES:
-                rest = [self.same[i] for i in rest]
-                self.nodes[number] = (name, *rest)
-            if name in SAME:
-                self.same[number] = rest[-1]
-        nodes = self.nodes
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        roots: Iterable[int],
+        data: tuple[int, int, int, int],
+        most: int = MOST,
+    ) -> None:
+        """data: how many reals and integers a call has of rows, and of columns. most: of `lowered`."""
+        nodes, self.roots = lowered(nodes, roots, most)
+        self.nodes, self.data = nodes, data
         self.of_element: set[int] = set()
-        self.needed = reachable(nodes, [self.same[number] for number in roots])
+        self.needed = reachable(nodes, self.roots)
         for number in self.needed:
             node = nodes[number]
             if node[0] in OF_ELEMENTS or self.of_element.intersection(operands(node)):
@@ -60,21 +63,20 @@ class _Writer:
             name, *rest = nodes[number]
             if name in CONSTANTS:
                 self.rows[number] = first_constant + self.constants.index(number)
-            elif name in ("row", "row_index"):
-                self.rows[number] = rest[0] + (rows if name == "row_index" else 0)
+            elif name in ROW_DATA:
+                self.rows[number] = rest[0] + (0 if name == "row" else rows)
             elif name in ROW_NUMBERS:
                 self.rows[number] = ROW_NUMBERS.index(name)
             elif number not in self.of_element:
                 self.rows[number] = first_constant + len(self.constants) + len(self.row_code)
-                arguments = [BLOCK_REGISTERS + self.rows[i] for i in rest]
+                arguments = [BLOCK_REGISTERS + self.rows[i] for i in rest]  # of a gather, not uniform
                 self.row_code.append(_instruction(name, BLOCK_REGISTERS + self.rows[number], arguments))
         # (instruction, value or field, values, numbers)
         self.code: list[tuple[str, object, list[object], list[int]]] = []
         self.written: set[object] = set()
 
     def value(self, number: int) -> int:
-        """Writes the code of a node, unless it is there. Returns the node that has its value."""
-        number = self.same[number]
+        """Writes the code of a node, unless it is there."""
         if number in self.rows or number in self.written:
             return number
         # Iterative, since a graph may be deeper than Python's stack: what is needed, in order.
@@ -82,12 +84,11 @@ class _Writer:
             if i in self.rows or i in self.written:
                 continue
             name, *rest = self.nodes[i]
-            if name in ("gather", "index_gather"):
+            if name in GATHERS:
                 self.code.append((name, i, list(rest), [int(self._is_uniform(i))]))
             elif name in LEAVES:
-                reals = self.data[2]
-                at = [rest[0] + (reals if name == "column_index" else 0)] if rest else []
-                self.code.append(("column" if rest else name, i, [], at))
+                at = [rest[0] + (0 if name == "column" else self.data[2])] if rest else []
+                self.code.append((name, i, [], at))
             else:
                 self.code.append((name, i, list(rest), []))
             self.written.add(i)
@@ -96,8 +97,14 @@ class _Writer:
     def _is_uniform(self, number: int) -> bool:
         """Is a value the same in all rows."""
         return not any(
-            self.nodes[i][0] in {"score", "other", *OF_ROWS} for i in reachable(self.nodes, [number])
+            self.nodes[i][0] in {"score", "other", *ROW_DATA, *ROW_NUMBERS}
+            for i in reachable(self.nodes, [number])
         )
+
+    def _are_wide(self, kind: str, count: int) -> list[int]:
+        """Of each integer of rows or columns, has it 64 bits."""
+        wide = {self.nodes[i][1] for i in self.needed if self.nodes[i][0] == f"wide_{kind}"}
+        return [int(k in wide) for k in range(count)]
 
     def state(self, name: str, field: int, values: list[object], numbers: Sequence[int] = ()) -> None:
         self.code.append((name, None, values, [field, *numbers]))
@@ -116,7 +123,9 @@ class _Writer:
             raise _too_large(f"{of_rows} constants, data and values of a row, more", ROW_REGISTERS)
         if len(code) > STEPS:
             raise _too_large(f"{len(code)} operations of an element, more", STEPS)
-        numbers = [*layout, rows + row_indices, columns + column_indices, len(self.constants), *constants]
+        numbers = [*layout, rows, row_indices, *self._are_wide("row_index", row_indices)]
+        numbers += [columns, column_indices, *self._are_wide("column_index", column_indices)]
+        numbers += [len(self.constants), *constants]
         for instructions in (self.row_code, code):
             numbers += [len(instructions), *(x for instruction in instructions for x in instruction)]
         return " ".join(map(str, numbers))
@@ -134,9 +143,11 @@ class _Writer:
         code = []
         for at, (name, to, values, numbers) in enumerate(self.code):
             arguments = [of(value) for value in values]
-            for value in dict.fromkeys(values):
-                if value in register and last_use[value] == at:
-                    free.append(register.pop(value))
+            done = [value for value in dict.fromkeys(values) if value in register and last_use[value] == at]
+            kinds = OPERATIONS[name].kinds if name in OPERATIONS else ()
+            in_place = "wide" not in kinds or {*kinds} == {"wide"}  # else the result could overtake a number
+            if in_place:
+                free += map(register.pop, done)
             if to is None:
                 field, *rest = numbers
                 code.append(_instruction(name, field, [*arguments, *rest]))
@@ -147,6 +158,8 @@ class _Writer:
                 code.append(_instruction(name, register[to], [*arguments, *numbers]))
                 if to not in last_use:
                     free.append(register.pop(to))
+            if not in_place:
+                free += map(register.pop, done)
         return code
 
 
@@ -157,15 +170,17 @@ def _too_large(what: str, most: int) -> TraceError:
 
 
 def _instruction(name: str, to: int, arguments: Sequence[int]) -> list[int]:
-    return [INSTRUCTIONS[name], to, *arguments, *[0] * (3 - len(arguments))]
+    return [INSTRUCTIONS[NAMES.get(name, name)], to, *arguments, *[0] * (3 - len(arguments))]
 
 
 def _constant(node: Node) -> tuple[int, int]:
-    """1 and the bits of a real number; 0 and an integer, of a condition all bits."""
+    """1 and the bits of a real number; 0 and an integer, of a condition all bits; 2 and one of 64 bits."""
     name, value = node
     if name == "real":
         bits: int = struct.unpack("<q", struct.pack("<d", float.fromhex(value)))[0]
         return 1, bits
+    if name == "wide_integer":
+        return 2, value
     return 0, -value if name == "boolean" else value
 
 
@@ -174,22 +189,23 @@ def forward_code(text: str, rows: int, row_indices: int, columns: int, column_in
     """The code that folds a row. Numbers: how many data a call has of each kind."""
     program = parse(text)
     writer = _Writer(program.nodes, program.roots, (rows, row_indices, columns, column_indices))
+    root = iter(writer.roots)
     field = 0
-    for log_weight, *means in program.softmaxes:
-        of_weight = writer.value(log_weight)
-        writer.state("frame", field, [of_weight], [1 + len(means)])
-        weight = writer.weight(of_weight, field)
-        for k, mean in enumerate(means, field + 2):
-            writer.state("mean", k, [weight, writer.value(mean), of_weight])
+    for _, *means in program.softmaxes:
+        log_weight = next(root)
+        writer.state("frame", field, [writer.value(log_weight)], [1 + len(means)])
+        weight = writer.weight(log_weight, field)
+        for k in range(field + 2, field + 2 + len(means)):
+            writer.state("mean", k, [weight, writer.value(next(root)), log_weight])
         field += 2 + len(means)
-    for total in program.totals:
-        writer.state("total", field, [writer.value(total)])
+    for _ in program.totals:
+        writer.state("total", field, [writer.value(next(root))])
         field += 1
-    for largest in program.largest:
-        writer.state("largest", field, [writer.value(largest)])
+    for _ in program.largest:
+        writer.state("largest", field, [writer.value(next(root))])
         field += 2
-    for counted in program.counts:
-        writer.state("count", field, [writer.value(counted)])
+    for _ in program.counts:
+        writer.state("count", field, [writer.value(next(root))])
         field += 1
     if field > FIELDS:
         raise TraceError(
@@ -210,14 +226,14 @@ def backward_code(text: str, rows: int, row_indices: int, columns: int, column_i
     known_indices = row_indices + len(program.largest)
     writer = _Writer(of.nodes.nodes, roots, (known, known_indices, columns, column_indices))
     # The gradients lie where the scores did, so they come last.
-    for k, number in enumerate([writer.value(root) for root in roots]):
+    for k, number in enumerate([writer.value(root) for root in writer.roots]):
         writer.state("result", k, [number])
     return writer.text([0, 0, 0, 0])
 
 
 @lru_cache(256)
-def scores_code(text: str, sizes: tuple[int, ...], backward: bool) -> str:
-    """The code that modifies scores of attention.
+def scores_code(text: str, sizes: tuple[int, ...], most: int, backward: bool) -> str:
+    """The code that modifies scores of attention. most: of `lowered`.
 
     Its panels: scores, 0 where they are kept and else -inf, and backward the derivatives by the dot products.
     """
@@ -225,8 +241,8 @@ def scores_code(text: str, sizes: tuple[int, ...], backward: bool) -> str:
     zero, nothing = graph.constant(0.0), graph.constant(-math.inf)
     kept = zero.where(keep, zero, nothing) if keep is not None else zero
     roots = [score.number, kept.number, *([slope.number] if backward else [])]
-    writer = _Writer(graph.nodes, roots, (0, len(ROW_NUMBERS), 0, 0))
+    writer = _Writer(graph.nodes, roots, (0, len(ROW_NUMBERS), 0, 0), most)
     # Panels are written last, as the first holds the dot products.
-    for k, number in enumerate([writer.value(root) for root in roots]):
+    for k, number in enumerate([writer.value(root) for root in writer.roots]):
         writer.state("result" if k == 2 else "store", k, [number])
     return writer.text([0, 0, 0, 0])

@@ -10,15 +10,17 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count
 
 from monoidreduce.program.derivative import exchanged, gradient, is_of_distance, key_step, slopes
 from monoidreduce.program.graph import Node
-from monoidreduce.program.operations import LEAVES, OPERATIONS, SAME
-from monoidreduce.program.program import Program, operands, parse
+from monoidreduce.program.integers import FEW, MOST, lowered
+from monoidreduce.program.operations import LEAVES, OPERATIONS
+from monoidreduce.program.program import Program, parse, reachable
 
 __all__ = ["Source", "fold_source", "gradient_source", "pulled_source", "scores_source", "state_words"]
 
-_TYPES = {"real": "R", "index": "I", "bool": "bool"}
+_TYPES = {"real": "R", "index": "I", "wide": "W", "bool": "bool"}
 _INFIX = {
     "add": "+",
     "sub": "-",
@@ -33,17 +35,25 @@ _INFIX = {
     "index_lt": "<",
     "index_le": "<=",
     "index_eq": "==",
+    "wide_lt": "<",
+    "wide_le": "<=",
+    "wide_eq": "==",
 }
 _FUSED = {"mul": "*", "div": "/"}  # which a compiler may fuse with sums
 _CALLS = {"where": "select", "index_where": "select", "index_div": "floor_of_quotient"}
 _CALLS |= {"mul": "product", "div": "quotient"}
-_CALLS |= {"index_mod": "floor_remainder", "not": "!", "neg": "-", "to_real": "to_real"}
+_CALLS |= {"index_mod": "floor_remainder", "not": "!", "neg": "-"}
+_CALLS |= {"wide_div": "floor_of_quotient", "wide_mod": "floor_remainder", "wide_where": "select"}
+_CALLS |= {"widen": "W", "wide_to_real": "to_real", "wide_within": "within"}
 _DATA = {
     "row": "e.row.data",
     "row_index": "e.row.index",
+    "wide_row_index": "e.row.index",
     "column": "e.column",
     "column_index": "e.column_index",
+    "wide_column_index": "e.column_index",
 }
+_GATHERS = {"gather": "gather<R>", "index_gather": "index_gather<I>", "wide_gather": "index_gather<W>"}
 
 
 @dataclass(frozen=True)
@@ -63,86 +73,126 @@ def _value(node: Node, fused: bool) -> str:
         if math.isinf(value):
             return "infinity<R>()" if value > 0 else "-infinity<R>()"
         return f"R({value.hex()})"
-    if name == "integer":
-        return f"saturated<I>({arguments[0]}ll)"
+    if name in ("integer", "wide_integer"):
+        value = arguments[0]
+        least = value == -(2**63)  # C++ has no such literal
+        return f"{_TYPES[LEAVES[name]]}({value + least}ll{' - 1' if least else ''})"
+    if name == "real_sum":
+        return str(arguments[0])
     if name == "boolean":
         return "true" if arguments[0] else "false"
     if name in ("score", "other", "position", "batch", "head", "query"):
         return f"e.{name}"
     if name == "size":
         return f"I(e.size[{arguments[0]}])"
-    if name in ("gather", "index_gather"):
-        return f"e.tables.template {name}<{'R' if name == 'gather' else 'I'}>(x{arguments[0]})"
+    if name in _GATHERS:
+        return f"e.tables.template {_GATHERS[name]}(x{arguments[0]})"
     if name in _DATA:
         return f"{_DATA[name]}[{arguments[0]}]"
     operands = [f"x{number}" for number in arguments]
-    if name in SAME:
-        return operands[-1]
     infix = _INFIX | _FUSED if fused else _INFIX
     if name in infix:
         return f" {infix[name]} ".join(operands)
     return f"{_CALLS.get(name, name)}({', '.join(operands)})"
 
 
-_REALS = {("query",): "e.real_query", ("position",): "e.real_position"}
-_DISTANCES = {("position", "query"): "e.real_distance", ("query", "position"): "(-e.real_distance)"}
+# Sums of an element's numbers as reals: how often query and position are in it.
+_REALS = {
+    (1, 0): "e.real_query",
+    (-1, 0): "(-e.real_query)",
+    (0, 1): "e.real_position",
+    (0, -1): "(-e.real_position)",
+    (-1, 1): "e.real_distance",
+    (1, -1): "(-e.real_distance)",
+}
 
 
-def _real(nodes: Sequence[Node], number: int) -> str | None:
-    """A sum of query, position and constants as a real number, which is exact up to 2^24; else None."""
+def _real_sum(nodes: Sequence[Node], number: int) -> str | None:
+    """A sum of query, position and constants as a real number, if it is the same; else None.
+
+    Where there are FEW queries and positions, float32 has all of these numbers, and their distances.
+    """
+    found = _linear(nodes, number)
+    if found is None or found[:2] not in _REALS or abs(found[2]) > FEW:
+        return None
+    base = _REALS[found[:2]]
+    return f"({base} + R({found[2]}))" if found[2] else base
+
+
+def _linear(nodes: Sequence[Node], number: int) -> tuple[int, int, int] | None:
+    """How often the query and the position are in a sum of these and of constants, and the constants' sum."""
     name, *arguments = nodes[number]
-    if nodes[number] in _REALS:
-        return _REALS[nodes[number]]
-    if name == "integer" and abs(arguments[0]) < 1 << 23:
-        return f"R({arguments[0]})"
+    if name in ("query", "position"):
+        return int(name == "query"), int(name == "position"), 0
+    if name == "integer":
+        return 0, 0, arguments[0]
     if name not in ("index_add", "index_sub"):
         return None
-    of = (nodes[arguments[0]][0], nodes[arguments[1]][0])
-    if name == "index_sub" and of in _DISTANCES:
-        return _DISTANCES[of]
-    left, right = (_real(nodes, argument) for argument in arguments)
-    return f"({left} {_INFIX[name]} {right})" if left and right else None
+    left, right = (_linear(nodes, argument) for argument in arguments)
+    if left is None or right is None:
+        return None
+    sign = 1 if name == "index_add" else -1
+    query, position, constant = (x + sign * y for x, y in zip(left, right, strict=True))
+    return query, position, constant
 
 
 def _lines(
-    nodes: Sequence[Node], roots: Iterable[int], modify_scores: bool = False, fused: bool = False
-) -> list[str]:
-    """modify_scores: of attention. Its elements have their numbers as reals too, so that sums of them are not
-    converted. fused: products may be fused with sums."""
-    texts: dict[int, str] = {}
-    needed = set(roots)
-    for number in range(len(nodes) - 1, -1, -1):
-        if number not in needed:
-            continue
-        converted = modify_scores and nodes[number][0] == "to_real"
-        real = _real(nodes, nodes[number][1]) if converted else None
-        texts[number] = real or _value(nodes[number], fused)
-        used = operands(nodes[number])
-        needed.update(() if real else used[-1:] if nodes[number][0] in SAME else used)
-    lines = []
-    for number, text in sorted(texts.items()):
-        name = nodes[number][0]
+    nodes: Sequence[Node],
+    roots: Iterable[int],
+    most: int = MOST,
+    modify_scores: bool = False,
+    fused: bool = False,
+) -> tuple[list[str], list[str], set[str]]:
+    """Statements, the names of the roots, and the names of all nodes.
+
+    most: of `lowered`. modify_scores: of attention. Its elements have their numbers as reals too, so that
+    sums of them are not converted. fused: products may be fused with sums.
+    """
+    if modify_scores and most == FEW:
+        sums = (_real_sum(nodes, node[1]) if node[0] == "to_real" else None for node in nodes)
+        nodes = [("real_sum", of) if of else node for node, of in zip(nodes, sums, strict=True)]
+    nodes, numbers = lowered(nodes, roots, most)
+    lines, live = [], reachable(nodes, numbers)
+    names = {nodes[number][0] for number in live}
+    for number in live:
+        name, value = nodes[number][0], _value(nodes[number], fused)
+        if f"wide_{name}" in names and name in _DATA:  # which all data of rows or columns are
+            value = f"saturated<I>({value})"
         kind = LEAVES[name] if name in LEAVES else OPERATIONS[name].kinds[-1]
-        lines.append(f"const {_TYPES[kind]} x{number} = {text};")
-    return lines
+        lines.append(f"const {_TYPES[kind]} x{number} = {value};")
+    return lines, [f"x{number}" for number in numbers], names
 
 
-def _struct(constants: dict[str, int], means: Sequence[int], function: str, body: Iterable[str]) -> str:
+def _struct(
+    constants: dict[str, int], means: Sequence[int], function: str, body: Iterable[str], names: set[str]
+) -> str:
+    """names: of all nodes."""
     listed = ", ".join(f"{name} = {value}" for name, value in constants.items())
     indented = "\n".join(f"    {line}" for line in body)
+    of_rows, of_columns = ("W" if f"wide_{of}_index" in names else "I" for of in ("row", "column"))
     return f"""\
 template <class R>
 struct Program {{
   using Real = R;
   using I = Index<R>;
+  using W = std::int64_t;
+  using RowIndex = {of_rows};
+  using ColumnIndex = {of_columns};
   static constexpr int {listed};
   static constexpr int kMeans[] = {{{", ".join(map(str, means or (0,)))}}};
-  MR_HD static R to_real(I x) {{ return R(static_cast<Scalar<R>>(x)); }}
+{_TO_REAL}
   MR_HD static {function}([[maybe_unused]] const ProgramElement<Program>& e) {{
 {indented}
   }}
 }};
 """
+
+
+_TO_REAL = """\
+  template <class X>
+  MR_HD static R to_real(X x) {
+    return R(static_cast<Scalar<R>>(x));
+  }"""
 
 
 def _constants(scores: int, counts: Sequence[int], statistics: Sequence[int]) -> dict[str, int]:
@@ -159,26 +209,26 @@ def _means(program: Program) -> list[int]:
 def fold_source(text: str, rows: int, row_indices: int, columns: int, column_indices: int) -> Source:
     """The fold of a program's text. Numbers: how many data a call has of each kind."""
     program = parse(text)
-    body = [*_lines(program.nodes, program.roots), "ElementStatistics<Program> to{};"]
-    mean = 0
-    for s, (log_weight, *values) in enumerate(program.softmaxes):
-        body.append(f"to.log_weight[{s}] = x{log_weight};")
-        for value in values:
-            body.append(f"to.mean[{mean}] = x{value};")
-            mean += 1
+    lines, roots, names = _lines(program.nodes, program.roots)
+    to: list[str] = []
+    means = count()
+    for s, (_, *values) in enumerate(program.softmaxes):
+        to += [f"log_weight[{s}]", *(f"mean[{next(means)}]" for _ in values)]
     for field, numbers in (
         ("total", program.totals),
         ("largest", program.largest),
         ("counted", program.counts),
     ):
-        body += [f"to.{field}[{k}] = x{number};" for k, number in enumerate(numbers)]
+        to += [f"{field}[{k}]" for k in range(len(numbers))]
+    assigned = [f"to.{place} = {root};" for place, root in zip(to, roots, strict=True)]
+    body = [*lines, "ElementStatistics<Program> to{};", *assigned, "return to;"]
     constants = _constants(
         program.scores,
         (rows, row_indices, columns, column_indices),
         (len(program.softmaxes), len(program.totals), len(program.largest), len(program.counts)),
     )
     function = "ElementStatistics<Program> statistics"
-    return Source(_struct(constants, _means(program), function, [*body, "return to;"]), program.scores)
+    return Source(_struct(constants, _means(program), function, body, names), program.scores)
 
 
 @lru_cache(256)
@@ -186,13 +236,15 @@ def gradient_source(text: str, rows: int, row_indices: int, columns: int, column
     """Its gradients by the scores. Rows have the data that `derivative.gradient` adds."""
     program = parse(text)
     of = gradient(text, rows, row_indices)
-    roots = [number for number in (of.score, of.other) if number is not None]
+    lines, roots, names = _lines(
+        of.nodes.nodes, [number for number in (of.score, of.other) if number is not None]
+    )
     known = rows + 2 * program.values + len(program.softmaxes)
     counts = (known, row_indices + len(program.largest), columns, column_indices)
-    results = ", ".join(f"x{number}" for number in roots) + (", R(0)" if len(roots) == 1 else "")
-    body = [*_lines(of.nodes.nodes, roots), f"return {{{results}}};"]
+    results = ", ".join(roots) + (", R(0)" if len(roots) == 1 else "")
+    body = [*lines, f"return {{{results}}};"]
     constants = _constants(program.scores, counts, (0, 0, 0, 0))
-    return Source(_struct(constants, (), "Gradient<R> gradient", body), program.scores)
+    return Source(_struct(constants, (), "Gradient<R> gradient", body, names), program.scores)
 
 
 @lru_cache(256)
@@ -220,12 +272,13 @@ def pulled_source(
     results: dict[str, int | None] = {"score": of.score, "other": of.other} if operands else {}
     results |= {f"sums[{k}]": by_data[number] for k, number in enumerate(data)}
     wanted = {name: number for name, number in results.items() if number is not None}
-    body = [*_lines(nodes, wanted.values()), "ElementGradients<Program> to{};"]
-    body += [f"to.{name} = x{number};" for name, number in wanted.items()]
+    lines, roots, names = _lines(nodes, wanted.values())
+    body = [*lines, "ElementGradients<Program> to{};"]
+    body += [f"to.{name} = {root};" for name, root in zip(wanted, roots, strict=True)]
     constants = {"kOperands": int(operands), "kSums": len(data)}
     constants |= _constants(program.scores, counts, (0, 0, 0, 0))
     function = "ElementGradients<Program> pulled"
-    return Source(_struct(constants, (), function, [*body, "return to;"]), program.scores)
+    return Source(_struct(constants, (), function, [*body, "return to;"], names), program.scores)
 
 
 @lru_cache(256)
@@ -239,29 +292,35 @@ def state_words(text: str) -> int:
 
 @lru_cache(256)
 def scores_source(
-    text: str, packed: bool = False, steps: bool = False, weights: bool = False, fused: bool = True
+    text: str,
+    packed: bool = False,
+    steps: bool = False,
+    weights: bool = False,
+    fused: bool = True,
+    most: int = FEW,
 ) -> Source:
     """The functions that modify scores of attention (device/program/score_element.h).
 
     packed: of packed sequences, whose kernels read listed spans. steps: may kernels add to dot products in
     place of scores. weights: are the scores the weights of `attend`; then without steps. fused: may products
-    be fused with sums, as weights are rounded to 16 bits.
+    be fused with sums, as weights are rounded to 16 bits. most: of `lowered`.
     """
     graph, score, keep, slope = slopes(text, None)
     kept = graph.constant(True) if keep is None else keep
     found = key_step(graph, score) if steps else None
     step = graph.constant(0.0) if found is None else found
-    functions = "".join(
-        f"  MR_HD static {kind} {name}([[maybe_unused]] const ScoreElement<R>& e) {{\n"
-        + "".join(f"    {line}\n" for line in _lines(graph.nodes, [value.number], True, fused))
-        + f"    return x{value.number};\n  }}\n"
-        for kind, name, value in (
-            ("R", "score", score),
-            ("bool", "keeps", kept),
-            ("R", "slope", slope),
-            ("R", "step", step),
+    functions = ""
+    for kind, name, value in (
+        ("R", "score", score),
+        ("bool", "keeps", kept),
+        ("R", "slope", slope),
+        ("R", "step", step),
+    ):
+        lines, (root,), _ = _lines(graph.nodes, [value.number], most, True, fused)
+        body = "".join(f"    {line}\n" for line in [*lines, f"return {root};"])
+        functions += (
+            f"  MR_HD static {kind} {name}([[maybe_unused]] const ScoreElement<R>& e) {{\n{body}  }}\n"
         )
-    )
     constants = {
         "kMasked": keep is not None,
         "kOfSequences": packed,
@@ -277,8 +336,9 @@ template <class R>
 struct Program {{
   using Real = R;
   using I = Index<R>;
+  using W = std::int64_t;
   static constexpr bool {listed};
-  MR_HD static R to_real(I x) {{ return R(static_cast<Scalar<R>>(x)); }}
+{_TO_REAL}
 {functions}}};
 """,
         1,

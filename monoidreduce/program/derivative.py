@@ -187,7 +187,7 @@ def gradient(text: str, rows: int, row_indices: int) -> Gradient:
         adjoint.add(total, upstream(k))
         k += 1
     for n, largest in enumerate(program.largest):
-        at = graph.leaf("row_index", row_indices + n)
+        at = graph.leaf("row_index", row_indices + n, "number or none")
         here = graph.leaf("position") == at
         adjoint.add(largest, upstream(k), frozenset({(here.number, True)}))
         k += 1
@@ -249,7 +249,10 @@ def exchanged(nodes: Iterable[Node], column_indices: int) -> Iterator[Node]:
     """The same nodes where columns are rows; their number is the last of the integers of a row."""
     names = {"row": "column", "column": "row", "row_index": "column_index", "column_index": "row_index"}
     for name, *rest in nodes:
-        yield ("row_index", column_indices) if name == "position" else (names.get(name, name), *rest)
+        if name == "position":
+            yield "row_index", column_indices, "number"
+        else:
+            yield names.get(name, name), *rest
 
 
 # Attention. Its program has a total, the score, and at most one count: whether a row keeps the element.
@@ -354,7 +357,9 @@ def modified_sums(
     program = parse(text)
     graph = Graph()
     leaves = {("score",): graph.leaf("score") * scale}
-    leaves |= {(name,): graph.leaf("row_index", k) for k, name in enumerate(("batch", "head", "query"))}
+    leaves |= {
+        (name,): graph.leaf("row_index", k, "number") for k, name in enumerate(("batch", "head", "query"))
+    }
     placed: list[Expression] = []
     for node in program.nodes:
         if node[0] == "size":
@@ -365,7 +370,8 @@ def modified_sums(
             placed.append(graph.raw(node[0], *(placed[i] for i in node[1:])))
     score, *kept = (placed[number] for number in program.roots)
     if partial:
-        position, begin, end = graph.leaf("position"), *(graph.leaf("row_index", k) for k in (3, 4))
+        begin, end = (graph.leaf("row_index", k, "int64") for k in (3, 4))
+        position = graph.leaf("position")
         kept += [position >= begin, position < end]
     guard = frozenset((keep.number, True) for keep in kept)
 

@@ -425,6 +425,8 @@ class Part:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = refuse
     __pow__ = __rpow__ = __matmul__ = __rmatmul__ = __neg__ = __abs__ = __bool__ = __float__ = refuse
     __lt__ = __le__ = __gt__ = __ge__ = __and__ = __or__ = __invert__ = __len__ = __iter__ = refuse
+    __eq__ = __ne__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __xor__ = refuse
+    __hash__ = object.__hash__
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -29,6 +29,7 @@ from monoidreduce.program.cuda_source import (
     scores_source,
     state_words,
 )
+from monoidreduce.program.integers import FEW
 
 __all__ = [
     "BACKWARD",
@@ -220,6 +221,7 @@ def scores_kernel(
     tier: str,
     scale: float,
     weights: bool,
+    most: int,
     device: int,
 ) -> int:
     """The number of the kernel that folds attention of modified scores, or pulls its gradients.
@@ -230,7 +232,7 @@ def scores_kernel(
     at_most = next(size for size in _WIDTHS if width <= size) if family.tensor_cores else _ANY_WIDTH
     capability = capability_of(device)
     steps = family.modified_cases and scale >= _LEAST_SCALE and not weights
-    return _loaded_scores(program, which, packed, dtype, at_most, tier, capability, steps, weights)
+    return _loaded_scores(program, which, packed, dtype, at_most, tier, capability, steps, weights, most)
 
 
 @lru_cache(1024)
@@ -244,8 +246,9 @@ def _loaded_scores(
     capability: tuple[int, int],
     steps: bool,
     weights: bool,
+    most: int,
 ) -> int:
-    image = compiled_scores(program, which, packed, dtype, width, tier, capability, steps, weights)
+    image = compiled_scores(program, which, packed, dtype, width, tier, capability, steps, weights, most)
     return _C.load_kernels(image.code, list(image.names))
 
 
@@ -259,6 +262,7 @@ def compiled_scores(
     capability: tuple[int, int],
     steps: bool = False,
     weights: bool = False,
+    most: int = FEW,
 ) -> Image:
     """The kernel of a pass of attention of modified scores.
 
@@ -274,14 +278,15 @@ def compiled_scores(
         steps: where there are cases, may kernels add to dot products in place of scores, which are divided
             by the scale.
         weights: are the scores the weights of `attend`.
+        most: of `integers.most_numbers`.
     """
     found = compiler.find()
     assert found is not None
     if not _C.FAMILIES[tier].tensor_cores:
-        return _compiled_simt_scores(found, program, which, packed, dtype, capability, weights)
+        return _compiled_simt_scores(found, program, which, packed, dtype, capability, weights, most)
     text = _UNIT.format(
         includes=f'#include "monoidreduce/device/resident/modified_{tier}.cuh"\n',
-        program=scores_source(program, packed, steps, weights).text,
+        program=scores_source(program, packed, steps, weights, most=most).text,
         real="WeightReal" if weights else "ScoreReal",
         checks="static_assert(sizeof(ModifiedScores<P>) == sizeof(ModifiedScoresData));\n",
     )
@@ -309,12 +314,13 @@ def _compiled_simt_scores(
     dtype: torch.dtype,
     capability: tuple[int, int],
     weights: bool,
+    most: int,
 ) -> Image:
     """The same without tensor cores. Weights are not rounded to 16 bits, so no product is fused."""
     real, here = _real(dtype), _HERE
     text = _UNIT.format(
         includes='#include "monoidreduce/device/simt/modified_simt.cuh"\n',
-        program=scores_source(program, packed, weights=weights, fused=False).text,
+        program=scores_source(program, packed, weights=weights, fused=False, most=most).text,
         real=real,
         checks=f"static_assert(sizeof(ProgramScores<P>) == sizeof(ProgramScoresData<{real}>));\n",
     )

@@ -22,9 +22,10 @@ from monoidreduce._dynamo import at_compile_time, found, read
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._validate import mismatch
 from monoidreduce.block_mask import PARTLY, WHOLLY
-from monoidreduce.program.arguments import definition, kind_of
+from monoidreduce.program.arguments import definition
 from monoidreduce.program.errors import TraceError, user_line
 from monoidreduce.program.graph import Expression, Graph, Node
+from monoidreduce.program.integers import MOST
 from monoidreduce.program.program import Program, parse, reachable
 from monoidreduce.program.reader import evaluate
 from monoidreduce.program.sequences import in_sequences
@@ -37,7 +38,6 @@ INDICES = ("batch", "head", "query", "position")
 KINDS, LINES = torch.zeros(1, 1, 1, 1, dtype=torch.int64), torch.zeros(1, 4, dtype=torch.int64)
 STAND_INS = (KINDS, LINES)
 Mod = Callable[..., Any]
-_INT32 = torch.iinfo(torch.int32).min, torch.iinfo(torch.int32).max
 
 
 @dataclass(frozen=True)
@@ -86,20 +86,19 @@ class _Trace(Trace):
             if index.kind != "index":
                 raise TraceError(f"an index: expected an integer, got a value that is {index.kind}")
             size = self.leaf("size", first + 1 + axis)
-            counts = self.nodes[index.number][0] in INDICES  # from 0 on
-            index = index if counts else index.where(index < 0, index + size, index)
-            index = index.where(index < size, index, size - 1)
-            index = index if counts else index.where(index < 0, 0, index)
-            at = at * size + index if axis else index
-        at = at + self.leaf("size", first)
+            index = self.raw("within", index, size)
+            at = self.raw("table_line", at, size, index) if axis else index
+        at = self.raw("table_place", self.leaf("size", first), at)
         names = {self.nodes[i][0] for i in reachable(self.nodes, [at.number])}
         if "score" in names:
             raise TraceError("an index that depends on the score: index by batch, head, q_idx and kv_idx")
         if {"query", "position"} <= names:
             written = ", ".join(_written(self, index.number) for index in given)
             self.by_both.setdefault(number, (written, user_line()))
-        kind = kind_of(tensor)
-        found = self.raw("gather" if kind == "real" else "index_gather", at)
+        kind = self.kind_of_captured(tensor)
+        if kind == "real":
+            return self.raw("gather", at)
+        found = self.raw(f"as_{kind}", self.raw("index_gather", at))
         return found != 0 if kind == "bool" else found
 
     def place(self, tensor: Tensor) -> tuple[int, int]:
@@ -207,7 +206,7 @@ def tables(
         functions: that captured them.
 
     Raises:
-        ValueError: one is on another device, or is empty.
+        ValueError: one is on another device, or is empty; or all are larger than programs index.
         TraceError: one wants a gradient that it cannot have.
     """
     reals: list[Tensor] = []
@@ -232,10 +231,11 @@ def tables(
                 "[B, H, M, N], in place of score_mod and mask_mod",
                 at,
             )
-        sizes += [sum(t.numel() for t in into), *tensor.shape]
+        first = sum(t.numel() for t in into)
+        if first + tensor.numel() > MOST:
+            raise ValueError(mismatch("captured tensors", f"at most {MOST} numbers", first + tensor.numel()))
+        sizes += [first, *tensor.shape]
         into.append(tensor)
-    if like.is_cuda:  # kernels there read the low halves
-        integers = [t.clamp(*_INT32) if t.dtype == torch.int64 else t for t in integers]
     dtype = accumulation_dtype(like.dtype)
     return _joined(reals, dtype), _joined(integers, torch.int64), sizes
 

@@ -1,6 +1,8 @@
 """The scalar operations of a program: kinds, values by torch, and derivatives.
 
-A value is "real", "index" (an integer) or "bool". Comparisons of reals with NaN are False, as in torch.
+A value is "real", "index" (an integer of 64 bits, which wraps) or "bool". Comparisons of reals with NaN are
+False, as in torch. For engines `integers.lowered` tells integers of 32 bits from those of 64, which it calls
+"wide": their leaves and operations are here too, and no traced function has them.
 """
 
 from __future__ import annotations
@@ -15,10 +17,16 @@ import torch
 if TYPE_CHECKING:
     from monoidreduce.program.graph import Expression
 
-__all__ = ["LEAVES", "OPERATIONS", "SAME", "Operation", "Selected"]
+__all__ = ["DTYPES", "LEAVES", "OPERATIONS", "SAME", "Operation", "Selected"]
 
-# Leaves: their kind. ("row", k) and the like are number k of the data of rows or of columns. "batch", "head"
-# and "query" are the numbers of a row of attention, ("size", k) number k of its call.
+# What integers of data may be: of a dtype; the number of a row or column; that, or -1 for none; the number of
+# a sequence.
+DTYPES: tuple[str, ...] = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
+DTYPES += ("number", "number or none", "sequence")
+
+# Leaves: their kind. ("row", k) and the like are number k of the data of rows or of columns; integers also
+# have one of DTYPES. "batch", "head" and "query" are the numbers of a row of attention, ("size", k) number k
+# of its call.
 LEAVES = {
     "real": "real",  # a constant, as float.hex
     "integer": "index",
@@ -34,6 +42,10 @@ LEAVES = {
     "head": "index",
     "query": "index",
     "size": "index",
+    "real_sum": "real",  # of lowered programs, as is what follows
+    "wide_integer": "wide",
+    "wide_row_index": "wide",
+    "wide_column_index": "wide",
 }
 
 # Operations whose value is their last argument: they say what of a gradient, no code.
@@ -72,6 +84,33 @@ def _binary(evaluate: Callable[..., Any], pull: Callable[..., Any]) -> Operation
 
 def _indices(evaluate: Callable[..., Any], result: str = "index") -> Operation:
     return Operation(("index", "index", result), evaluate)
+
+
+def _quotient(x: Any, y: Any) -> Any:
+    """Rounded down; 0 where y is 0. -2^63 / -1, which wraps, and 0 are more than torch divides by."""
+    whole = torch.div(x, torch.where((y == 0) | (y == -1), 1, y), rounding_mode="floor")
+    return torch.where(y == 0, 0, torch.where(y == -1, -x, whole))
+
+
+def _within(i: Any, size: Any) -> Any:
+    """The index of an axis that is nearest to i, where negative ones count from the end."""
+    return torch.minimum(torch.where(i < 0, i + size, i).clamp(min=0), size - 1)
+
+
+_INTEGERS: dict[str, tuple[Callable[..., Any], str]] = {
+    "add": (torch.add, "index"),
+    "sub": (torch.sub, "index"),
+    "mul": (torch.mul, "index"),
+    "div": (_quotient, "index"),
+    "mod": (lambda x, y: x - _quotient(x, y) * y, "index"),
+    "lt": (torch.lt, "bool"),
+    "le": (torch.le, "bool"),
+    "eq": (torch.eq, "bool"),
+}
+
+
+def _same(x: Any) -> Any:
+    return x
 
 
 def _larger(g: Any, x: Any, y: Any) -> Selected:
@@ -136,17 +175,27 @@ OPERATIONS: dict[str, Operation] = {
     "and": Operation(("bool", "bool", "bool"), torch.logical_and),
     "or": Operation(("bool", "bool", "bool"), torch.logical_or),
     "not": Operation(("bool", "bool"), torch.logical_not),
-    "to_real": Operation(("index", "real"), lambda x: x),  # the reader converts
-    "index_add": _indices(torch.add),
-    "index_sub": _indices(torch.sub),
-    "index_mul": _indices(torch.mul),
-    "index_div": _indices(lambda x, y: torch.div(x, y, rounding_mode="floor")),
-    "index_mod": _indices(torch.remainder),
-    "index_lt": _indices(torch.lt, "bool"),
-    "index_le": _indices(torch.le, "bool"),
-    "index_eq": _indices(torch.eq, "bool"),
+    "to_real": Operation(("index", "real"), _same),  # the reader converts
+    **{f"index_{name}": _indices(*of) for name, of in _INTEGERS.items()},
     "index_where": Operation(("bool", "index", "index", "index"), torch.where),
+    # what is known of an integer
+    **{f"as_{dtype}": Operation(("index", "index"), _same) for dtype in DTYPES},
+    # An index of a tensor of several axes: along each axis, line by line, and in the table that has it.
+    "within": _indices(_within),
+    "table_line": Operation(("index",) * 4, lambda at, size, i: at * size + i),
+    "table_place": _indices(torch.add),
     # element of the call's table of reals, of integers; the reader knows these
     "gather": Operation(("index", "real"), torch.take),
     "index_gather": Operation(("index", "index"), torch.take),
+    # of lowered programs
+    "within_from_0": _indices(_within),
+    "widen": Operation(("index", "wide"), _same),
+    **{
+        f"wide_{name}": Operation(("wide", "wide", result.replace("index", "wide")), evaluate)
+        for name, (evaluate, result) in _INTEGERS.items()
+    },
+    "wide_where": Operation(("bool", "wide", "wide", "wide"), torch.where),
+    "wide_to_real": Operation(("wide", "real"), _same),
+    "wide_within": Operation(("wide", "index", "index"), _within),
+    "wide_gather": Operation(("index", "wide"), torch.take),
 }

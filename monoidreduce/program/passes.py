@@ -19,6 +19,7 @@ from monoidreduce.program.bytecode import backward_code, forward_code
 from monoidreduce.program.chunked import Chunked
 from monoidreduce.program.derivative import Sums, column_sums, row_sums
 from monoidreduce.program.errors import TraceError
+from monoidreduce.program.integers import most_numbers
 from monoidreduce.program.program import Program, parse
 from monoidreduce.workspace import get_workspace
 
@@ -112,10 +113,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if (other_a is not None) != (parse(program).scores == 2):
         raise ValueError("other_a, other_b: expected them for a program of two scores, and for no other")
-    if not (a.is_meta or (a.is_cuda and torch.cuda.is_current_stream_capturing())):
-        from monoidreduce.program.statistics_laws import check
-
-        check(program)
+    most_numbers("a, b", len(a), len(b))
     operands, data = (a, b, other_a, other_b), (row, column, row_index, column_index)
     if not _has_kernels(a):
         return Chunked(program, operands, data, scale, workspace).forward()

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from monoidreduce.program.graph import Node
-from monoidreduce.program.operations import LEAVES, OPERATIONS
+from monoidreduce.program.operations import DTYPES, LEAVES, OPERATIONS
 
 __all__ = ["Program", "operands", "parse", "reachable"]
 
@@ -78,7 +78,7 @@ class Program:
             name, *rest = self.nodes[number]
             if name in kept:
                 kept[name].append(rest[0])
-                rest = [len(kept[name]) - 1]
+                rest = [len(kept[name]) - 1, *rest[1:]]
             elif name not in LEAVES:
                 rest = [renumbered[argument] for argument in rest]
             renumbered[number] = len(nodes)
@@ -111,6 +111,10 @@ def _check(program: Program) -> None:
         if name in LEAVES:
             if name == "real":
                 float.fromhex(rest[0])
+            elif name in ("row_index", "column_index"):
+                number, dtype = rest
+                _number(number, number + 1)
+                DTYPES.index(dtype)
             elif not all(type(x) is int and (x >= 0 or name == "integer") for x in rest):
                 raise ValueError(name)
             kinds.append(LEAVES[name])

@@ -49,7 +49,9 @@ def in_sequences(program: Program, first: int) -> Program:
     graph = Graph()
 
     def entry(leaf: str, column: int) -> Expression:
-        return graph.raw("index_gather", graph.leaf(leaf) * 4 + (graph.leaf("size", first) + column))
+        line = graph.raw("table_line", graph.leaf(leaf), graph.constant(4), graph.constant(column))
+        at = graph.raw("table_place", graph.leaf("size", first), line)
+        return graph.raw("as_number" if column % 2 else "as_sequence", graph.raw("index_gather", at))
 
     sequence = {"query": entry("query", 0), "position": entry("position", 2)}
     within = {"query": entry("query", 1), "position": entry("position", 3)}

@@ -87,18 +87,14 @@ class Trace(Graph):
         self.error: TraceError | None = None
         self.reads = False
 
-    def datum(self, leaf: str, source: Source) -> Expression:
+    def data(self, of: str, kind: str, source: Source) -> Expression:
+        """of: "row" or "column". kind: "real", or of an integer its dtype, of `operations.DTYPES`."""
+        leaf, dtype = (of, ()) if kind == "real" else (f"{of}_index", (kind,))
         sources = self.sources[leaf]
         if source not in sources:
             sources.append(source)
-        return self.leaf(leaf, sources.index(source))
-
-    def data(self, of: str, kind: str, source: Source) -> Expression:
-        """of: "row" or "column". kind: of the datum."""
-        if kind == "real":
-            return self.datum(of, source)
-        index = self.datum(f"{of}_index", source)
-        return index != 0 if kind == "bool" else index
+        datum = self.leaf(leaf, sources.index(source), *dtype)
+        return datum != 0 if kind == "bool" else datum
 
     def expression(self, value: Any) -> Expression:
         if isinstance(value, (stat.Statistic, stat.Softmax)):
@@ -110,7 +106,7 @@ class Trace(Graph):
                 f"a tensor of shape {list(value.shape)} inside an element's function: "
                 "index it with row, column, label, head or batch"
             )
-        return self.data("row", kind_of(value), ("tensor", self._captured(value), ()))
+        return self.data("row", self.kind_of_captured(value), ("tensor", self._captured(value), ()))
 
     def gather(self, tensor: Tensor, indices: tuple[Any, ...]) -> Expression:
         """A captured tensor, indexed by what a row knows or by what a column knows."""
@@ -133,11 +129,16 @@ class Trace(Graph):
         if names & OF_ELEMENTS:
             raise TraceError("an index that depends on the score: index by row, column, label, head or batch")
         of = "column" if names & OF_COLUMNS else "row"
-        return self.data(of, kind_of(tensor), ("tensor", self._captured(tensor), tuple(numbers)))
+        kind = self.kind_of_captured(tensor)
+        return self.data(of, kind, ("tensor", self._captured(tensor), tuple(numbers)))
+
+    def kind_of_captured(self, tensor: Tensor) -> str:
+        try:
+            return kind_of(tensor)
+        except TypeError as error:
+            raise TraceError(f"a captured tensor: {error}") from None
 
     def _captured(self, tensor: Tensor) -> int:
-        if tensor.is_complex():
-            raise TraceError(f"a captured tensor: expected real numbers, got {tensor.dtype}")
         for number, known in enumerate(self.tensors):
             if known is tensor:
                 return number
@@ -200,7 +201,7 @@ def trace(function: Callable[..., Any], rows: Mapping[str, str], columns: Mappin
         elif name == "column":
             given[name] = graph.leaf("position")
         elif name in ROW_INDICES:
-            given[name] = graph.datum("row_index", (name,))
+            given[name] = graph.data("row", "int64" if name == "label" else "number", (name,))
         else:
             listed = ", ".join(ARGUMENTS)
             raise TraceError(
@@ -209,7 +210,7 @@ def trace(function: Callable[..., Any], rows: Mapping[str, str], columns: Mappin
                 at,
             )
     result = run(graph, function, **given)
-    counted = graph.datum("row_index", ("counted",)) != 0 if "label" in names else None
+    counted = graph.data("row", "bool", ("counted",)) if "label" in names else None
     traced = _traced(graph, function.__name__, _checked(function, result, at), counted, at)
     living[traced.text] = traced
     return traced
@@ -381,6 +382,7 @@ class Captures:
                     self.complete = False
 
         self.others = functions[1:]  # a table of functions that are to be freed may keep these captures
+        self.kinds = _kinds(self.values)
 
     def hold(self, function: Any) -> bool:
         """Does it, and do those it calls, read the same as then: the same objects, or equal numbers.
@@ -390,9 +392,13 @@ class Captures:
         if not self.complete:
             return False
         now = [value for reader in (function, *self.others) for value in _read_by(reader)]
-        return len(now) == len(self.values) and all(
-            x is y or (type(x) is type(y) and isinstance(x, _PLAIN[:4]) and _equal(x, y))
-            for x, y in zip(now, self.values, strict=True)
+        return (
+            len(now) == len(self.values)
+            and all(
+                x is y or (type(x) is type(y) and isinstance(x, _PLAIN[:4]) and _equal(x, y))
+                for x, y in zip(now, self.values, strict=True)
+            )
+            and _kinds(now) == self.kinds
         )
 
 
@@ -461,6 +467,11 @@ def described(tensor: Tensor, *functions: Any) -> str:
                 names = function.__code__.co_freevars
                 at, variable = definition(function), f" {names[which] if kind == 'closure' else which},"
     return f"{at[0]}:{at[1]}: captured tensor{variable} of shape {list(tensor.shape)}"
+
+
+def _kinds(values: list[Any]) -> list[tuple[Any, int]]:
+    """The dtypes and the axes of tensors, which `t.data = other` changes."""
+    return [(t.dtype, t.dim()) for t in values if isinstance(t, Tensor)]
 
 
 _ABSENT = object()  # a global that is not there, or the name of an attribute

@@ -51,7 +51,7 @@ def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
 
 
 def _relu(x: Any) -> Any:
-    return x.where(x <= 0, 0.0, x)
+    return x.where(x <= 0, 0 if x.kind == "index" else 0.0, x)
 
 
 def _softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
@@ -121,8 +121,8 @@ def _trunc(x: Any) -> Any:
 def _fmod(x: Any, y: Any) -> Any:
     y = x.graph.expression(y)
     if x.kind == y.kind == "index":
-        rest = abs(x) % abs(y)
-        return x.where(x < 0, -rest, rest)
+        rest = x % y
+        return x.where((rest != 0) & ((x < 0) ^ (y < 0)), rest - y, rest)
     return x.graph.apply("fmod", x.graph.real(x), x.graph.real(y))
 
 
@@ -161,13 +161,26 @@ def _to(x: Any, dtype: Any = None, *rest: Any, **options: Any) -> Any:
         return _as_real(x)
     if dtype == torch.bool:
         return x if x.kind == "bool" else x != 0
-    return _as_integer(x)
+    return _as_integer(dtype, x)
 
 
-def _as_integer(x: Any) -> Any:
+def _as_integer(dtype: torch.dtype, x: Any, *_: Any, **options: Any) -> Any:
+    """The integer that the dtype has for it, of 64 bits: it is narrower where the dtype is, and wraps."""
     if x.kind == "real":
         raise TraceError("a real number to an integer: there is no rounding in kernel code")
-    return x.where(x, 1, 0) if x.kind == "bool" else x
+    if x.kind == "bool":
+        return x.where(x, 1, 0)
+    of = torch.iinfo(dtype)
+    if of.bits == 64:
+        if of.min == 0:
+            raise TraceError("torch.uint64: integers are int64")
+        return x
+    return (x - of.min) % (1 << of.bits) + of.min
+
+
+def _sign(x: Any) -> Any:
+    one = 1 if x.kind == "index" else 1.0
+    return x.where(x > 0, one, x.where(x < 0, -one, 0 * one))
 
 
 def _filled(value: int, x: Any, size: Any = (), dtype: Any = None, **options: Any) -> Any:
@@ -231,7 +244,7 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "ge": lambda x, y: x >= y,
     "gelu": _gelu,
     "gt": lambda x, y: x > y,
-    "int": _as_integer,
+    "int": partial(_as_integer, torch.int32),
     "le": lambda x, y: x <= y,
     "log": _log,
     "log1p": _log1p,
@@ -241,7 +254,7 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "logical_or": lambda x, y: x | y,
     "logical_xor": lambda x, y: x ^ y,
     "logsigmoid": lambda x: -x.graph.apply("log1pexp", -x.graph.real(x)),
-    "long": _as_integer,
+    "long": partial(_as_integer, torch.int64),
     "detach": partial(_apply, "detach"),
     "lt": lambda x, y: x < y,
     "maximum": partial(_larger, "maximum"),
@@ -254,7 +267,7 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "relu": _relu,
     "remainder": lambda x, y: x % y,
     "rsqrt": lambda x: 1.0 / _apply("sqrt", x),
-    "sign": lambda x: x.where(x > 0, 1.0, x.where(x < 0, -1.0, 0.0)),
+    "sign": _sign,
     "silu": lambda x: x * x.sigmoid(),
     "softplus": _softplus,
     "square": lambda x: x * x,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import operator
+from functools import reduce
 from typing import Any
 
 import mods
 import pytest
 import torch
 from calls import HALVES
+from integers import CASES as INTEGERS
+from integers import captured, kept
 from modified_calls import RAGGED, SHAPES, Results, assert_rule, drawn, operands, results
 from mods import CASES, Case, dense
 from paths import counts
@@ -52,6 +56,40 @@ def check(
         return drawn(leaves, case_in, ours, of_torch)
 
     assert_rule(draw, dtype, max(M, N))
+
+
+def check_integers(dtype: torch.dtype, gpu: torch.device, packed: bool = False) -> None:
+    """All cases in one mask, whose parity is wrong where one of them is."""
+    rows = columns = 200
+    t = captured(rows, columns, gpu)
+
+    def mask(b: Any, h: Any, i: Any, j: Any) -> Any:
+        return reduce(operator.xor, (keeps(i, j, t) for keeps in INTEGERS.values()))
+
+    expected = reduce(operator.xor, (kept(name, rows, columns, gpu) for name in INTEGERS))
+    q, k = torch.zeros(2, 1, 1, rows, 64, dtype=dtype, device=gpu).unbind()
+    v = torch.eye(columns, dtype=dtype, device=gpu)[None, None]
+    if packed:
+        of_tokens = (x[0].transpose(0, 1) for x in (q, k, v))
+        starts = torch.tensor([0, rows], device=gpu)
+        out = mr.attention_varlen(*of_tokens, starts, mask_mod=mask).transpose(0, 1)[None]
+    else:
+        out = mr.attention(q, k, v, mask_mod=mask)
+    assert torch.equal(out[0, 0] != 0, expected)
+    blocks = mr.block_mask(mask, None, None, rows, columns, block_size=1, device=gpu)
+    assert torch.equal(blocks.kinds[0, 0] != 0, expected)
+
+
+@pytest.mark.parametrize("packed", (False, True), ids=("batch", "packed"))
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+def test_integers(dtype: torch.dtype, packed: bool, gpu: torch.device) -> None:
+    check_integers(dtype, gpu, packed)
+
+
+@SIMT
+@pytest.mark.parametrize("dtype", (*WIDE, torch.bfloat16), ids=name_of)
+def test_integers_without_tensor_cores(dtype: torch.dtype, gpu: torch.device) -> None:
+    check_integers(dtype, gpu)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)

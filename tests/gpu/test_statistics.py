@@ -12,13 +12,14 @@ from calls import HALVES
 from folds import FOLDS, fold_inputs, leaves_of, moved, outputs_of, random_folds, with_gradients
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from integers import CASES, captured, kept
 from specimens import name_of
 from tolerance import accuracy_failures, check_draws, raise_failures
 from torch import Tensor
 
 import monoidreduce as mr
 from monoidreduce import _C, stat
-from monoidreduce.program import reader, statistics_laws
+from monoidreduce.program import reader
 
 Call = dict[str, Any]
 TENSOR_CORES = ("sm80", "sm90")
@@ -253,17 +254,53 @@ def test_graph_and_streams(tier: str, gpu: torch.device) -> None:
     torch.testing.assert_close(outputs_of(found), outputs_of(expected), rtol=0, atol=0)
 
 
-def test_a_capture_tries_no_laws(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a program whose kernels are loaded and whose verdict is forgotten."""
-    fold, call = fold_inputs("token_stats", (64,), 300, 64, torch.bfloat16)
-    call = {name: t.detach() for name, t in moved(call, gpu).items()}
-    expected = fold(**call)
-    monkeypatch.setattr(statistics_laws, "check", lambda text: pytest.fail("tried"))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = fold(**call)
-    graph.replay()
-    torch.testing.assert_close(outputs_of(captured), outputs_of(expected), rtol=0, atol=0)
+@pytest.mark.tiers("simt", *TENSOR_CORES)
+@pytest.mark.parametrize("width", (4, 128))  # threads own rows, or not
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float32, *HALVES), ids=name_of)
+def test_integers(dtype: torch.dtype, width: int, gpu: torch.device) -> None:
+    """All cases in one program, of torch's int64."""
+    rows, columns = 150, 300
+    t = captured(rows, columns, gpu)
+    names = [name for name in CASES if name != "table"]  # which rows and columns index together
+    fold = mr.statistics(
+        lambda score, row, column: {
+            f"n{k}": stat.count(CASES[name](row, column, t)) for k, name in enumerate(names)
+        }
+    )
+    a, b = (torch.ones(n, width, dtype=dtype, device=gpu) for n in (rows, columns))
+    for name, found in zip(names, fold(a, b), strict=True):
+        assert torch.equal(found, kept(name, rows, columns, gpu).sum(1)), name
+
+
+@pytest.mark.tiers("simt", *TENSOR_CORES)
+@pytest.mark.parametrize("width", (4, 128))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=name_of)
+def test_gradients_by_integers_of_64_bits(dtype: torch.dtype, width: int, gpu: torch.device) -> None:
+    """Of operands, rows and columns, where labels and captured classes do not fit in 32 bits."""
+    classes = (torch.arange(300, device=gpu) % 7) + 2**33
+    of_row, of_column = (torch.randn(300, device=gpu, requires_grad=True) for _ in range(2))
+    fold = mr.statistics(
+        lambda score, row, column, label: dict(
+            x=stat.total(
+                torch.where(classes[row] == classes[column], of_column[column] * of_row[row] * score, 0.0)
+            ),
+            y=stat.total(torch.where(label - 2**40 == column, score, 0.0)),
+        )
+    )
+    a, b = (torch.randn(300, width, dtype=dtype, device=gpu, requires_grad=True) for _ in range(2))
+    label = torch.randint(300, (300,), device=gpu) + 2**40
+    leaves = (a, b, of_row, of_column)
+    found, exact = (
+        torch.autograd.grad((f(x, y, label=label).x + f(x, y, label=label).y).sum(), (x, y, *leaves[2:]))
+        for f, x, y in (
+            (fold, a, b),
+            (fold.reference, a.detach().double().requires_grad_(), b.detach().double().requires_grad_()),
+        )
+    )
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-4
+    for ours, theirs in zip(found, exact, strict=True):
+        scale = float(theirs.abs().max())
+        torch.testing.assert_close(ours.double(), theirs.double(), rtol=tolerance, atol=tolerance * scale)
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=name_of)

@@ -44,11 +44,11 @@ PYTHON = """
     program/cuda_source.py program/derivative.py program/errors.py
     program/graph.py program/kernels.py program/mods.py program/monoid.py program/operations.py
     program/passes.py program/program.py program/reader.py program/sequences.py
-    program/statistics_laws.py program/tracing.py
+    program/integers.py program/tracing.py
     program/vocabulary.py
 """
 HEADERS = """
-    activation.h describe.h error.h fold.h instructions.h math.h monoid.h operators.h path_counter.h
+    activation.h describe.h error.h fold.h instructions.h integers.h math.h monoid.h operators.h path_counter.h
     plan.h pull.h rows.h
     score.h tensor_view.h traits.h
     cpu/fold.h cpu/fold_backward.h cpu/fold_forward.h cpu/isa.h cpu/matmul.h cpu/modified_scores.h cpu/pack.h

@@ -197,15 +197,15 @@ def test_what_a_killed_process_left_goes(named: Path) -> None:
     assert cache.load(A) == IMAGE and at_work.exists() and not left.exists()
 
 
-def test_a_folder_that_cannot_be_written_is_read(unprivileged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MONOIDREDUCE_CACHE_DIR", str(unprivileged))
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_is_read(named: Path) -> None:
     cache.store(A, IMAGE)
-    place(unprivileged).chmod(0o500)
+    place(named).chmod(0o500)
     try:
         cache.store(B, IMAGE)
-        assert cache.load(A) == IMAGE and kept(unprivileged) == {A}
+        assert cache.load(A) == IMAGE and kept(named) == {A}
     finally:
-        place(unprivileged).chmod(0o700)
+        place(named).chmod(0o700)
 
 
 @pytest.mark.parametrize("mode", (0o770, 0o705, 0o701))

@@ -9,7 +9,8 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -219,6 +220,21 @@ def test_plots_have_a_format_in_any_case(suffix: str, tmp_path: Path) -> None:
     for name in (f"plot{suffix}", f"plot{suffix.upper()}"):
         assert plot_file(str(tmp_path / name)) == tmp_path / name
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def unprivileged() -> Iterator[Path]:
+    """A folder of a user who may not write everything: root becomes another one meanwhile."""
+    with tempfile.TemporaryDirectory() as folder:
+        if os.geteuid() != 0:
+            yield Path(folder)
+            return
+        os.chown(folder, 65534, 65534)
+        os.seteuid(65534)
+        try:
+            yield Path(folder)
+        finally:
+            os.seteuid(0)
 
 
 def test_a_plot_that_may_not_be_written_is_refused(unprivileged: Path) -> None:

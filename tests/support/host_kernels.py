@@ -1,6 +1,7 @@
 """The generated source of programs (program/cuda_source.py), compiled by the host's compiler for the CPU.
 
-It stands in for the interpreter of the CPU engine, whose place in an operator's passes it takes.
+It stands in for the interpreter of the CPU engine, whose place in an operator's passes it takes. Reals are
+double in calls of float64, else float.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import torch
 from torch import Tensor
 
 import monoidreduce as mr
+from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce.program import cuda_source, passes
+from monoidreduce.program.reader import scores
 
 UNIT = """
 #include "monoidreduce/device/program/statistics.h"
@@ -26,15 +29,16 @@ namespace monoidreduce {
 namespace {  // each unit has a program of its own
 %s
 }
-using P = Program<double>;
-static_assert(sizeof(StatisticsState<P>) == %d);
+using T = %s;
+using P = Program<T>;
+static_assert(sizeof(StatisticsState<P>) == %d * sizeof(T));
 }
 using namespace monoidreduce;
 %s
 """
 STATE = """
 // Rows in two parts, each in steps of 16 elements, as the lanes of a GPU have them.
-extern "C" void run(const double* score, const double* other, ProgramData data, StatisticsResults results) {
+extern "C" void run(const T* score, const T* other, ProgramData data, StatisticsResults results) {
   const auto pick = [](int) { return 0; };
   for (std::int64_t row = 0; row < data.rows; ++row) {
     const auto of_row = data.of_row<P>(row);
@@ -56,8 +60,7 @@ extern "C" void run(const double* score, const double* other, ProgramData data, 
 }
 """
 GRADIENT = """
-extern "C" void run(const double* score, const double* other, ProgramData data, double* out,
-                    double* other_out) {
+extern "C" void run(const T* score, const T* other, ProgramData data, T* out, T* other_out) {
   for (std::int64_t at = 0; at < data.rows * data.columns; ++at) {
     const std::int64_t row = at / data.columns, j = at % data.columns;
     const auto g = P::gradient(data.element<P>(score[at], other[at], data.of_row<P>(row), j));
@@ -123,7 +126,7 @@ class HostKernels:
         assert arguments[8:10] == (None, None)
         values, low, indices, program, scale, *_ = arguments[10:]
         score, other = self._scores(operands, scale)
-        run = self._compiled(cuda_source.fold_source, program)
+        run = self._compiled(cuda_source.fold_source, program, score.dtype)
         data = _data(row, column, row_index, column_index, *score.shape)
         lowest = -1 if len(score[0]) == 0 else 0
         results = Results(values.data_ptr(), low.data_ptr(), indices.data_ptr(), len(score), lowest)
@@ -133,7 +136,7 @@ class HostKernels:
         a, b, other_a, other_b, row, column, row_index, column_index = arguments[:8]
         *gradients, program, scale, _threads, _stream = arguments[10:]
         score, other = self._scores((a, b, other_a, other_b), scale)
-        run = self._compiled(cuda_source.gradient_source, program)
+        run = self._compiled(cuda_source.gradient_source, program, score.dtype)
         found = torch.empty_like(score), torch.empty_like(score)
         data = _data(row, column, row_index, column_index, *score.shape)
         before, after = ([ctypes.c_void_p(t.data_ptr()) for t in pair] for pair in ((score, other), found))
@@ -148,17 +151,20 @@ class HostKernels:
 
     def _scores(self, operands: Any, scale: float) -> tuple[Tensor, Tensor]:
         a, b, other_a, other_b = operands
-        assert a.dtype == torch.float64
-        score = scale * (a @ b.T).contiguous()
-        return score, score if other_a is None else scale * (other_a @ other_b.T).contiguous()
+        dtype = accumulation_dtype(a.dtype)
+        score = scores(a, b, dtype, scale).contiguous()
+        return score, score if other_a is None else scores(other_a, other_b, dtype, scale).contiguous()
 
-    def _compiled(self, source: Callable[..., Any], program: tuple[Any, ...]) -> Callable[..., None]:
-        key = (source.__name__, *program)
+    def _compiled(
+        self, source: Callable[..., Any], program: tuple[Any, ...], dtype: torch.dtype
+    ) -> Callable[..., None]:
+        key = (source.__name__, *program, dtype)
         if key not in self.known:
             folds = source is cuda_source.fold_source
             words = cuda_source.state_words(program[0]) if folds else 7
+            real = "double" if dtype == torch.float64 else "float"
             unit, library = self.tmp / f"unit{len(self.known)}.cpp", self.tmp / f"unit{len(self.known)}.so"
-            unit.write_text(UNIT % (source(*program).text, 8 * words, STATE if folds else GRADIENT))
+            unit.write_text(UNIT % (source(*program).text, real, words, STATE if folds else GRADIENT))
             flags = (
                 "-std=c++20",
                 "-O1",

@@ -5,10 +5,11 @@
 namespace monoidreduce {
 
 enum class Instruction {
-  // to = the element's scores; number a of the column's data; the column's number
+  // to = the element's scores; number a of the column's data, of a word or an integer of 64 bits; the column's number
   kScore,
   kOther,
   kColumn,
+  kWideColumn,
   kPosition,
   // to = f(a), f(a, b), f(a, b, c) of reals
   kNeg,
@@ -44,7 +45,7 @@ enum class Instruction {
   kAnd,
   kOr,
   kNot,
-  // of integers
+  // of integers of a word, which neither leave it nor divide by 0 otherwise than floor_of_quotient does
   kToReal,
   kIndexAdd,
   kIndexSub,
@@ -55,9 +56,24 @@ enum class Instruction {
   kIndexLe,
   kIndexEq,
   kIndexWhere,
-  // to = element a of the call's table of reals, of integers; b: is a the same for all rows
+  kWithin,  // the index that is nearest to a in an axis of b, where negative ones count from the end
+  // of integers of 64 bits, which wrap. kWiden: of one of a word; kWideWithin: b and the result are of a word
+  kWiden,
+  kWideToReal,
+  kWideAdd,
+  kWideSub,
+  kWideMul,
+  kWideDiv,
+  kWideMod,
+  kWideLt,
+  kWideLe,
+  kWideEq,
+  kWideWhere,
+  kWideWithin,
+  // to = element a of the call's table of reals, of integers that fit a word, of any; b: is a the same for all rows
   kGather,
   kIndexGather,
+  kWideGather,
   // of the row's state: to is a field of it
   kFrame,    // the frame that holds log weights a, for b masses that follow it
   kWeight,   // to (a register) = exp(a - frame), added to the mass; b is the frame's field
@@ -70,12 +86,17 @@ enum class Instruction {
   kStore,
 };
 inline constexpr const char* kInstructionNames[] = {
-    "score", "other", "column", "position", "neg", "abs", "exp", "expm1", "log", "log1p", "log1pexp", "sqrt",
-    "sin", "cos", "atan", "floor", "round", "tanh", "erf", "sigmoid", "add", "sub", "mul", "div", "pow",
-    "fmod", "maximum", "minimum", "share", "where", "lt", "le", "eq", "and", "or", "not", "to_real",
-    "index_add", "index_sub", "index_mul", "index_div", "index_mod", "index_lt", "index_le", "index_eq",
-    "index_where", "gather", "index_gather", "frame", "weight", "mean", "total", "largest", "count",
-    "result", "store"};
+    "score",        "other",    "column",     "wide_column", "position",    "neg",          "abs",
+    "exp",          "expm1",    "log",        "log1p",       "log1pexp",    "sqrt",         "sin",
+    "cos",          "atan",     "floor",      "round",       "tanh",        "erf",          "sigmoid",
+    "add",          "sub",      "mul",        "div",         "pow",         "fmod",         "maximum",
+    "minimum",      "share",    "where",      "lt",          "le",          "eq",           "and",
+    "or",           "not",      "to_real",    "index_add",   "index_sub",   "index_mul",    "index_div",
+    "index_mod",    "index_lt", "index_le",   "index_eq",    "index_where", "within",       "widen",
+    "wide_to_real", "wide_add", "wide_sub",   "wide_mul",    "wide_div",    "wide_mod",     "wide_lt",
+    "wide_le",      "wide_eq",  "wide_where", "wide_within", "gather",      "index_gather", "wide_gather",
+    "frame",        "weight",   "mean",       "total",       "largest",     "count",        "result",
+    "store"};
 static_assert(sizeof(kInstructionNames) / sizeof(char*) == static_cast<int>(Instruction::kStore) + 1);
 
 // Registers of a block of columns come first, then registers of a row. A program may have fewer, and touches no others.

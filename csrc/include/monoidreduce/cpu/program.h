@@ -1,9 +1,10 @@
 // A monoid that is a program: what a user's Python function became (program/bytecode.py), interpreted. An instruction
 // works on a block of columns by a panel of rows, so that its decoding costs little.
 //
-// Registers are words of the width of a lane: a real, an integer, or a mask. A register of a block has a word for each
-// column and row, one of a row the same word for each column. The code of a row runs first: it fills registers of the row
-// from constants and the row's data. The code of an element then runs for each block.
+// Registers are words of the width of a lane: a real, an integer, or a mask; or integers of 64 bits, for which each has room.
+// A register of a block has a word for each column and row, one of a row the same word for each column. The code of a row
+// runs first: it fills registers of the row from constants and the row's data. The code of an element then runs for each
+// block.
 //
 // A state has for each softmax a frame, its mass and the sums of its means, all measured from the frame.
 // Totals follow, then for each largest its value and column, then counts.
@@ -22,6 +23,7 @@
 
 #include "monoidreduce/cpu/fold_forward.h"
 #include "monoidreduce/instructions.h"
+#include "monoidreduce/integers.h"
 #include "monoidreduce/monoids/logsumexp.h"
 
 namespace monoidreduce::cpu {
@@ -53,6 +55,21 @@ struct Statistics {
   }
 };
 
+// An integer of 64 bits for each lane; and how many words of a lane that is.
+template <class T>
+using WidePack = Pack<std::int64_t, kLanes<T>>;
+template <class T>
+inline constexpr int kWideWords = sizeof(std::int64_t) / sizeof(T);
+// A register of a row, and of a block.
+template <class T>
+struct alignas(WidePack<T>) RowRegister {
+  LanePack<T> at[kPacks * kWideWords<T>];
+};
+template <class T>
+struct alignas(WidePack<T>) BlockRegister {
+  LanePack<T> at[kBlockColumns * kPacks * kWideWords<T>];
+};
+
 // Numbers that a program gathers from by an index, one after another: reals, and integers (int64).
 template <class T>
 struct Tables {
@@ -67,8 +84,8 @@ struct Tables {
         indices(index.present() ? index.size[0] : 0) {}
 };
 
-// A program with the data of one call. Its text is numbers: the statistics, the numbers of row and
-// column data, the constants, the codes of a row and of an element.
+// A program with the data of one call. Its text is numbers: the statistics; how many reals and integers rows have, and which
+// integers are of 64 bits; the same of columns; the constants; the codes of a row and of an element.
 template <class T>
 class Program {
  public:
@@ -78,14 +95,14 @@ class Program {
           const TensorView& row_index, const TensorView& column, const TensorView& column_index,
           std::int64_t rows, std::int64_t columns)
       : Program(text, tables, rows, columns) {
-    load(row, row_index, row_data_, rows, row_stride_, row_.get());
-    load(column, column_index, column_data_, columns, columns, column_.get());
+    load(row, row_index, of_rows_, rows, row_stride_, row_.get());
+    load(column, column_index, of_columns_, columns, columns, column_.get());
   }
   // Of rows [batch, heads, rows], whose data are the numbers along these axes.
   Program(const std::string& text, const Tables<T>& tables, std::int64_t batch, std::int64_t heads,
           std::int64_t rows)
       : Program(text, tables, batch * heads * rows, 0) {
-    expect(row_data_ == 3 && column_data_ == 0);
+    expect(of_rows_.data() == 3 && of_rows_.words() == 3 && of_columns_.data() == 0);
     for (std::int64_t i = 0; i < row_stride_; ++i) {
       const std::int64_t head = i / std::max<std::int64_t>(rows, 1);
       const std::int64_t numbers[] = {head / std::max<std::int64_t>(heads, 1),
@@ -94,17 +111,20 @@ class Program {
     }
   }
 
-  MR_HD void fill(std::int64_t first_row, LanePack<T> (*registers)[kPacks]) const {
-    using R = LanePack<T>;
-    for (int k = 0; k < row_data_; ++k) {
-      const Word* from = row_ + k * row_stride_ + first_row;
-      for (int half = 0; half < kPacks; ++half)
-        std::memcpy(&registers[k][half], from + half * kLanes<T>, sizeof(R));
+  MR_HD void fill(std::int64_t first_row, RowRegister<T>* registers) const {
+    for (int k = 0; k < of_rows_.data(); ++k, ++registers) {
+      const int words = of_rows_.words(k);
+      std::memcpy(registers->at, row_ + of_rows_.first[k] * row_stride_ + words * first_row,
+                  words * kPanel<T> * sizeof(T));
     }
-    for (int k = 0; k < constants_; ++k) {
-      T value;
-      std::memcpy(&value, constant_ + k, sizeof(T));
-      for (int half = 0; half < kPacks; ++half) registers[row_data_ + k][half] = broadcast(value);
+    for (const Constant& c : constants_) {
+      for (int half = 0; half < kPacks; ++half) {
+        if (c.wide)
+          wide(registers->at)[half] = c.integer;
+        else
+          registers->at[half] = broadcast(c.word);
+      }
+      ++registers;
     }
   }
   // Rows of the results of a call.
@@ -113,11 +133,11 @@ class Program {
     expect(values == s.first_largest() - s.softmaxes + s.largest && low == s.softmaxes &&
            indices == s.largest + s.counts);
   }
-  const Word* column(int k) const { return column_ + k * columns_; }
+  const Word* column(int k) const { return column_ + of_columns_.first[k] * columns_; }
   // Of a table; any index reads a number that is there.
   MR_HD T gathered(Word i) const { return tables_.real[std::clamp<std::int64_t>(i, 0, tables_.reals - 1)]; }
-  MR_HD Word gathered_index(Word i) const {
-    return saturated(tables_.index[std::clamp<std::int64_t>(i, 0, tables_.indices - 1)]);
+  MR_HD std::int64_t gathered_index(Word i) const {
+    return tables_.index[std::clamp<std::int64_t>(i, 0, tables_.indices - 1)];
   }
   // The codes of a row and of an element.
   const std::vector<Command>& row_code() const { return row_code_; }
@@ -129,34 +149,51 @@ class Program {
     std::memcpy(&bits, &value, sizeof(T));
     return {bit_cast_vector<typename LanePack<T>::Vector>(Pack<Word, kLanes<T>>(bits).v)};
   }
+  // The same memory as integers of 64 bits.
+  MR_HD static WidePack<T>* wide(LanePack<T>* at) { return reinterpret_cast<WidePack<T>*>(at); }
+  MR_HD static const WidePack<T>* wide(const LanePack<T>* at) {
+    return reinterpret_cast<const WidePack<T>*>(at);
+  }
 
  private:
+  // Data of rows or of columns: reals, then integers; and of each the words of an element before it.
+  struct Data {
+    int reals;
+    std::vector<int> first;
+    int data() const { return static_cast<int>(first.size()) - 1; }
+    int words() const { return first.back(); }
+    int words(int k) const { return first[k + 1] - first[k]; }
+  };
+  struct Constant {
+    bool wide;
+    std::int64_t integer;
+    T word;  // any bits
+  };
+
   Program(const std::string& text, const Tables<T>& tables, std::int64_t rows, std::int64_t columns)
       : at_(text.data()),
         end_(text.data() + text.size()),
         tables_(tables),
         statistics(read_statistics()),
-        row_data_(count(kRowRegisters)),
-        column_data_(count(1 << 20)),
+        of_rows_(read_data(kRowRegisters)),
+        of_columns_(read_data(1 << 20)),
         row_stride_(rows + kPanel<T>),  // a panel may begin at any row
         columns_(columns),
         constants_(count(kRowRegisters)),
-        constant_(constants_),
-        row_(row_data_ * row_stride_),
-        column_(column_data_ * columns) {
-    for (int i = 0; i < constants_; ++i) {
-      const bool real = number() != 0;
-      const std::int64_t bits = number();
-      double value;
-      std::memcpy(&value, &bits, sizeof(value));
-      const T narrowed = static_cast<T>(value);
-      if (real) {
-        std::memcpy(constant_ + i, &narrowed, sizeof(T));
-      } else {
-        *(constant_ + i) = saturated(bits);
+        row_(of_rows_.words() * row_stride_),
+        column_(of_columns_.words() * columns) {
+    for (Constant& c : constants_) {
+      const int kind = count(2);
+      c.wide = kind == 2, c.integer = number();
+      const Word integer = static_cast<Word>(c.integer);
+      std::memcpy(&c.word, &integer, sizeof(T));
+      if (kind == 1) {
+        double value;
+        std::memcpy(&value, &c.integer, sizeof(value));
+        c.word = static_cast<T>(value);
       }
     }
-    expect(row_data_ + constants_ <= kRowRegisters);
+    expect(of_rows_.data() + constants_.size() <= kRowRegisters);
     read(row_code_, true);
     read(code_, false);
     expect(at_ == end_);
@@ -189,6 +226,15 @@ class Program {
     return s;
   }
 
+  Data read_data(int most) {
+    const int reals = count(most), integers = count(most);
+    Data data{reals, {0}};
+    for (int k = 0; k < reals + integers; ++k)
+      data.first.push_back(data.words() + (k < reals || count(1) == 0 ? 1 : kWideWords<T>));
+    expect(data.data() <= most);
+    return data;
+  }
+
   void read(std::vector<Command>& steps, bool of_row) {
     steps.resize(count(kMostSteps));
     for (Command& step : steps) {
@@ -213,7 +259,9 @@ class Program {
     expect(!(of_row && (on_state || s.operation <= Instruction::kPosition)));
     switch (s.operation) {
       case Instruction::kColumn:
-        return expect(s.a < column_data_);
+        return expect(s.a < of_columns_.data());
+      case Instruction::kWideColumn:
+        return expect(s.a < of_columns_.data() && of_columns_.words(s.a) == kWideWords<T>);
       case Instruction::kFrame:
         return expect(s.a < registers && masses(s.to, s.b));
       case Instruction::kWeight:
@@ -226,6 +274,7 @@ class Program {
       case Instruction::kGather:
         return expect(s.a < registers && tables_.reals > 0);
       case Instruction::kIndexGather:
+      case Instruction::kWideGather:
         return expect(s.a < registers && tables_.indices > 0);
       default:
         expect(s.a < registers && s.b < registers && s.c < registers);
@@ -238,20 +287,28 @@ class Program {
         std::clamp<std::int64_t>(x, std::numeric_limits<Word>::min(), std::numeric_limits<Word>::max()));
   }
 
-  // Real data, then integers, each of `count` words.
-  static void load(const TensorView& real, const TensorView& index, int data, std::int64_t count,
+  // Real data, then integers, each of `count` elements with room for `stride`.
+  static void load(const TensorView& real, const TensorView& index, const Data& data, std::int64_t count,
                    std::int64_t stride, Word* to) {
     const std::int64_t reals = real.present() ? real.size[0] : 0,
                        indices = index.present() ? index.size[0] : 0;
-    expect(reals + indices == data);
-    for (std::int64_t k = 0; k < data; ++k, to += stride) {
+    expect(reals == data.reals && reals + indices == data.data());
+    for (int k = 0; k < data.data(); ++k) {
+      const int words = data.words(k);
       if (k < reals) {
         load_row(real, k * real.stride[0], real.stride[1], count, reinterpret_cast<T*>(to), 1);
       } else {
         const auto* from = static_cast<const std::int64_t*>(index.data) + (k - reals) * index.stride[0];
-        for (std::int64_t i = 0; i < count; ++i) to[i] = saturated(from[i * index.stride[1]]);
+        for (std::int64_t i = 0; i < count; ++i) {
+          const std::int64_t x = from[i * index.stride[1]];
+          if (words == 1)
+            to[i] = saturated(x);
+          else
+            std::memcpy(to + words * i, &x, sizeof(x));
+        }
       }
-      std::fill(to + count, to + stride, Word(0));
+      std::fill(to + words * count, to + words * stride, Word(0));
+      to += words * stride;
     }
   }
 
@@ -262,10 +319,10 @@ class Program {
   const Statistics statistics;
 
  private:
-  const int row_data_, column_data_;
+  const Data of_rows_, of_columns_;
   const std::int64_t row_stride_, columns_;
-  const int constants_;
-  Scratch<Word> constant_, row_, column_;
+  std::vector<Constant> constants_;
+  Scratch<Word> row_, column_;
   std::vector<Command> row_code_, code_;
 };
 
@@ -335,6 +392,8 @@ class Interpreter {
   using R = LanePack<T>;
   using I = Index<R>;
   using M = Mask<R>;
+  using W = WidePack<T>;
+  using WideMask = PackMask<std::int64_t, kLanes<T>>;
 
  public:
   explicit Interpreter(const Program<T>& program) : program_(program) {}
@@ -358,32 +417,38 @@ class Interpreter {
   }
 
  private:
-  struct Operand {
-    const R* at;
+  // Of words, or of integers of 64 bits.
+  template <class X>
+  struct OperandOf {
+    const X* at;
     int step;
   };
+  using Operand = OperandOf<R>;
+  using WideOperand = OperandOf<W>;
   MR_HD Operand operand(int number) const {
-    return number < kBlockRegisters ? Operand{block_[number], kPacks}
-                                    : Operand{row_[number - kBlockRegisters], 0};
+    return number < kBlockRegisters ? Operand{block_[number].at, kPacks}
+                                    : Operand{row_[number - kBlockRegisters].at, 0};
   }
+  MR_HD static WideOperand wide(Operand x) { return {Program<T>::wide(x.at), x.step}; }
   MR_HD R* result(int number) {
-    return number < kBlockRegisters ? block_[number] : row_[number - kBlockRegisters];
+    return number < kBlockRegisters ? block_[number].at : row_[number - kBlockRegisters].at;
   }
+  MR_HD W* wide_result(int number) { return Program<T>::wide(result(number)); }
 
-  template <class F>
-  MR_HD static void map(R* to, int columns, Operand a, F f) {
+  template <class To, class A, class F>
+  MR_HD static void map(To* to, int columns, OperandOf<A> a, F f) {
     for (int j = 0; j < columns; ++j, to += kPacks, a.at += a.step) {
       for (int half = 0; half < kPacks; ++half) to[half] = f(a.at[half]);
     }
   }
-  template <class F>
-  MR_HD static void map(R* to, int columns, Operand a, Operand b, F f) {
+  template <class To, class A, class B, class F>
+  MR_HD static void map(To* to, int columns, OperandOf<A> a, OperandOf<B> b, F f) {
     for (int j = 0; j < columns; ++j, to += kPacks, a.at += a.step, b.at += b.step) {
       for (int half = 0; half < kPacks; ++half) to[half] = f(a.at[half], b.at[half]);
     }
   }
-  template <class F>
-  MR_HD static void map(R* to, int columns, Operand a, Operand b, Operand c, F f) {
+  template <class To, class A, class B, class C, class F>
+  MR_HD static void map(To* to, int columns, OperandOf<A> a, OperandOf<B> b, OperandOf<C> c, F f) {
     for (int j = 0; j < columns; ++j, to += kPacks, a.at += a.step, b.at += b.step, c.at += c.step) {
       for (int half = 0; half < kPacks; ++half) to[half] = f(a.at[half], b.at[half], c.at[half]);
     }
@@ -427,13 +492,20 @@ class Interpreter {
           T value;
           std::memcpy(&value, program_.column(s.a) + column_ + j, sizeof(T));
           for (int half = 0; half < kPacks; ++half)
-            block_[s.to][j * kPacks + half] = Program<T>::broadcast(value);
+            result(s.to)[j * kPacks + half] = Program<T>::broadcast(value);
+        }
+        return;
+      case Instruction::kWideColumn:
+        for (int j = 0; j < n; ++j) {
+          std::int64_t value;
+          std::memcpy(&value, program_.column(s.a) + kWideWords<T> * (column_ + j), sizeof(value));
+          for (int half = 0; half < kPacks; ++half) wide_result(s.to)[j * kPacks + half] = value;
         }
         return;
       case Instruction::kPosition:
         for (int j = 0; j < n; ++j) {
           const R position = word(I(static_cast<IntegerOf<T>>(column_ + j)));
-          for (int half = 0; half < kPacks; ++half) block_[s.to][j * kPacks + half] = position;
+          for (int half = 0; half < kPacks; ++half) result(s.to)[j * kPacks + half] = position;
         }
         return;
       case Instruction::kNeg:
@@ -461,7 +533,8 @@ class Interpreter {
       case Instruction::kFloor:
         return map(result(s.to), n, a, [](R x) { return each_lane(x, [](T t) { return std::floor(t); }); });
       case Instruction::kRound:
-        return map(result(s.to), n, a, [](R x) { return each_lane(x, [](T t) { return std::nearbyint(t); }); });
+        return map(result(s.to), n, a,
+                   [](R x) { return each_lane(x, [](T t) { return std::nearbyint(t); }); });
       case Instruction::kTanh:
         return map(result(s.to), n, a, [](R x) { return tanh(x); });
       case Instruction::kErf:
@@ -477,13 +550,11 @@ class Interpreter {
       case Instruction::kDiv:
         return map(result(s.to), n, a, b, [](R x, R y) { return x / y; });
       case Instruction::kPow:
-        return map(result(s.to), n, a, b, [](R x, R y) {
-          return each_lane(x, y, [](T t, T u) { return std::pow(t, u); });
-        });
+        return map(result(s.to), n, a, b,
+                   [](R x, R y) { return each_lane(x, y, [](T t, T u) { return std::pow(t, u); }); });
       case Instruction::kFmod:
-        return map(result(s.to), n, a, b, [](R x, R y) {
-          return each_lane(x, y, [](T t, T u) { return std::fmod(t, u); });
-        });
+        return map(result(s.to), n, a, b,
+                   [](R x, R y) { return each_lane(x, y, [](T t, T u) { return std::fmod(t, u); }); });
       case Instruction::kMaximum:  // of NaN and a number: NaN
         return map(result(s.to), n, a, b, [](R x, R y) { return select((x > y) | (x != x), x, y); });
       case Instruction::kMinimum:
@@ -515,25 +586,63 @@ class Interpreter {
       case Instruction::kIndexMul:
         return map(result(s.to), n, a, b, [](R x, R y) { return word(index(x) * index(y)); });
       case Instruction::kIndexDiv:
-        return map(result(s.to), n, a, b, [](R x, R y) { return quotient(index(x), index(y)); });
+        return map(result(s.to), n, a, b, [](R x, R y) { return word(quotient(index(x), index(y))); });
       case Instruction::kIndexMod:
-        return map(result(s.to), n, a, b,
-                   [](R x, R y) { return word(index(x) - index(quotient(index(x), index(y))) * index(y)); });
+        return map(result(s.to), n, a, b, [](R x, R y) { return word(remainder(index(x), index(y))); });
       case Instruction::kIndexLt:
         return map(result(s.to), n, a, b, [](R x, R y) { return word(index(x) < index(y)); });
       case Instruction::kIndexLe:
         return map(result(s.to), n, a, b, [](R x, R y) { return word(index(x) <= index(y)); });
       case Instruction::kIndexEq:
         return map(result(s.to), n, a, b, [](R x, R y) { return word(index(x) == index(y)); });
+      case Instruction::kWithin:
+        return map(result(s.to), n, a, b, [](R x, R y) { return word(within(index(x), index(y))); });
+      case Instruction::kWiden:
+        return map(wide_result(s.to), n, a, [](R x) { return W(index(x)); });
+      case Instruction::kWideToReal:
+        return map(result(s.to), n, wide(a), [](const W& x) { return R(x); });
+      case Instruction::kWideAdd:
+        return map(wide_result(s.to), n, wide(a), wide(b),
+                   [](const W& x, const W& y) { return signed_of(unsigned_of(x) + unsigned_of(y)); });
+      case Instruction::kWideSub:
+        return map(wide_result(s.to), n, wide(a), wide(b),
+                   [](const W& x, const W& y) { return signed_of(unsigned_of(x) - unsigned_of(y)); });
+      case Instruction::kWideMul:
+        return map(wide_result(s.to), n, wide(a), wide(b),
+                   [](const W& x, const W& y) { return signed_of(unsigned_of(x) * unsigned_of(y)); });
+      case Instruction::kWideDiv:
+        return map(wide_result(s.to), n, wide(a), wide(b),
+                   [](const W& x, const W& y) { return quotient(x, y); });
+      case Instruction::kWideMod:
+        return map(wide_result(s.to), n, wide(a), wide(b),
+                   [](const W& x, const W& y) { return remainder(x, y); });
+      case Instruction::kWideLt:
+        return map(result(s.to), n, wide(a), wide(b),
+                   [](const W& x, const W& y) { return word(narrowed(x < y)); });
+      case Instruction::kWideLe:
+        return map(result(s.to), n, wide(a), wide(b),
+                   [](const W& x, const W& y) { return word(narrowed(x <= y)); });
+      case Instruction::kWideEq:
+        return map(result(s.to), n, wide(a), wide(b),
+                   [](const W& x, const W& y) { return word(narrowed(x == y)); });
+      case Instruction::kWideWhere:
+        return map(wide_result(s.to), n, a, wide(b), wide(c),
+                   [](R k, const W& x, const W& y) { return select(widened(mask(k)), x, y); });
+      case Instruction::kWideWithin:
+        return map(result(s.to), n, wide(a), b,
+                   [](const W& x, R size) { return word(I(within(x, W(index(size))))); });
       case Instruction::kGather:
         return gather(result(s.to), a, s.b, n, [this](IntegerOf<T> i) { return program_.gathered(i); });
       case Instruction::kIndexGather:
         return gather(result(s.to), a, s.b, n, [this](IntegerOf<T> i) {
-          const IntegerOf<T> found = program_.gathered_index(i);
+          const auto found = static_cast<IntegerOf<T>>(program_.gathered_index(i));
           T word;
           std::memcpy(&word, &found, sizeof(T));
           return word;
         });
+      case Instruction::kWideGather:
+        return gather(wide_result(s.to), a, s.b, n,
+                      [this](IntegerOf<T> i) { return program_.gathered_index(i); });
       case Instruction::kFrame:
         return raise_frame(s.to, a, s.b, n);
       case Instruction::kWeight: {
@@ -572,12 +681,15 @@ class Interpreter {
   }
 
   // uniform: the index is the same in all lanes. The result may have the register of the index.
-  template <class F>
-  MR_HD static void gather(R* to, Operand a, bool uniform, int n, F found) {
+  template <class To, class F>
+  MR_HD static void gather(To* to, Operand a, bool uniform, int n, F found) {
     for (int j = 0; j < n; ++j, to += kPacks, a.at += a.step) {
       const I at[kPacks] = {index(a.at[0]), index(a.at[1])};
       if (uniform) {
-        to[0] = to[1] = Program<T>::broadcast(found(at[0].v[0]));
+        if constexpr (std::is_same_v<To, W>)
+          to[0] = to[1] = found(at[0].v[0]);
+        else
+          to[0] = to[1] = Program<T>::broadcast(found(at[0].v[0]));
         continue;
       }
       for (int half = 0; half < kPacks; ++half) {
@@ -623,17 +735,45 @@ class Interpreter {
     }
   }
 
-  MR_HD static R quotient(I x, I y) {
-    I q;
+  template <class X>
+  MR_HD static X quotient(X x, X y) {
+    X q;
     for (int lane = 0; lane < kLanes<T>; ++lane) q.v[lane] = floor_of_quotient(x.v[lane], y.v[lane]);
-    return word(q);
+    return q;
+  }
+  template <class X>
+  MR_HD static X remainder(X x, X y) {
+    X r;
+    for (int lane = 0; lane < kLanes<T>; ++lane) r.v[lane] = floor_remainder(x.v[lane], y.v[lane]);
+    return r;
+  }
+  // Integers of C++ that wrap are unsigned.
+  using U = Pack<std::uint64_t, kLanes<T>>;
+  MR_HD static U unsigned_of(const W& x) {
+    U y;
+    std::memcpy(&y, &x, sizeof(U));
+    return y;
+  }
+  MR_HD static W signed_of(const U& x) {
+    W y;
+    std::memcpy(&y, &x, sizeof(W));
+    return y;
+  }
+  // Masks of words and of integers of 64 bits.
+  MR_HD static M narrowed(WideMask x) { return {__builtin_convertvector(x.v, typename M::Vector)}; }
+  MR_HD static WideMask widened(M x) { return {__builtin_convertvector(x.v, typename WideMask::Vector)}; }
+  // The index that is nearest to i in an axis of this size, where negative ones count from the end.
+  template <class X>
+  MR_HD static X within(X i, X size) {
+    const X from_0 = select(i < X(0), i + select(i < X(0), size, X(0)), i), last = size - X(1);
+    return select(from_0 < X(0), X(0), select(from_0 < last, from_0, last));
   }
 
   const Program<T>& program_;
   T *panel_[kPanels] = {}, scale_ = 0;
   std::int64_t column_ = 0;
-  R block_[kBlockRegisters][kBlockColumns * kPacks];
-  R row_[kRowRegisters][kPacks];
+  BlockRegister<T> block_[kBlockRegisters];
+  RowRegister<T> row_[kRowRegisters];
 };
 
 // The forward pass of a program, as a monoid.

@@ -5,6 +5,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "monoidreduce/integers.h"
 #include "monoidreduce/monoids/logsumexp.h"
 
 namespace monoidreduce {
@@ -76,17 +77,12 @@ MR_HD R share(R x, R high, R low) {
   return exp_of_difference(x, LogSumExp<R>::origin(high), low);
 }
 
-// An integer of the data, which may be of more bits than the program's: those outside equal no column.
+// An integer of 64 bits, or the nearest of fewer.
 template <class I>
 MR_HD constexpr I saturated(std::int64_t x) {
   constexpr I kMost = std::numeric_limits<I>::max(), kLeast = -kMost - 1;
   return x > kMost ? kMost : x < kLeast ? kLeast : static_cast<I>(x);
 }
-template <class I>
-MR_HD I floor_remainder(I x, I y) {
-  return x - floor_of_quotient(x, y) * y;
-}
-
 // As plain floating point.
 template <class R>
 MR_HD Scalar<R> scalar(R x) {

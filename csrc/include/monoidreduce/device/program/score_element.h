@@ -72,18 +72,10 @@ struct BlockStrip {
   }
 };
 
-// The tables of a call: its integers fit the program's.
-struct ScoreTables : ProgramTables {
-  template <class I>
-  MR_HD I index_gather(I i) const {
-    return static_cast<I>(integer[within(i, integers)]);
-  }
-};
-
 // Of a call; the same for all functions.
 struct ModifiedScoresData {
   static constexpr int kMostSizes = 24;
-  ScoreTables tables;
+  ProgramTables tables;
   const std::int64_t* blocks;  // their words; or null
   std::int64_t block_stride[4];
   int block_rows, block_columns, rows, columns;
@@ -133,7 +125,7 @@ struct ScoreElement {
   R score;  // scaled
   Index<R> batch, head, query, position;
   R real_query, real_position, real_distance;
-  const ScoreTables& tables;
+  const ProgramTables& tables;
   const int* size;
 };
 

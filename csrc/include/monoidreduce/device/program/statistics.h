@@ -5,6 +5,8 @@
 //                                                       ElementReal, of gradients GradientReal
 //   kScores                                             scores of an element, 1 or 2
 //   kRowData, kRowIndices, kColumnData, kColumnIndices  how many numbers it reads of a row and of a column
+//   RowIndex, ColumnIndex                               types of these integers: Index<Real>, which has the nearest of
+//                                                       its own for one that does not fit, or std::int64_t
 //   kMeans[s], kSoftmaxes, kTotals, kLargest, kCounts   its statistics; means of each softmax
 //   statistics(element)                                 -> ElementStatistics<P>
 // Of gradients it has instead gradient(element) -> Gradient<Real>, or, where threads own rows, kOperands, kSums and
@@ -33,17 +35,18 @@ struct ProgramTables {
 
   template <class R>
   MR_HD R gather(Index<R> i) const {
-    return R(static_cast<const Scalar<R>*>(real)[within(i, reals)]);
+    return R(static_cast<const Scalar<R>*>(real)[there(i, reals)]);
   }
-  template <class I>
-  MR_HD I index_gather(I i) const {
-    return saturated<I>(integer[within(i, integers)]);
+  // X: the low half of a number that fits, or all of it.
+  template <class X, class I>
+  MR_HD X index_gather(I i) const {
+    return static_cast<X>(integer[there(i, integers)]);
   }
 
- protected:
+ private:
   // In the index's own bits: 64 take twice the registers.
   template <class I>
-  MR_HD static I within(I i, std::int64_t count) {
+  MR_HD static I there(I i, std::int64_t count) {
     const I last = saturated<I>(count - 1);
     return i < 0 ? I(0) : i < last ? i : last;
   }
@@ -52,7 +55,7 @@ struct ProgramTables {
 template <class P>
 struct ProgramRow {
   Numbers<typename P::Real, P::kRowData> data;
-  Numbers<Index<typename P::Real>, P::kRowIndices> index;
+  Numbers<typename P::RowIndex, P::kRowIndices> index;
 };
 template <class P>
 struct ProgramElement {
@@ -61,7 +64,7 @@ struct ProgramElement {
   Index<R> position;  // the column's number
   ProgramRow<P> row;
   Numbers<R, P::kColumnData> column;
-  Numbers<Index<R>, P::kColumnIndices> column_index;
+  Numbers<typename P::ColumnIndex, P::kColumnIndices> column_index;
   const ProgramTables& tables;
 };
 
@@ -232,7 +235,7 @@ struct ProgramData {
     ProgramRow<P> found{};
     MR_UNROLL for (int k = 0; k < P::kRowData; ++k) found.data[k] = R(numbers[k * row_pitch + i]);
     MR_UNROLL for (int k = 0; k < P::kRowIndices; ++k) found.index[k] =
-        saturated<Index<R>>(row_index[k * row_index_pitch + i]);
+        saturated<typename P::RowIndex>(row_index[k * row_index_pitch + i]);
     return found;
   }
   // score, other: scaled. An element behind the last column has that one's data.
@@ -245,7 +248,7 @@ struct ProgramData {
     ProgramElement<P> e{score, other, static_cast<Index<R>>(first_column + j), of, {}, {}, tables};
     MR_UNROLL for (int k = 0; k < P::kColumnData; ++k) e.column[k] = R(numbers[k * column_pitch + there]);
     MR_UNROLL for (int k = 0; k < P::kColumnIndices; ++k) e.column_index[k] =
-        saturated<Index<R>>(column_index[k * column_index_pitch + there]);
+        saturated<typename P::ColumnIndex>(column_index[k * column_index_pitch + there]);
     return e;
   }
 };

@@ -103,7 +103,7 @@ struct Stage {
   alignas(16) T operand[kColumns][kWidth];
   alignas(16) T other[kColumns][kOther > 0 ? kOther : 1];
   Numbers<T, P::kColumnData> data[kColumns];
-  Numbers<Index<T>, P::kColumnIndices> index[kColumns];
+  Numbers<typename P::ColumnIndex, P::kColumnIndices> index[kColumns];
 
   __device__ __forceinline__ void load(const ProgramOperands& p, const ProgramData& from,
                                        std::int64_t column0) {
@@ -116,7 +116,8 @@ struct Stage {
       for (int k = 0; k < P::kColumnData; ++k) data[threadIdx.x][k] = numbers[k * from.column_pitch + column];
 #pragma unroll
       for (int k = 0; k < P::kColumnIndices; ++k)
-        index[threadIdx.x][k] = saturated<Index<T>>(from.column_index[k * from.column_index_pitch + column]);
+        index[threadIdx.x][k] =
+            saturated<typename P::ColumnIndex>(from.column_index[k * from.column_index_pitch + column]);
     }
   }
 
