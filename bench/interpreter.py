@@ -35,7 +35,8 @@ def measure_interpreter(device: torch.device, quick: bool) -> list[dict[str, Any
     if device.type != "cpu":
         return []
     traced = trace(token_stats, {}, {})
-    codes = (forward_code(traced.text, 0, 1, 0, 0), backward_code(traced.text, 0, 1, 0, 0))
+    counts = [len(traced.sources[kind]) for kind in ("row", "row_index", "column", "column_index")]
+    codes = (forward_code(traced.text, *counts), backward_code(traced.text, *counts))
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "interpreter"

@@ -15,6 +15,7 @@ import torch
 import monoidreduce as mr
 from monoidreduce import _C
 from monoidreduce.program.bytecode import forward_code
+from monoidreduce.program.tracing import trace
 
 stat = mr.stat
 TABLE, ARRAY = torch.ones(3, 4), numpy.ones(4)
@@ -525,11 +526,10 @@ def documented(score):  # type: ignore[no-untyped-def]
 
 def test_code_that_nobody_wrote() -> None:
     """The engine's code is checked too: no number of it makes the engine leave its memory."""
-    traced = mr.statistics(
-        lambda score, column: dict(x=stat.softmax(score * 2.0).mean(score), y=stat.largest(score))
+    traced = trace(
+        lambda score, column: dict(x=stat.softmax(score * 2.0).mean(score), y=stat.largest(score)), {}, {}
     )
-    traced(A, B)
-    code = forward_code(traced._last[2].text, 0, 0, 0, 0).split()
+    code = forward_code(traced.text, 0, 0, 0, 0).split()
     results = torch.empty(3, 3), torch.empty(1, 3), torch.empty(1, 3, dtype=torch.long)
     refused = 0
     for at in range(len(code)):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from folds import FOLDS, fold_inputs
+from folds import FOLDS, program_of
 
 from monoidreduce import distillation, get_include
 from monoidreduce.program import compiler, kernels
@@ -36,15 +36,6 @@ def nvrtc() -> Compiler:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MONOIDREDUCE_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-def program_of(name: str) -> tuple[str, kernels.Counts]:
-    """The text of a program, and how many data a call of it has."""
-    fold, call = fold_inputs(name, (5,), 9)
-    fold(**call)
-    traced = fold._last[2]
-    counts = [len(traced.sources[kind]) for kind in ("row", "row_index", "column", "column_index")]
-    return traced.text, (counts[0], counts[1], counts[2], counts[3])
 
 
 @pytest.mark.parametrize("which", ("fold", "gradient", "gradient of first"))
@@ -213,6 +204,7 @@ def test_a_line_where_it_takes_long(
 ALONE = """
 import torch, monoidreduce as mr
 from monoidreduce.program import cache, compiler, kernels
+from monoidreduce.program.tracing import trace
 
 @mr.statistics
 def fold(score, column):
@@ -221,7 +213,7 @@ def fold(score, column):
 a, b = torch.randn(3, 2, requires_grad=True), torch.randn(4, 2)
 fold(a, b).lse.sum().backward()
 if compiler.find() is not None:
-    text = fold._last[2].text
+    text = trace(fold.__wrapped__, {}, {}).text
     assert kernels.compiled("fold", text, (0, 0, 0, 0), torch.float32, "simt", (9, 0)).code
 print("done")
 """

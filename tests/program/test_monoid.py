@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from folds import FOLDS, fold_inputs, leaves_of, outputs_of
+from folds import FOLDS, fold_inputs, leaves_of, outputs_of, program_of
 from torch import Tensor
 
 import monoidreduce as mr
@@ -14,15 +14,9 @@ from monoidreduce.program import passes
 from monoidreduce.program.monoid import StatisticsMonoid
 
 
-def monoid_of(name: str) -> StatisticsMonoid:
-    fold, call = fold_inputs(name, (3,), 4)
-    fold(**call)
-    return StatisticsMonoid(fold._last[2].text)
-
-
 @pytest.mark.parametrize("name", FOLDS)
 def test_laws(name: str) -> None:
-    monoid = monoid_of(name)
+    monoid = StatisticsMonoid(program_of(name)[0])
     columns = iter(range(1 << 30))
 
     def sample(generator: torch.Generator, shape: tuple[int, ...]) -> Any:

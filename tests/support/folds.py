@@ -108,6 +108,16 @@ def fold_inputs(
     return mr.statistics(function), call
 
 
+def program_of(name: str) -> tuple[str, tuple[int, int, int, int]]:
+    """The text of a function's program, and how many data of each kind a call of it has."""
+    function, _, row, column = FOLDS[name]
+    traced = trace(function, dict.fromkeys(row, "real"), dict.fromkeys(column, "real"))
+    rows, row_indices, columns, column_indices = (
+        len(traced.sources[kind]) for kind in ("row", "row_index", "column", "column_index")
+    )
+    return traced.text, (rows, row_indices, columns, column_indices)
+
+
 def leaves_of(call: Inputs) -> list[torch.Tensor]:
     """The tensors of a call that require gradients."""
     tensors = [t for t in call.values() if isinstance(t, torch.Tensor)]
