@@ -83,7 +83,8 @@ class Adjoint:
             if number not in self._terms or pull is None:
                 continue
             arguments = [Expression(self.graph, i) for i in args]
-            term, guard = self._sum(number)
+            term, _ = self._sum(number)
+            guard = _either(self.graph, self._terms[number])
             pulled = pull(term, Expression(self.graph, number), *arguments)
             for argument, by_argument in zip(arguments, pulled, strict=True):
                 if by_argument is None or argument.constant is not None:
@@ -103,15 +104,13 @@ class Adjoint:
         return {nodes[number]: selected(*self._sum(number)) for number in numbers}
 
     def _sum(self, number: int) -> tuple[Expression, Guard]:
-        """All terms of a node, and the guard of their sum."""
+        """All terms of a node, and what their guards have in common, by which they are yet to be selected."""
         terms = self._terms[number]
-        if len(terms) == 1:
-            ((guard, term),) = terms.items()
-            return term, guard
-        total, *others = (selected(term, guard) for guard, term in terms.items())
+        common = frozenset.intersection(*terms)
+        total, *others = (selected(term, guard - common) for guard, term in terms.items())
         for term in others:
             total = total + term
-        return total, _either(self.graph, terms)
+        return total, common
 
 
 def _holds(graph: Graph, guard: Guard) -> Expression:
