@@ -98,7 +98,7 @@ def _loss_fold(loss: str, biased: bool, hard: bool) -> Statistics:
         score: Any,
         other: Any,
         column: Any,
-        label: Any,
+        target: Any,
         inverse: Any,
         student: Any,
         student_low: Any,
@@ -113,7 +113,7 @@ def _loss_fold(loss: str, biased: bool, hard: bool) -> Statistics:
         found = parts(s, t, stat.softmax(s), stat.softmax(t), log_beta, log_rest)
         if hard:
             log_prob = score - at_one - at_one_low
-            found["target"] = stat.total(torch.where(column == label, log_prob, 0.0))
+            found["target"] = stat.total(torch.where(column == target, log_prob, 0.0))
             found["hard"] = stat.softmax(log_prob).logsumexp
         return found
 
@@ -121,7 +121,7 @@ def _loss_fold(loss: str, biased: bool, hard: bool) -> Statistics:
         score: Any,
         other: Any,
         column: Any,
-        label: Any,
+        target: Any,
         inverse: Any,
         student: Any,
         student_low: Any,
@@ -136,7 +136,7 @@ def _loss_fold(loss: str, biased: bool, hard: bool) -> Statistics:
     ) -> dict[str, Any]:
         known = student, student_low, teacher, teacher_low, at_one, at_one_low
         biased = score + bias, other + teacher_bias
-        return distillation(*biased, column, label, inverse, *known, log_beta, log_rest)
+        return distillation(*biased, column, target, inverse, *known, log_beta, log_rest)
 
     return statistics(biased_distillation if biased else distillation)
 
@@ -211,10 +211,11 @@ class Distillation:
             "at_one": lse.hard if hard else lse.student,
             "at_one_low": low.hard if hard else low.student,
         }
-        label = self.row["inverse"].new_zeros(len(self.operands[0]), dtype=torch.int64)
+        if (target := self.target) is None:
+            target = self.row["inverse"].new_zeros(len(self.operands[0]), dtype=torch.int64)
         return {
-            "label": label if self.target is None else self.target,
-            "row": self.row | known,
+            # No label: `used` says which tokens count, and soft losses read no target.
+            "row": self.row | known | {"target": target},
             "column": self.column,
             "workspace": self.workspace,
         }

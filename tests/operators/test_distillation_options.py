@@ -78,6 +78,17 @@ def test_reductions(ignore_index: int, reduction: str, device: torch.device) -> 
     check(inputs, options, differentiate=["x", "weight"])
 
 
+@pytest.mark.parametrize("loss", LOSSES)
+def test_soft_losses_read_no_target(loss: str, device: torch.device) -> None:
+    """Where a target is not ignore_index its token counts, whatever else the target is; -100 too."""
+    inputs = inputs_with(torch.float32, device, "bias", rows=10)
+    target = torch.tensor([-100, 7] * 5, device=device)
+    options = {"loss": loss, "reduction": "none"}
+    alone = mr.linear_distillation(**inputs, **options)
+    found = mr.linear_distillation(**inputs, **options, target=target, ignore_index=7)
+    torch.testing.assert_close(found, torch.where(target == 7, 0, alone), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("reduction", ("none", "sum", "mean"))
 def test_no_token_counts(reduction: str, device: torch.device) -> None:
     inputs = inputs_with(torch.float32, device, "target")
