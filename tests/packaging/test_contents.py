@@ -48,8 +48,8 @@ PYTHON = """
     program/vocabulary.py
 """
 HEADERS = """
-    activation.h describe.h error.h fold.h instructions.h integers.h math.h monoid.h operators.h path_counter.h
-    plan.h pull.h rows.h
+    activation.h describe.h error.h fold.h instructions.h integers.h math.h monoid.h operators.h
+    path_counter.h plan.h pull.h rows.h
     score.h tensor_view.h traits.h
     cpu/fold.h cpu/fold_backward.h cpu/fold_forward.h cpu/isa.h cpu/matmul.h cpu/modified_scores.h cpu/pack.h
     cpu/panels.h
