@@ -467,6 +467,8 @@ class _Call:
             return self._vector(traced, tensors, node[0], traced.gathered[node[0]][node[1]])
 
         found = evaluate(traced.nodes, indices, leaf, self.a)
+        if indices and tensor.dtype in (torch.uint16, torch.uint32):
+            tensor = tensor.long()  # torch indexes neither on a GPU
         try:
             gathered: Tensor = tensor[tuple(found[i] for i in indices)] if indices else tensor
         except IndexError as error:  # of data, as labels; a GPU has its own way to say so

@@ -70,17 +70,12 @@ class Operator(NamedTuple):
 OPERATORS: dict[str, Operator] = {}
 
 
-class _Numbers(NamedTuple):
-    """inputs: how many tensors an op takes. at: where among its arguments the real numbers are."""
-
-    inputs: int
-    at: tuple[int, ...]
+# How many tensors an op takes, and where among its arguments the real numbers are. Plain tuples: the compiler of
+# torch 2.11 cannot unpack a NamedTuple that a constant function returns.
+_numbers: dict[str, tuple[int, tuple[int, ...]]] = {}
 
 
-_numbers: dict[str, _Numbers] = {}
-
-
-def _numbers_of(name: str) -> _Numbers:
+def _numbers_of(name: str) -> tuple[int, tuple[int, ...]]:
     return _numbers[name]
 
 
@@ -227,7 +222,7 @@ def register(name: str, **described: Any) -> None:
     _register(name, **described)
     inputs, options = len(_names(described["inputs"])), described["options"].split(", ")
     real = tuple(i for i, option in enumerate(options) if option.startswith("float"))
-    _numbers[name] = _Numbers(inputs, tuple(inputs + i for i in real))
+    _numbers[name] = (inputs, tuple(inputs + i for i in real))
     if not real:
         return
     keep = next((i for i, option in enumerate(options) if option.startswith("bool keep")), None)

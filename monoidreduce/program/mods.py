@@ -34,6 +34,7 @@ from monoidreduce.program.tracing import Captures, Trace, described, run
 __all__ = ["LINES", "STAND_INS", "Mods", "kept_elements", "mods_in_graph", "mods_of", "tables"]
 
 INDICES = ("batch", "head", "query", "position")
+MOST_SIZES = 24  # ModifiedScoresData::kMostSizes (device/program/score_element.h)
 # Stand for tensors of a call: BlockMask.kinds, and `line_numbers` of packed sequences.
 KINDS, LINES = torch.zeros(1, 1, 1, 1, dtype=torch.int64), torch.zeros(1, 4, dtype=torch.int64)
 STAND_INS = (KINDS, LINES)
@@ -236,6 +237,9 @@ def tables(
             raise ValueError(mismatch("captured tensors", f"at most {MOST} numbers", first + tensor.numel()))
         sizes += [first, *tensor.shape]
         into.append(tensor)
+    if like.is_cuda and len(sizes) > MOST_SIZES:
+        expected = f"at most {MOST_SIZES} on a GPU, one for each tensor and one for each of its axes"
+        raise ValueError(mismatch("captured tensors", f"{expected} (torch.stack joins some)", len(sizes)))
     dtype = accumulation_dtype(like.dtype)
     return _joined(reals, dtype), _joined(integers, torch.int64), sizes
 

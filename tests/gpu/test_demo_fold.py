@@ -30,5 +30,5 @@ def test_command_compiles_and_times(
     assert re.search(r"^A later process reads them from the cache on disk, here in [\d.]+ ms\.$", said, re.M)
     assert "Forward pass: statistics_fold/cuda/" in said
     assert re.search(r"^token_stats +[\d.]+ ms +[\d.]+ ms +[\d.]+ MiB$", said, re.M)
-    assert len(said.splitlines()) <= 60 and plot.exists() == ("no plot" not in said)
+    assert plot.exists() == ("no plot" not in said)
     assert os.environ.get("MONOIDREDUCE_CACHE_DIR") == before

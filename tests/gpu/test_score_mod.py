@@ -59,14 +59,20 @@ def check(
 
 
 def check_integers(dtype: torch.dtype, gpu: torch.device, packed: bool = False) -> None:
-    """All cases in one mask, whose parity is wrong where one of them is."""
+    """Half of the cases at a time in one mask, whose parity is wrong where one of them is."""
+    names = list(INTEGERS)
+    for half in (names[::2], names[1::2]):
+        check_integers_of(half, dtype, gpu, packed)
+
+
+def check_integers_of(names: list[str], dtype: torch.dtype, gpu: torch.device, packed: bool) -> None:
     rows = columns = 200
     t = captured(rows, columns, gpu)
 
     def mask(b: Any, h: Any, i: Any, j: Any) -> Any:
-        return reduce(operator.xor, (keeps(i, j, t) for keeps in INTEGERS.values()))
+        return reduce(operator.xor, (INTEGERS[name](i, j, t) for name in names))
 
-    expected = reduce(operator.xor, (kept(name, rows, columns, gpu) for name in INTEGERS))
+    expected = reduce(operator.xor, (kept(name, rows, columns, gpu) for name in names))
     q, k = torch.zeros(2, 1, 1, rows, 64, dtype=dtype, device=gpu).unbind()
     v = torch.eye(columns, dtype=dtype, device=gpu)[None, None]
     if packed:
