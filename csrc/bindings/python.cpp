@@ -45,8 +45,7 @@ py::dict program_limits() {
   py::list instructions;
   for (const char* name : kInstructionNames) instructions.append(name);
   return py::dict("instructions"_a = py::tuple(instructions), "block_registers"_a = kBlockRegisters,
-                  "row_registers"_a = kRowRegisters, "fields"_a = kStateFields,
-                  "steps"_a = kMostSteps);
+                  "row_registers"_a = kRowRegisters, "fields"_a = kStateFields, "steps"_a = kMostSteps);
 }
 
 // (rows, columns) that the CPU engine computes at a time, forward and backward.

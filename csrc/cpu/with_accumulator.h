@@ -18,7 +18,8 @@ void with_accumulator(DType dtype, F f) {
 
 // A contiguous tensor, or none.
 inline void fill_zero(const TensorView& t) {
-  if (t.present() && t.numel()) std::memset(t.data, 0, static_cast<std::size_t>(t.numel() * item_size(t.dtype)));
+  if (t.present() && t.numel())
+    std::memset(t.data, 0, static_cast<std::size_t>(t.numel() * item_size(t.dtype)));
 }
 
 }  // namespace MR_CPU_ISA

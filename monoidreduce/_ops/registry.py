@@ -70,8 +70,8 @@ class Operator(NamedTuple):
 OPERATORS: dict[str, Operator] = {}
 
 
-# How many tensors an op takes, and where among its arguments the real numbers are. Plain tuples: the compiler of
-# torch 2.11 cannot unpack a NamedTuple that a constant function returns.
+# How many tensors an op takes, and where among its arguments the real numbers are. Plain tuples: torch 2.11's
+# compiler cannot unpack a NamedTuple that a constant function returns.
 _numbers: dict[str, tuple[int, tuple[int, ...]]] = {}
 
 
