@@ -125,8 +125,9 @@ def _call(
     if scale is not None:
         scale = check_factor("scale", scale)
     score_mod, mask_mod, block_mask = mods
+    in_graph = torch.compiler.is_dynamo_compiling()  # torch 2.6 does not trace callable() of a partial
     for name, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
-        if function is not None and not callable(function):
+        if not (in_graph or function is None or callable(function)):
             raise TypeError(mismatch(name, "a function of one element", repr(function)))
     kinds, words, block, listed = None, None, (1, 1), None
     if block_mask is not None:
@@ -138,7 +139,7 @@ def _call(
     given = (score_mod, mask_mod, listed, weights, starts is not None)
     lines = None if starts is None else line_numbers(*starts, max(q.shape[2], k.shape[2], 1))
     of_call = (kinds, lines)
-    if torch.compiler.is_dynamo_compiling():
+    if in_graph:
         traced, which, read = mods_in_graph(*given)
         if traced is None:
             again = (q, k, v, mods, causal, scale, window, weights, sinks, compensated, starts)

@@ -259,7 +259,7 @@ class _Fold(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Any, ...]:
         fields = ctx.saved_tensors[: len(upstream)]
         gradients = _apply(_FoldGradient, (ctx.monoid, ctx.make, ctx.axis), (*ctx.saved_tensors, *upstream))
-        return None, None, None, *_in_place_of(gradients, [f.is_floating_point() for f in fields])
+        return None, None, None, *_in_place_of(gradients, [f.dtype.is_floating_point for f in fields])
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, monoid: Any, make: Any, axis: int, *fields: Tensor) -> Any:
@@ -280,7 +280,7 @@ class _FoldGradient(_DifferentiableOnce):
         filled = _fill(upstream, total)
         local = monoid.local_gradient(at_every_element(total), elements, at_every_element(filled))
         pairs = zip(local, fields, strict=True)
-        return tuple(gradient.to(field.dtype) for gradient, field in pairs if field.is_floating_point())
+        return tuple(gradient.to(field.dtype) for gradient, field in pairs if field.dtype.is_floating_point)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, monoid: Any, make: Any, axis: int, *tensors: Any) -> Any:
@@ -379,7 +379,7 @@ class _Problem:
         """
         with torch.enable_grad(), self.own_hooks():
             part = self._slice_pair(a_slice, b_slice)
-        if len(part) != 1 or part[0].dim() != 1 or not part[0].is_floating_point():
+        if len(part) != 1 or part[0].dim() != 1 or not part[0].dtype.is_floating_point:
             expected = "True only for states of one floating number a row"
             raise ValueError(mismatch("forward_gradient", expected, layout(part)))
         leaves = [t for t in a_slice if t.requires_grad]
@@ -648,7 +648,7 @@ def _remember(
     ctx.save_for_backward(*inputs, *results)
     ctx.set_materialize_grads(False)
     state, others = results[:fields], results[len(results[:fields]) :]
-    ctx.mark_non_differentiable(*(field for field in state if not field.is_floating_point()), *others)
+    ctx.mark_non_differentiable(*(field for field in state if not field.dtype.is_floating_point), *others)
 
 
 def _in_place_of(gradients: Sequence[Tensor], needed: Sequence[bool]) -> Iterator[Tensor | None]:
@@ -737,7 +737,7 @@ def _jacobians(a: Sequence[Tensor]) -> tuple[bool, ...]:
     if not torch.is_grad_enabled():
         return ()
     hidden = transforms_are_active()
-    return tuple(t.is_floating_point() and (t.requires_grad or hidden) for t in a)
+    return tuple(t.dtype.is_floating_point and (t.requires_grad or hidden) for t in a)
 
 
 def _other_leaves(of: Tensor, leaves: Sequence[Tensor]) -> bool:

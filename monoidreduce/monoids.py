@@ -93,7 +93,7 @@ def check_state(name: str, state: Any, monoid: Monoid[Any]) -> None:
     for index, field in enumerate(state):
         if field.layout is not torch.strided or field.is_nested:
             check_tensor(f"{name}.{state._fields[index]}", field)
-        if field.dtype not in FLOATING and (field.is_floating_point() or field.is_complex()):
+        if field.dtype not in FLOATING and (field.dtype.is_floating_point or field.is_complex()):
             expected = "float64, float32, bfloat16, float16, an integer dtype or bool"
             raise TypeError(mismatch(f"{name}.{state._fields[index]}", expected, field.dtype))
 
@@ -144,7 +144,7 @@ class Checked(Monoid[Any]):
             expected = f"gradients of {_listed(a._fields)}"
             raise TypeError(self.mismatch("local_gradient", expected, _describe(gradient)))
         for index, (found, field) in enumerate(zip(gradient, a, strict=True)):
-            if not field.is_floating_point():
+            if not field.dtype.is_floating_point:
                 continue
             if not isinstance(found, Tensor) or not found.dtype.is_floating_point:
                 expected = f"a floating tensor for {a._fields[index]}"
@@ -196,7 +196,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _check_mean(name: str, field: Tensor) -> None:
-    if not field.is_floating_point():
+    if not field.dtype.is_floating_point:
         raise TypeError(mismatch(name, "a floating dtype, since the field is divided", field.dtype))
 
 
@@ -213,14 +213,14 @@ def _sum_payload(product: Tensor, weight: Tensor) -> Tensor:
 
 def _no_mass(name: str, log_weight: Tensor) -> Tensor:
     """-inf: the logarithm of no mass. An integer has none."""
-    if not log_weight.is_floating_point():
+    if not log_weight.dtype.is_floating_point:
         raise TypeError(mismatch(name, "a floating dtype, since the field is a logarithm", log_weight.dtype))
     return torch.full_like(log_weight, -math.inf)
 
 
 def _end_of(value: Tensor, sign: int) -> Tensor:
     """The end of the range of a dtype: infinity, or of integers and bools the largest or smallest."""
-    if value.is_floating_point():
+    if value.dtype.is_floating_point:
         return torch.full_like(value, sign * math.inf)
     if value.dtype == torch.bool:
         return torch.full_like(value, sign > 0)
@@ -573,7 +573,7 @@ def local_matrix(monoid: Monoid[Any], c: Any, a: Any) -> Tensor:
     c, a = (maker(state)(field.clone() for field in state) for state in (c, a))  # a method may change them
     columns = []
     for index, field in enumerate(c):
-        if not field.is_floating_point():
+        if not field.dtype.is_floating_point:
             continue
         for number in range(math.prod(field.shape[batch:])):
             unit = torch.zeros_like(field, memory_format=torch.contiguous_format)
@@ -605,12 +605,13 @@ def local_tangent(monoid: Monoid[Any], c: Any, a: Any, tangent: Any) -> Any:
         raise ValueError(mismatch("tangent", layout(a), layout(tangent)))
     with torch.inference_mode(False), torch.enable_grad():
         c, a, tangent = (maker(state)(field.detach().clone() for field in state) for state in (c, a, tangent))
-        leaf = maker(c)(torch.zeros_like(f, requires_grad=f.is_floating_point()) for f in c)
+        leaf = maker(c)(torch.zeros_like(f, requires_grad=f.dtype.is_floating_point) for f in c)
         gradient = monoid.local_gradient(c, a, leaf)
-        moved = sum((g * t).sum() for g, t in zip(gradient, tangent, strict=True) if t.is_floating_point())
-        leaves = [f for f in leaf if f.is_floating_point()]
+        pairs = zip(gradient, tangent, strict=True)
+        moved = sum((g * t).sum() for g, t in pairs if t.dtype.is_floating_point)
+        leaves = [f for f in leaf if f.dtype.is_floating_point]
         found = iter(torch.autograd.grad(moved, leaves, allow_unused=True, materialize_grads=True))
-    return maker(c)(next(found) if f.is_floating_point() else torch.zeros_like(f) for f in c)
+    return maker(c)(next(found) if f.dtype.is_floating_point else torch.zeros_like(f) for f in c)
 
 
 def _check_local(monoid: Any, c: Any, a: Any) -> int:
@@ -621,7 +622,7 @@ def _check_local(monoid: Any, c: Any, a: Any) -> int:
         check_state(name, state, monoid)
     if layout(c) != layout(a):
         raise ValueError(mismatch("a", f"the layout of c, {layout(c)}", layout(a)))
-    if not any(field.is_floating_point() for field in c):
+    if not any(field.dtype.is_floating_point for field in c):
         raise ValueError(mismatch("c", "a state with a floating field", layout(c)))
     batch: int = min(field.dim() for field in c)
     return batch
@@ -629,5 +630,5 @@ def _check_local(monoid: Any, c: Any, a: Any) -> int:
 
 def _end_to_end(state: Any, like: Any, batch: int) -> Tensor:
     """The numbers of the floating fields, [*batch, numbers]."""
-    floating = [g for g, f in zip(state, like, strict=True) if f.is_floating_point()]
+    floating = [g for g, f in zip(state, like, strict=True) if f.dtype.is_floating_point]
     return torch.cat([g.reshape(*g.shape[:batch], math.prod(g.shape[batch:])) for g in floating], -1)
