@@ -8,8 +8,9 @@ import zipfile
 import monoidreduce as mr
 
 PYTHON = """
-    _C.pyi __init__.py __main__.py _command_line.py _interrupt.py _keywords.py _paths.py _requirements.py
-    _torch_private.py _unbuilt.py _validate.py _version.py attend.py backend.py block_mask.py cpp_monoid.py
+    _C.pyi __init__.py __main__.py _command_line.py _dynamo.py _interrupt.py _keywords.py _paths.py
+    _requirements.py _results.py _torch_private.py _unbuilt.py _validate.py _version.py attend.py
+    backend.py block_mask.py cpp_monoid.py
     distillation.py
     flops.py functional.py
     hardware.py
@@ -25,21 +26,25 @@ PYTHON = """
     demo/report.py demo/scale.py demo/sweep.py demo/train.py demo/transformers.py
     distributed/__init__.py distributed/attention.py distributed/attention_folds.py
     distributed/attention_varlen.py distributed/collectives.py distributed/dtensor.py distributed/fold.py
-    distributed/group.py distributed/once.py distributed/operators.py distributed/split.py
+    distributed/group.py distributed/messages.py distributed/once.py distributed/operators.py
+    distributed/split.py
     distributed/states.py distributed/statistics.py
     integrations/__init__.py integrations/_attention.py integrations/_divergence.py integrations/_layers.py
-    integrations/_loss.py integrations/_mlp.py integrations/_sources.py integrations/_transformers_version.py
+    integrations/_loss.py integrations/_mlp.py integrations/_sources.py
+    integrations/_transformers_version.py
     integrations/gkd.py integrations/megatron.py integrations/torchtitan.py integrations/transformers.py
     integrations/trl.py integrations/verl.py
     io/__init__.py io/__main__.py io/algorithms.py io/bounds.py io/command.py io/comparison.py io/counts.py
-    io/figure.py io/flash.py io/graph.py io/large_cache.py io/masks.py io/memory.py io/no_cache.py io/ours.py
+    io/figure.py io/flash.py io/graph.py io/large_cache.py io/masks.py io/memory.py io/no_cache.py
+    io/ours.py
     io/partition.py io/pebbles.py io/problem.py io/products.py io/small_cache.py io/tiles.py io/trace.py
     plan/__init__.py plan/_positive.py plan/collectives.py plan/command.py plan/critical_batch.py
     plan/figure.py plan/fsdp_tp.py plan/kernels.py plan/links.py plan/mesh.py plan/noise_scale.py
     plan/on_chip.py plan/operators.py plan/planner.py plan/ranks.py plan/roofline.py plan/shards.py
     plan/strategies.py plan/tensor_lines.py plan/topology.py plan/transformer.py
     program/__init__.py program/arguments.py program/attention.py program/attention_cuda.py
-    program/bytecode.py program/cache.py program/chunked.py program/compiler.py program/cpp_kernels.py
+    program/bytecode.py program/cache.py program/chance.py program/chunked.py program/compiler.py
+    program/cpp_kernels.py
     program/cpp_laws.py program/cpp_passes.py program/cpp_source.py program/cuda.py program/cuda_rows.py
     program/cuda_source.py program/derivative.py program/errors.py
     program/graph.py program/kernels.py program/mods.py program/monoid.py program/operations.py
@@ -51,7 +56,8 @@ HEADERS = """
     activation.h describe.h error.h fold.h instructions.h integers.h math.h monoid.h operators.h
     path_counter.h plan.h pull.h rows.h
     score.h tensor_view.h traits.h
-    cpu/fold.h cpu/fold_backward.h cpu/fold_forward.h cpu/isa.h cpu/matmul.h cpu/modified_scores.h cpu/pack.h
+    cpu/fold.h cpu/fold_backward.h cpu/fold_forward.h cpu/isa.h cpu/matmul.h cpu/modified_scores.h
+    cpu/pack.h
     cpu/panels.h
     cpu/program.h cpu/thread_pool.h cpu/tiles.h
     device/arch/approximate.cuh device/arch/async_copy.cuh device/arch/barrier.cuh device/arch/cluster.cuh
@@ -114,7 +120,8 @@ HEADERS = """
 CMAKE_PACKAGE = "monoidreduceConfig.cmake monoidreduceConfigVersion.cmake"
 BUILD = """
     CHANGELOG.md CMakeLists.txt LICENSE MANIFEST.in README.md pyproject.toml setup.py
-    cmake/CppTests.cmake cmake/CpuIsa.cmake cmake/CudaKernels.cmake cmake/CudaToolchain.cmake
+    cmake/Compiler.cmake cmake/CppTests.cmake cmake/CpuIsa.cmake cmake/CudaKernels.cmake
+    cmake/CudaToolchain.cmake
     cmake/HostCode.cmake cmake/Install.cmake cmake/PythonModule.cmake cmake/Sources.cmake
     cmake/ptxas_gate.sh
 """
