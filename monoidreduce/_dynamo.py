@@ -384,7 +384,7 @@ class Reading:
         return result, tuple(which if kind == "call" else -1 for kind, which in places), variables
 
     def _place(self, tensor: Tensor, of_call: Sequence[Tensor]) -> tuple[str, Any]:
-        """Where a tensor is that a function read."""
+        """The list that holds a tensor which a function read, "call" or "input", and its place there."""
         for kind, known in (("call", of_call), ("input", [t for t, _ in self.inputs])):
             for number, t in enumerate(known):
                 if t is tensor:

@@ -53,10 +53,10 @@ _ERRORS = {error.__name__: error for error in (TypeError, ValueError, IndexError
 
 
 class Facts(NamedTuple):
-    """What must be the same on all ranks.
+    """The sizes, dtypes and options of a call, which must be the same on all ranks.
 
-    key: decides what the other two tell. It is to be had in a few microseconds. tell: values by name.
-    waiting: more of them, for which the host waits for a GPU, so that only first calls are compared by them.
+    key: equal keys mean equal facts; it takes a few microseconds to make. tell: returns the facts by name.
+    waiting: returns those that the host must wait for a GPU to read. Only first calls compare them.
     """
 
     key: Hashable

@@ -47,7 +47,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class Replaced(NamedTuple):
-    """What of a model is computed by MonoidReduce, by the names of modules."""
+    """The parts of a model that MonoidReduce computes, by the names of their modules."""
 
     attention: tuple[str, ...]  # layers
     attention_left: tuple[str, ...]  # layers of attention that are as before

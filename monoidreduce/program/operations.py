@@ -48,7 +48,7 @@ LEAVES = {
     "wide_column_index": "wide",
 }
 
-# Operations whose value is their last argument: they say what of a gradient, no code.
+# Operations that return their last argument. They matter to derivatives alone: no code is generated for them.
 SAME = {"detach", "counted"}
 
 

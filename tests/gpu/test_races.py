@@ -66,7 +66,7 @@ def _attention() -> list[Specimen]:
     return found
 
 
-# Calls of thousands of tiles, and those of every way that tensor cores have.
+# Calls with many tiles, and one small call for each kind of tensor-core kernel.
 SPECIMENS = (
     *_attention(),
     *(replace(specimen, name=f"{specimen.name}_small") for specimen in TENSOR_CORE_SPECIMENS),

@@ -169,7 +169,7 @@ FILE = cache._file
 
 
 class Full:
-    """A file whose last bytes do not fit."""
+    """A file on a disk that is full before its last bytes are written."""
 
     def __init__(self, *arguments: Any) -> None:
         self.file = FILE(*arguments)
