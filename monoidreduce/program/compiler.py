@@ -9,6 +9,7 @@ import ctypes
 import importlib.util
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -92,9 +93,7 @@ class Compiler:
         try:
             for kernel in kernels:
                 self._call("nvrtcAddNameExpression", program, kernel.encode())
-            given = [f"--gpu-architecture={architecture}", *options]
-            arguments = (ctypes.c_char_p * len(given))(*(option.encode() for option in given))
-            failed = self._library.nvrtcCompileProgram(program, len(given), arguments) != 0
+            failed = self._compile(program, [f"--gpu-architecture={architecture}", *options])
             log = self._bytes("ProgramLog", program).rstrip(b"\0").decode(errors="replace")
             if failed:
                 raise CompilationError(log)
@@ -103,6 +102,15 @@ class Compiler:
             return Image(self._bytes(what, program), names, log)
         finally:
             self._call("nvrtcDestroyProgram", ctypes.byref(program))
+
+    def _compile(self, program: ctypes.c_void_p, options: Sequence[str]) -> bool:
+        """True if the compiler refuses the program.
+
+        It runs on a thread of its own: NVRTC 12 leaves its thread with the C locale, where `open(path)` reads ASCII.
+        """
+        given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(self._library.nvrtcCompileProgram, program, len(options), given).result() != 0
 
     def _lowered(self, program: ctypes.c_void_p, kernel: str) -> str:
         name = ctypes.c_char_p()

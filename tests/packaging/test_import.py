@@ -11,14 +11,6 @@ import torch
 
 import monoidreduce
 
-TIMED_IMPORT = """
-import time
-import torch
-start = time.process_time()  # of this process alone, however busy the machine
-import monoidreduce
-print(time.process_time() - start)
-"""
-
 WATCHED_IMPORT = """
 import os, sys
 import torch
@@ -56,17 +48,19 @@ def run_python(code: str, **environment: str) -> str:
     return process.stdout.strip()
 
 
-def test_import_takes_under_150_ms_beyond_torch():
-    assert any(float(run_python(TIMED_IMPORT)) < 0.150 for _ in range(5))
-
-
 @pytest.mark.oldest
 def test_import_starts_nothing_and_writes_nothing():
     assert run_python(WATCHED_IMPORT) == "[]"
 
 
-def test_import_loads_no_library_that_an_integration_is_for():
-    code = "import sys, monoidreduce; print({'transformers', 'peft', 'accelerate'} & set(sys.modules))"
+def test_import_loads_no_library_beside_torch():
+    code = """
+import sys, torch
+loaded = set(sys.modules)
+import monoidreduce
+names = {name.partition(".")[0] for name in set(sys.modules) - loaded}
+print(names - {"monoidreduce"} - sys.stdlib_module_names)
+"""
     assert run_python(code) == "set()"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import locale
+
 import nvrtc
 import pytest
 from nvrtc import INCLUDE, Nvrtc
@@ -136,6 +138,11 @@ def newest() -> Nvrtc:
     return nvrtc.newest()
 
 
+@pytest.fixture(scope="module")
+def oldest() -> Nvrtc:
+    return nvrtc.oldest()
+
+
 def test_every_wrapper_has_its_kernel() -> None:
     assert {*SM80, *HOPPER} == set(HEADERS) - {"element"}  # which has names alone
 
@@ -147,5 +154,11 @@ def test_header_compiles_alone(newest: Nvrtc, header: str, arch: str) -> None:
     parameter = ", const __grid_constant__ TensorMap map" if header == "tma" else ""
     source = KERNEL.format(header=header, map=parameter, calls="\n  ".join(calls))
     options = ["--std=c++20", f"--gpu-architecture={arch}", f"--include-path={INCLUDE}"]
-    ptx = newest.compile(source, options)
+    ptx = newest.compile_ptx(source, options)
     assert [instruction for instruction in calls.values() if instruction not in ptx] == []
+
+
+def test_compilation_leaves_the_locale_of_its_thread(oldest: Nvrtc) -> None:
+    before = locale.getpreferredencoding(False)
+    oldest.compile("__global__ void nothing() {}", "sm_80", [], ["nothing"])
+    assert locale.getpreferredencoding(False) == before

@@ -146,7 +146,7 @@ def message(compiler: Nvrtc, wrong: Wrong) -> str:
         for header in ("fold_forward_sm80", "contraction_sm80", "contraction_sm90")
     )
     with pytest.raises(CompilationError) as caught:
-        compiler.compile(
+        compiler.compile_ptx(
             includes + tiles + PREAMBLE + wrong.definition,
             [*OPTIONS, "--gpu-architecture=sm_90a"],
             [wrong.instance],

@@ -11,31 +11,17 @@ from pathlib import Path
 import pytest
 
 import monoidreduce as mr
+from monoidreduce.program.compiler import CompilationError, Compiler
 
 INCLUDE = Path(mr.get_include())
 # NVRTC has no standard headers, and the wheel none of CUDA's.
 STAND_INS = INCLUDE / "monoidreduce" / "rtc"
 
 
-class CompilationError(Exception):
-    """The compiler's messages."""
+class Nvrtc(Compiler):
+    """One version of NVRTC, for sources that are not programs of the library."""
 
-
-class Nvrtc:
-    """One version of NVRTC: its two libraries in a folder."""
-
-    def __init__(self, library: Path) -> None:
-        # NVRTC asks for its second library by name alone: one that is loaded is found.
-        (builtins,) = library.parent.glob("libnvrtc-builtins.so.*")
-        ctypes.CDLL(str(builtins))
-        self._library = ctypes.CDLL(str(library))
-
-    def version(self) -> tuple[int, int]:
-        major, minor = ctypes.c_int(), ctypes.c_int()
-        self._call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
-        return major.value, minor.value
-
-    def compile(self, source: str, options: Sequence[str], instances: Sequence[str] = ()) -> str:
+    def compile_ptx(self, source: str, options: Sequence[str], instances: Sequence[str] = ()) -> str:
         """The PTX of a source, with the kernels that `instances` name.
 
         For `--gpu-architecture=sm_...` it is compiled to machine code too. Raises CompilationError.
@@ -45,24 +31,14 @@ class Nvrtc:
         try:
             for instance in instances:
                 self._call("nvrtcAddNameExpression", program, instance.encode())
-            arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-            if self._library.nvrtcCompileProgram(program, len(options), arguments) != 0:
+            if self._compile(program, options):
                 raise CompilationError(self._text("ProgramLog", program))
             return self._text("PTX", program)
         finally:
             self._call("nvrtcDestroyProgram", ctypes.byref(program))
 
     def _text(self, what: str, program: ctypes.c_void_p) -> str:
-        size = ctypes.c_size_t()
-        self._call(f"nvrtcGet{what}Size", program, ctypes.byref(size))
-        text = ctypes.create_string_buffer(size.value)
-        self._call(f"nvrtcGet{what}", program, text)
-        return text.value.decode()
-
-    def _call(self, function: str, *arguments: object) -> None:
-        result = getattr(self._library, function)(*arguments)
-        if result != 0:
-            raise RuntimeError(f"{function} returned {result}")
+        return self._bytes(what, program).rstrip(b"\0").decode()
 
 
 def _libraries(folder: Path) -> Iterator[Path]:

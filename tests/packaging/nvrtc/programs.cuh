@@ -11,6 +11,8 @@ using namespace monoidreduce;
 template <class R>
 struct Program {
   using Real = R;
+  using RowIndex = Index<R>;
+  using ColumnIndex = Index<R>;
   static constexpr int kScores = 1, kRowData = 1, kRowIndices = 0, kColumnData = 0, kColumnIndices = 0;
   static constexpr int kSoftmaxes = 1, kTotals = 0, kLargest = 1, kCounts = 0;
   static constexpr int kMeans[] = {1};
