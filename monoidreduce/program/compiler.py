@@ -106,11 +106,13 @@ class Compiler:
     def _compile(self, program: ctypes.c_void_p, options: Sequence[str]) -> bool:
         """True if the compiler refuses the program.
 
-        It runs on a thread of its own: NVRTC 12 leaves its thread with the C locale, where `open(path)` reads ASCII.
+        The compiler runs on a thread of its own: NVRTC 12 leaves the C locale on the thread that calls it,
+        where `open(path)` reads ASCII.
         """
         given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        compile_program = self._library.nvrtcCompileProgram
         with ThreadPoolExecutor(1) as thread:
-            return thread.submit(self._library.nvrtcCompileProgram, program, len(options), given).result() != 0
+            return thread.submit(compile_program, program, len(options), given).result() != 0
 
     def _lowered(self, program: ctypes.c_void_p, kernel: str) -> str:
         name = ctypes.c_char_p()
