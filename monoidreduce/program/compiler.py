@@ -112,7 +112,7 @@ class Compiler:
         given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         compile_program = self._library.nvrtcCompileProgram
         with ThreadPoolExecutor(1) as thread:
-            return thread.submit(compile_program, program, len(options), given).result() != 0
+            return bool(thread.submit(compile_program, program, len(options), given).result() != 0)
 
     def _lowered(self, program: ctypes.c_void_p, kernel: str) -> str:
         name = ctypes.c_char_p()
