@@ -9,7 +9,8 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = {"index.md": "README.md", "changelog.md": "CHANGELOG.md"}  # of the site, from the repository
+# Pages of the site -> files of the repository.
+PAGES = {"index.md": "README.md", "changelog.md": "CHANGELOG.md"}
 
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)]*)?\)")
 
@@ -17,11 +18,8 @@ _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)]*)?\)")
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages whose source is not in docs/."""
     for page, source in PAGES.items():
-        files.append(File.generated(config, page, content=(ROOT / source).read_text("utf-8")))
-    for decision in sorted((ROOT / "docs/decisions").glob("[0-9]*.md")):
-        found = files.get_file_from_path(f"decisions/{decision.name}")
-        assert found is not None
-        found.inclusion = found.inclusion.NOT_IN_NAV  # the index of decisions links them
+        text = (ROOT / source).read_text("utf-8")
+        files.append(File.generated(config, page, content=text))
     return files
 
 
@@ -30,7 +28,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     source = ROOT / PAGES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
 
     def mended(link: re.Match[str]) -> str:
-        image, text, target, anchor = link.group(1), link.group(2), link.group(3), link.group(4) or ""
+        image, text, target, anchor = link.groups(default="")
         if "://" in target:
             return link.group(0)
         file = (source.parent / target).resolve().relative_to(ROOT)
@@ -38,10 +36,12 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         if on_site is None and file.parts[0] == "docs":
             on_site = "/".join(file.parts[1:])
         if str(file) == "examples" or file.parent == Path("examples"):
-            on_site, anchor = "examples.md", "" if str(file) == "examples" else f"#{file.stem}"
+            on_site = "examples.md"
+            anchor = "" if str(file) == "examples" else f"#{file.stem}"
         if on_site is None:
             name = text.strip("`")
-            return f"`{file}`" if name == str(file) else f"{name} (`{file}` in the repository)"
+            same = name == str(file)
+            return f"`{file}`" if same else f"{name} (`{file}` in the repository)"
         up = "../" * page.file.src_uri.count("/")
         return f"{image}[{text}]({up}{on_site}{anchor})"
 

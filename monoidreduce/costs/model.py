@@ -24,8 +24,8 @@ __all__ = ["Constants", "Time", "constants_of", "fitted_constants", "makespan", 
 # The share of kernels that were not measured: about that of others of their family.
 _UNMEASURED = {"simt": 0.025, "sm80": 0.45, "sm90": 0.85}
 *_, _WITH_TILES = _UNMEASURED  # whose kernels are named by their tiles
-# From a profile on an H100 (docs/decisions/50-costs-from-a-dry-run.md): the gap before a kernel, and how long
-# one lasts that does next to nothing. Last, what events around a pass see beside that.
+# From a profile on an H100 (docs/design/calls.md says of which cases): the gap before a kernel, how long a
+# kernel lasts that does next to nothing, and what events around a pass see beside that.
 GAP_SECONDS, START_SECONDS, PASS_SECONDS = 0.8e-6, 1.95e-6, 3.15e-6
 STEP_SECONDS = 0.05e-6  # of combine_splits: 5.2 us with 64 splits, 3.3 with 32
 _MOST_JOBS = 1 << 16  # that are dealt out one by one

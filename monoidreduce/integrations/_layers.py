@@ -24,7 +24,8 @@ from monoidreduce._validate import mismatch
 
 __all__ = ["compile_in_training", "give_back_layers", "layers_of"]
 
-# Of the activations that torch would keep for the backward pass (docs/decisions/64-compiled-layers.md).
+# The share of the activations that torch.compile may save, of those that it would save for the backward pass.
+# Below 1 it recomputes the results of activation functions, which cost little.
 KEPT = 0.9
 
 

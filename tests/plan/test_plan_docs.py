@@ -14,7 +14,8 @@ from monoidreduce.__main__ import main
 from monoidreduce.plan import HARDWARE, MODELS, Batch, plans
 from monoidreduce.plan.figure import save_figure
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs" / "planner.md").read_text(encoding="utf-8")
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "planner.md"
+TEXT = PAGE.read_text(encoding="utf-8").replace("\\\n", "")  # commands in one line
 COMMANDS = re.findall(r"```console\n\$ python -m monoidreduce (.*)\n((?:.*\n)*?)```", TEXT)
 
 

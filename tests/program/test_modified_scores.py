@@ -234,7 +234,7 @@ def test_compiles_and_hardly_spills(
     steps = tier == "sm90"
     image = kernels.compiled_scores(text, which, packed, torch.bfloat16, width, tier, capability, steps)
     assert image.code.startswith(b"\x7fELF") and image.names[0].encode() in image.code
-    # Decision 60: a bias by gathered positions.
+    # A bias that is gathered by positions within packed sequences spills more than others.
     most = 128 if (make, tier, width, packed) == (mods.relative_position, "sm90", 128, True) else 64
     assert max(int(bytes) for bytes in SPILLS.findall(image.log)) <= most, image.log
     assert "C75" not in image.log  # products that wait for each other

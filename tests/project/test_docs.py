@@ -1,4 +1,4 @@
-"""The documents: links lead somewhere, indexes are complete, and the reference has every public name."""
+"""The documents: links and paths lead somewhere, code is that of the sources, all public names are there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DECISIONS = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Suffixes of the modules whose exports are public.
@@ -23,7 +22,6 @@ PUBLIC += (".integrations.verl", ".integrations.megatron", ".integrations.torcht
 INTEGRATIONS = {"transformers": "transformers", "trl": "trl", "gkd": "trl"}
 
 _REFERENCE = re.compile(r"^::: (\S+)$", re.M)
-_TITLE = re.compile(r"# (\d+)\. (.+)\n\n\*\*Status\*\*: ((?:.+\n)+)")
 _LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)]*)?\)")
 
 
@@ -33,29 +31,47 @@ def test_relative_links_exist(page: Path) -> None:
     assert [t for t in targets if not (page.parent / t).exists()] == []
 
 
-def test_decisions_are_numbered_consecutively() -> None:
-    assert [int(path.name[:2]) for path in DECISIONS] == list(range(1, len(DECISIONS) + 1))
+def test_topics_are_listed() -> None:
+    """Each page of docs/design is in its index and on the site's menu."""
+    folder = ROOT / "docs/design"
+    index, menu = (folder / "README.md").read_text("utf-8"), (ROOT / "mkdocs.yml").read_text("utf-8")
+    topics = sorted(path.name for path in folder.glob("*.md") if path.name != "README.md")
+    assert topics
+    assert [name for name in topics if f"]({name})" not in index] == []
+    assert [name for name in topics if f"- design/{name}\n" not in menu] == []
 
 
-def test_decisions_refer_to_each_other_by_number() -> None:
-    """A link "[decision 28](28-...)" has one number."""
-    references = re.compile(r"\[[Dd]ecision\s+(\d+)\]\((?:docs/|decisions/)*([^)]*)\)")
-    for page in PAGES:
-        for number, target in references.findall(page.read_text("utf-8")):
-            assert target.startswith(f"{int(number):02}-"), f"{page.name}: decision {number} is {target}"
+def test_results_that_pages_name_are_there() -> None:
+    """A figure's committed result, as `bench/results/compare/NAME.json`."""
+    named = re.compile(r"`(bench/results/[\w/.]+\.json)`")
+    found = {(page.name, path) for page in PAGES for path in named.findall(page.read_text("utf-8"))}
+    assert found
+    assert [pair for pair in sorted(found) if not (ROOT / pair[1]).exists()] == []
 
 
-def test_index_lists_every_decision() -> None:
-    index = (ROOT / "docs/decisions/README.md").read_text("utf-8")
-    rows = []
-    for path in DECISIONS:
-        found = _TITLE.match(path.read_text("utf-8"))
-        assert found is not None, f"{path.name} does not begin with its title and status"
-        number, title, status = found.groups()
-        assert int(number) == int(path.name[:2]), path.name
-        rows.append(f"| {int(number)} | [{title}]({path.name}) | {' '.join(status.split())} |")
-    assert index.rstrip().endswith("\n".join(rows))
-    assert index.count("\n| ") == len(rows) + 1  # the head
+def test_sources_that_pages_name_are_there() -> None:
+    """Paths in code type from the repository's root; NAME and smNN stand for any."""
+    named = re.compile(r"`((?:csrc|monoidreduce|tests|scripts|bench)/[\w/.]+)`")
+    found = {(page.name, path) for page in PAGES for path in named.findall(page.read_text("utf-8"))}
+    assert found
+    any_name = re.compile(r"NAME|NN")
+    missing = [p for p in sorted(found) if not any_name.search(p[1]) and not (ROOT / p[1]).exists()]
+    assert missing == []
+
+
+def _without_spaces(code: str) -> str:
+    return re.sub(r"\s+", "", code)
+
+
+def test_snippets_of_the_extending_page_are_in_the_sources() -> None:
+    """Spaces apart. `// ...` leaves lines out, and blocks with MyMonoid are code of a reader."""
+    page = (ROOT / "docs/extending.md").read_text("utf-8")
+    blocks = [b for b in re.findall(r"^```cpp\n(.*?)^```", page, re.M | re.S) if "MyMonoid" not in b]
+    parts = [part for block in blocks for part in re.split(r"^ *// \.\.\.\n", block, flags=re.M)]
+    headers = (p for p in (ROOT / "csrc").rglob("*") if p.suffix in (".h", ".cuh", ".cpp", ".cu"))
+    sources = [_without_spaces(path.read_text("utf-8")) for path in headers]
+    assert parts
+    assert [part for part in parts if not any(_without_spaces(part) in source for source in sources)] == []
 
 
 def _resolved(path: str) -> object:
@@ -194,34 +210,3 @@ def test_a_hop_that_is_no_call_is_found() -> None:
     (first, *_), (second, *_) = _walks()
     assert _missing(first, second)
     assert _missing(first._replace(calls="kernel"), second)
-
-
-def _files_with(pattern: str) -> set[str]:
-    """The production files that have it, except the files of folds over ranks."""
-    found = re.compile(rf"\b(?:{pattern})\b")
-    sources = [p for f in ("monoidreduce", "csrc") for p in (ROOT / f).rglob("*") if p.suffix in SUFFIXES]
-    paths = (str(p.relative_to(ROOT)) for p in sources if found.search(p.read_text("utf-8")))
-    return {path for path in paths if "distributed/" not in path and not path.endswith("ops/ranks.h")}
-
-
-SUFFIXES = (".py", ".h", ".cuh", ".cu", ".cpp")
-
-
-def test_files_of_an_option_are_those_of_the_page() -> None:
-    """Of docs/extending.md: a tensor's are those that its section names, a number's five and the hints."""
-    page = (ROOT / "docs/extending.md").read_text("utf-8")
-    (section,) = re.findall(r"^## An option of an operator\n(.*?)^## ", page, re.M | re.S)
-    named = re.findall(r"`((?:csrc|monoidreduce)/[\w/.]+)`", section)
-    of_tensor = {n for n in named if n != "monoidreduce/nn.py" and "distributed/" not in n}
-    assert _files_with("class_weight|weighs_all|WeightedCrossEntropy") == of_tensor
-    of_number = (
-        "ops/cross_entropy.h",
-        "monoids/cross_entropy.h",
-        "losses.py",
-        "functional.py",
-        "reference.py",
-    )
-    hints = "monoidreduce/_keywords.py"
-    assert len(of_tensor - {hints}) == 5
-    assert all(f"`{name}`" in section for name in of_number[:2])
-    assert _files_with("z_loss") - {hints} == {n for n in of_tensor if n.endswith(of_number)}
