@@ -2,8 +2,8 @@
 
 `python bench/cost.py` writes the tables of docs/cost.md, that of a CPU by the tiles of this one. With --fit
 it first fits the model's constants, on one or two cases a kernel, and writes
-monoidreduce/costs/constants.json. Every other case is held out. It prints the constants of
-monoidreduce/costs/cpu.py.
+monoidreduce/theory/costs/constants.json. Every other case is held out. It prints the constants of
+monoidreduce/theory/costs/cpu.py.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ import monoidreduce as mr
 from bench.harness import tf32_allowed
 from bench.publish import RESULTS, ROOT
 from bench.report import in_words, table
-from monoidreduce.costs import cpu
-from monoidreduce.costs.cost import cpu_folds, kernels
-from monoidreduce.costs.kernels import Work
-from monoidreduce.costs.model import (
+from monoidreduce.hardware import CPU, find
+from monoidreduce.theory.costs import cpu
+from monoidreduce.theory.costs.cost import cpu_folds, kernels
+from monoidreduce.theory.costs.model import (
     GAP_SECONDS,
     START_SECONDS,
     Constants,
@@ -44,10 +44,10 @@ from monoidreduce.costs.model import (
     fitted_constants,
     time_of,
 )
-from monoidreduce.costs.sizes import OPERATORS, call_of
-from monoidreduce.hardware import CPU, find
+from monoidreduce.theory.costs.sizes import OPERATORS, call_of
+from monoidreduce.theory.costs.work import Work
 
-CONSTANTS = ROOT / "monoidreduce" / "costs" / "constants.json"
+CONSTANTS = ROOT / "monoidreduce" / "theory" / "costs" / "constants.json"
 PAGE = ROOT / "docs" / "cost.md"
 MARK, CPU_MARK, END = (
     "<!-- bench: python bench/cost.py -->",
@@ -492,7 +492,7 @@ def cpu_rows() -> tuple[CpuRow, ...]:
 
 
 def cpu_fitted() -> dict[tuple[str, bool], cpu.Constants]:
-    """The constants of monoidreduce/costs/cpu.py, to four digits; none is below 0."""
+    """The constants of monoidreduce/theory/costs/cpu.py, to four digits; none is below 0."""
     found = {}
     for dtype, rate in CPU.products.items():
         for phase in ("forward", "backward"):

@@ -65,9 +65,9 @@ from monoidreduce._command_line import (
     replacing,
     some_path,
 )
-from monoidreduce.costs.sizes import OPERATORS
 from monoidreduce.demo.memory import Problem, peak_growth
 from monoidreduce.hardware import find_gpu
+from monoidreduce.theory.costs.sizes import OPERATORS
 
 CHUNKS = "NCCL_P2P_NVL_CHUNKSIZE"
 SECONDS = 3.0  # for each case, alone, over ranks and of each peer

@@ -1,7 +1,7 @@
 // The CPU engine's interpreter beside the same monoid compiled: log-sum-exp, mean score, the target's score, and the largest
 // with its column. Prints seconds of the processor of a forward and of a backward pass of each, alternating, on one thread.
 //
-//   interpreter ROWS COLUMNS WIDTH FORWARD BACKWARD       the last two: code of monoidreduce/program/bytecode.py
+//   interpreter ROWS COLUMNS WIDTH FORWARD BACKWARD       the last two: code of monoidreduce/folds/cpu/bytecode.py
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 import monoidreduce as mr
-from monoidreduce.program.bytecode import backward_code, forward_code
-from monoidreduce.program.tracing import trace
+from monoidreduce.folds.cpu.bytecode import backward_code, forward_code
+from monoidreduce.folds.program.tracing import trace
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 ROWS, COLUMNS = 1024, 4096

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from monoidreduce import _interrupt, _requirements, _unbuilt, monoids, nn, stat  # noqa: F401
 from monoidreduce._paths import get_cmake_dir, get_include
 from monoidreduce._version import __version__
-from monoidreduce.attend import attend
-from monoidreduce.backend import backend_info, explain
-from monoidreduce.block_mask import block_mask
-from monoidreduce.costs import Cost, cost
-from monoidreduce.cpp_monoid import cpp_monoid
+from monoidreduce.explanation import backend_info, explain
+from monoidreduce.folds.attend import attend
+from monoidreduce.folds.block_mask import block_mask
+from monoidreduce.folds.cpp_monoid import cpp_monoid
+from monoidreduce.folds.program.errors import CppMonoidError, TraceError
+from monoidreduce.folds.statistics import statistics
 from monoidreduce.functional import (
     LogProbs,
     attention,
@@ -29,8 +30,7 @@ from monoidreduce.functional import (
 from monoidreduce.laws import MonoidLawError, check_monoid
 from monoidreduce.map_reduce import fold, map_reduce
 from monoidreduce.monoids import Monoid
-from monoidreduce.program.errors import CppMonoidError, TraceError
-from monoidreduce.statistics import statistics
+from monoidreduce.theory.costs import Cost, cost
 from monoidreduce.varlen import attention_varlen
 from monoidreduce.workspace import get_workspace, set_workspace, workspace
 

@@ -66,31 +66,31 @@ def bench(argv: list[str]) -> int:
 
 
 def plan(argv: list[str]) -> int:
-    from monoidreduce.plan import command
+    from monoidreduce.theory.plan import command
 
     return command.main(argv)
 
 
 def io(argv: list[str]) -> int:
-    from monoidreduce.io import command
+    from monoidreduce.theory.io import command
 
     return command.main(argv)
 
 
 def cost(argv: list[str]) -> int:
-    from monoidreduce.costs import command
+    from monoidreduce.theory.costs import command
 
     return command.main(argv)
 
 
 def roofline(argv: list[str]) -> int:
-    from monoidreduce.costs import roofline
+    from monoidreduce.theory.costs import roofline_plot
 
-    return roofline.main(argv)
+    return roofline_plot.main(argv)
 
 
 def calibrate(argv: list[str]) -> int:
-    from monoidreduce.costs import calibrate
+    from monoidreduce.theory.costs import calibrate
 
     return calibrate.main(argv)
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from monoidreduce._torch_private import mark_constant, mark_untraced
-from monoidreduce.program.arguments import names_in
+from monoidreduce.folds.program.arguments import names_in
 
 __all__ = ["are_symbols", "as_input", "as_tensor", "at_compile_time", "found", "outside_of_graphs", "read"]
 

@@ -71,7 +71,7 @@ _required("torch.autograd.forward_ad._current_level")
 _forward_ad_enabled: Callable[[], bool] = _required("torch._C._is_fwd_grad_enabled")
 # Runs the checks of a call for `explain`, without its work. No substitute.
 FakeTensorMode: Any = _required("torch._subclasses.fake_tensor.FakeTensorMode")
-# Sees the ops of a dry run (costs/dry_run.py), and the tensors among their arguments. No substitute.
+# Sees the ops of a dry run (theory/costs/dry_run.py), and the tensors among their arguments. No substitute.
 DispatchMode: Any = _required("torch.utils._python_dispatch.TorchDispatchMode")
 _pytree: Any = _required("torch.utils._pytree")
 tree_leaves: Callable[[Any], list[Any]] = _required("torch.utils._pytree.tree_leaves")

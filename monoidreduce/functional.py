@@ -76,9 +76,9 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-    from monoidreduce.block_mask import BlockMask
-    from monoidreduce.distillation import Distillation
     from monoidreduce.distributed.operators import Sharded
+    from monoidreduce.folds.block_mask import BlockMask
+    from monoidreduce.folds.distillation import Distillation
 
 Window = Sequence[int | None]
 ScoreMod: TypeAlias = Callable[..., Any]  # of a score and its batch, head, query and key
@@ -487,7 +487,7 @@ def attention(
     check_no_ranks(method, layout, length, grad_dtype)
     return_lse, compensated = check_bool("return_lse", return_lse), check_bool("compensated", compensated)
     if score_mod is not None or mask_mod is not None or block_mask is not None:
-        from monoidreduce.attend import modified_attention
+        from monoidreduce.folds.attend import modified_attention
 
         q, k, v, _ = attention_operands(q, k, v)
         check_sinks(sinks, q)
@@ -1024,7 +1024,7 @@ def distillation_folds(
     workspace: int | None,
 ) -> Distillation:
     """What `linear_distillation` folds with a bias, a target or the loss "jsd". of_call: see its check."""
-    from monoidreduce.distillation import Distillation
+    from monoidreduce.folds.distillation import Distillation
 
     (*tensors, keep), (_, loss, temperature) = _check_distillation(*of_call)
     x, teacher_grad = of_call[0], of_call[-1]

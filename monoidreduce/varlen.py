@@ -181,7 +181,7 @@ def attention_varlen(
     check_no_ranks(method, layout, length, grad_dtype)
     return_lse = check_bool("return_lse", return_lse)
     if mods:
-        from monoidreduce.attend import modified_attention
+        from monoidreduce.folds.attend import modified_attention
 
         q, k, v, of_queries, of_keys = _check_tensors(*tensors, sinks)
         exact = check_bool("compensated", compensated) or _shows_rounding(q, sinks)

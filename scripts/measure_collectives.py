@@ -42,7 +42,7 @@ from monoidreduce._command_line import (
     whole_number,
 )
 from monoidreduce.hardware import HARDWARE, Link
-from monoidreduce.plan.links import Group, Send
+from monoidreduce.theory.plan.links import Group, Send
 
 FITTED = "all-gather"
 NO_LINK = Link(rate=1.0, latency=0.0, source="none yet")  # only the bytes sent over it count

@@ -34,8 +34,8 @@ from bench.machine import environment
 from bench.report import Row
 from bench.traffic import add_options, check_folder, report
 from monoidreduce._command_line import Parser, check_environment, exit_with, some_path
-from monoidreduce.costs.sizes import OPERATORS, call_of
 from monoidreduce.hardware import find_gpu
+from monoidreduce.theory.costs.sizes import OPERATORS, call_of
 
 ROOT = Path(__file__).resolve().parent.parent
 METRICS = {  # of L2: what multiprocessors read, and what they add there

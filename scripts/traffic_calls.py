@@ -25,8 +25,8 @@ import monoidreduce as mr
 from bench.harness import dtype_name
 from bench.report import Row
 from bench.traffic import row
-from monoidreduce.costs.sizes import OPERATORS, call_of
 from monoidreduce.hardware import Hardware
+from monoidreduce.theory.costs.sizes import OPERATORS, call_of
 
 DTYPE = torch.bfloat16
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (

@@ -40,7 +40,7 @@ py::dict build_info() {
                   "cpu_only_reason"_a = text_or_none(MONOIDREDUCE_BUILD_CPU_ONLY_REASON));
 }
 
-// What Python writes programs for (monoidreduce/program/bytecode.py).
+// What Python writes programs for (monoidreduce/folds/cpu/bytecode.py).
 py::dict program_limits() {
   py::list instructions;
   for (const char* name : kInstructionNames) instructions.append(name);

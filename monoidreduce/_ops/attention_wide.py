@@ -63,7 +63,7 @@ def takes(
         return False
     if gpu is None and not q.is_cuda:
         return False
-    from monoidreduce.program import kernels
+    from monoidreduce.folds.cuda import kernels
 
     return (gpu is not None or kernels.is_available()) and plans(q, k, v, gpu)[1].tensor_cores
 
@@ -148,8 +148,8 @@ def forward(
 
     sinks: [H] in the accumulation dtype. options: as of `takes`.
     """
-    from monoidreduce.program.cuda import rows_product
-    from monoidreduce.program.passes import fold
+    from monoidreduce.folds.cuda.cuda_passes import rows_product
+    from monoidreduce.folds.statistics_op import fold
 
     scale, _, left, right = options
     band = Band.of(q, k, left, right)
@@ -190,7 +190,7 @@ def backward(
 
     residuals: out in full, lse, lse_low. sinks, options: as of `forward`.
     """
-    from monoidreduce.program import cuda
+    from monoidreduce.folds.cuda import cuda_passes
 
     out, lse, lse_low = residuals
     scale, _, left, right = options
@@ -215,7 +215,7 @@ def backward(
         wanted = [needed[0], needed[1], False, needed[2]]
         factors = None if band is None else (_finite(rows), _finite(keys), _finite(operands[2]), values)
         data = (known, None, index, None)
-        d_rows, d_keys, _, d_values = cuda.backward(
+        d_rows, d_keys, _, d_values = cuda_passes.backward(
             program, operands, data, counts, scale, WORKSPACE, wanted, factors=factors
         )
         for gradients, gradient in zip(to, (d_rows, d_keys, d_values), strict=True):
@@ -263,8 +263,8 @@ def _finite(lines: Tensor) -> Tensor:
 @cache
 def _programs(of_band: bool) -> tuple[str, str]:
     """Of the forward and of the backward pass. of_band: integers of a row bound the columns that it sees."""
-    from monoidreduce import stat
-    from monoidreduce.program.tracing import trace
+    from monoidreduce.folds import stat
+    from monoidreduce.folds.program.tracing import trace
 
     def weights(score: Any) -> dict[str, Any]:
         return {"lse": stat.softmax(score).logsumexp}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from monoidreduce._ops.registry import UNROUNDED, register
 from monoidreduce._ops.statistics import in_module
 
-_in_passes = in_module("monoidreduce.program.cpp_passes")
+_in_passes = in_module("monoidreduce.folds.cpp_monoid_op")
 
 register(
     "cpp_monoid",

@@ -1,6 +1,6 @@
 """What ops call: the functions of `_C` and torch's current stream.
 
-A thread may put others in their place: `monoidreduce.costs` runs ops on tensors without memory, and notes the
+A thread may put others in their place: `theory/costs` runs ops on tensors without memory, and notes the
 calls. Then an attribute of this thread hides that of all threads.
 """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from monoidreduce._ops.registry import register
 from monoidreduce._ops.statistics import in_module
 
-_in_passes = in_module("monoidreduce.program.attention")
+_in_passes = in_module("monoidreduce.folds.modified_attention_op")
 
 register(
     "modified_attention",

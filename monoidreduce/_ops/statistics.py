@@ -27,7 +27,7 @@ def in_module(module: str) -> Callable[[str], Callable[..., Any]]:
     return function
 
 
-_in_passes = in_module("monoidreduce.program.passes")
+_in_passes = in_module("monoidreduce.folds.statistics_op")
 
 
 register(

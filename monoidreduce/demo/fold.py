@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from monoidreduce import _C
-from monoidreduce.costs.calibrate import seconds_of
+from monoidreduce.folds.cpu.bytecode import backward_code, forward_code
+from monoidreduce.folds.cuda import compiler, kernels
+from monoidreduce.folds.cuda.cuda_source import fold_source, gradient_source, state_words
+from monoidreduce.folds.program.tracing import Traced, trace
+from monoidreduce.folds.torch.monoid import StatisticsMonoid
 from monoidreduce.laws import check_monoid
-from monoidreduce.program import compiler, kernels
-from monoidreduce.program.bytecode import backward_code, forward_code
-from monoidreduce.program.cuda_source import fold_source, gradient_source, state_words
-from monoidreduce.program.monoid import StatisticsMonoid
-from monoidreduce.program.tracing import Traced, trace
+from monoidreduce.theory.costs.calibrate import seconds_of
 from monoidreduce.workspace import get_workspace
 
 from .memory import UNMEASURED, Problem, can_measure

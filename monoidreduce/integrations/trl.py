@@ -28,11 +28,11 @@ import trl
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from monoidreduce import stat
 from monoidreduce._ops.memory import accumulation_dtype
+from monoidreduce.folds import stat
+from monoidreduce.folds.statistics import statistics
 from monoidreduce.functional import linear_log_probs
 from monoidreduce.integrations._divergence import divergence
-from monoidreduce.statistics import statistics
 
 __all__ = ["apply", "divergence", "log_probs", "undo"]
 

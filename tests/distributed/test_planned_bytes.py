@@ -12,8 +12,8 @@ from ranks import on_ranks
 
 import monoidreduce as mr
 from monoidreduce import plan
-from monoidreduce.costs.sizes import call_of
 from monoidreduce.distributed import messages
+from monoidreduce.theory.costs.sizes import call_of
 
 Sent = list[tuple[str, int]]
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 import monoidreduce as mr
 from monoidreduce import _C
-from monoidreduce.program import cpp_kernels, cpp_laws
+from monoidreduce.folds.cpp import cpp_kernels, cpp_laws
+from monoidreduce.folds.cuda import compiler
 
 SCALE = 0.3
 TOLERANCE = {
@@ -176,5 +177,5 @@ def test_kernels_of_this_gpu_are_kept(gpu: torch.device, monkeypatch: pytest.Mon
     monoid(a, b).value.sum().backward()
     cpp_laws.check.cache_clear()
     cpp_kernels._loaded.cache_clear()
-    monkeypatch.setattr("monoidreduce.program.compiler.Compiler.compile", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr(compiler.Compiler, "compile", lambda *_: pytest.fail("compiled"))
     monoid(a, b).value.sum().backward()

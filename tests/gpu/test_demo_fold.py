@@ -12,7 +12,7 @@ import torch
 from monoidreduce import demo
 from monoidreduce.demo import fold
 from monoidreduce.demo.fold import FoldScale
-from monoidreduce.program import kernels
+from monoidreduce.folds.cuda import kernels
 
 
 def test_command_compiles_and_times(

@@ -12,10 +12,10 @@ from torch import Tensor
 import monoidreduce as mr
 from monoidreduce import _C
 from monoidreduce._ops import engine
-from monoidreduce.backend import OPERANDS, resolved
-from monoidreduce.costs.dry_run import dry_run
-from monoidreduce.costs.sizes import call_of
+from monoidreduce.explanation import OPERANDS, resolved
 from monoidreduce.hardware import find_gpu
+from monoidreduce.theory.costs.dry_run import dry_run
+from monoidreduce.theory.costs.sizes import call_of
 
 
 def placed(shape: tuple[int, ...], pitch: int, device: torch.device, offset: int = 0) -> Tensor:

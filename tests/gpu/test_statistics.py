@@ -19,7 +19,7 @@ from torch import Tensor
 
 import monoidreduce as mr
 from monoidreduce import _C, stat
-from monoidreduce.program import reader
+from monoidreduce.folds.torch import reader
 
 Call = dict[str, Any]
 TENSOR_CORES = ("sm80", "sm90")
@@ -342,7 +342,7 @@ def test_explain_names_the_kernels(gpu: torch.device) -> None:
 
 
 def test_without_a_compiler_torch_computes(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    from monoidreduce.program import compiler
+    from monoidreduce.folds.cuda import compiler
 
     monkeypatch.setattr(compiler, "find", lambda: None)
     fold, call = fold_inputs("reference_kl", (20,), 70, 16, torch.float32)

@@ -18,10 +18,10 @@ from torch import Tensor
 from monoidreduce import reference
 from monoidreduce._ops import attention_wide
 from monoidreduce._ops.attention_wide import Band
+from monoidreduce.folds.cuda import cuda_passes
+from monoidreduce.folds.program.derivative import gradient
+from monoidreduce.folds.torch.reader import evaluate, scores, with_scores
 from monoidreduce.functional import bounds
-from monoidreduce.program import cuda
-from monoidreduce.program.derivative import gradient
-from monoidreduce.program.reader import evaluate, scores, with_scores
 
 # Queries, keys, heads of queries and of keys.
 SIZES = {
@@ -43,7 +43,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def local_gradients(
     program: str, operands: Any, known: Any, counts: Any, scale: float, bytes: int, of_other: bool
 ) -> tuple[Any, Callable[..., None], Any]:
-    """In place of `cuda._local_gradients`: of all columns, by torch."""
+    """In place of `cuda_passes._local_gradients`: of all columns, by torch."""
     a, b, other_a, other_b = operands
     of, score = gradient(program, *counts[:2]), scores(a, b, a.dtype, scale)
     other: Any = None if other_a is None else scores(other_a, other_b, a.dtype, scale)
@@ -67,7 +67,7 @@ def local_gradients(
 
 @pytest.fixture(autouse=True)
 def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "_local_gradients", local_gradients)
+    monkeypatch.setattr(cuda_passes, "_local_gradients", local_gradients)
 
 
 def inputs_of(size: str) -> tuple[Tensor, Tensor, Tensor]:

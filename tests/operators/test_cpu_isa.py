@@ -135,7 +135,7 @@ def test_backward_finds_the_scores_of_forward() -> None:
 def test_other_instruction_sets(isa: str, pytestconfig: pytest.Config) -> None:
     tests = Path(__file__).parents[1]
     files = [file for file in tests.glob("*/test_*.py") if "@pytest.mark.isa" in file.read_text("utf-8")]
-    assert {file.parent.name for file in files} == {"operators", "program"}
+    assert {file.parent.name for file in files} == {"operators", "folds"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "isa and not gpu"]
     process = subprocess.run(
         [*command, "-c", str(pytestconfig.inipath), *files],

@@ -17,7 +17,7 @@ from monoidreduce.demo import fold, policy
 from monoidreduce.demo.fold import FoldScale
 from monoidreduce.demo.memory import UNMEASURED, can_measure
 from monoidreduce.demo.sweep import Sweep
-from monoidreduce.program.cuda_source import fold_source, gradient_source
+from monoidreduce.folds.cuda.cuda_source import fold_source, gradient_source
 
 CPU = torch.device("cpu")
 MIB = 1 << 20

@@ -16,7 +16,18 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Suffixes of the modules whose exports are public.
-PUBLIC = ("", ".nn", ".monoids", ".stat", ".reference", ".plan", ".io", ".hardware", ".costs", ".distributed")
+PUBLIC = (
+    "",
+    ".nn",
+    ".monoids",
+    ".stat",
+    ".reference",
+    ".plan",
+    ".io",
+    ".hardware",
+    ".theory.costs",
+    ".distributed",
+)
 PUBLIC += (".integrations.verl", ".integrations.megatron", ".integrations.torchtitan")
 # These import a library. They are looked at where it is installed.
 INTEGRATIONS = {"transformers": "transformers", "trl": "trl", "gkd": "trl"}

@@ -20,7 +20,7 @@ from measure_collectives import FITTED, collectives, fitted, measure, sends
 from bench import report
 from monoidreduce import plan
 from monoidreduce.hardware import Link
-from monoidreduce.plan.collectives import COLLECTIVES
+from monoidreduce.theory.plan.collectives import COLLECTIVES
 
 LINK = Link(rate=2e9, latency=1e-4, source="by hand")
 

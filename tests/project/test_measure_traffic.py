@@ -18,7 +18,7 @@ import traffic_calls
 from measure_traffic import COUNTERS, Kernel, by_pass, kernels, with_counters
 
 from bench import report, traffic
-from monoidreduce.costs.sizes import OPERATORS, call_of
+from monoidreduce.theory.costs.sizes import OPERATORS, call_of
 
 NAMES = "ID|Process ID|Process Name|Host Name|Kernel Name|Context|Stream|Block Size|Grid Size|Device|CC"
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 import monoidreduce as mr
-from monoidreduce.program import cache
-from monoidreduce.program.cpp_laws import Samples, count_of_numbers
-from monoidreduce.program.cpp_source import CppSource, unit
+from monoidreduce.folds.cpp.cpp_laws import Samples, count_of_numbers
+from monoidreduce.folds.cpp.cpp_source import CppSource, unit
+from monoidreduce.folds.cuda import cache
 
 # The log-probability that none of many causes fires; that of a column fires with sigmoid(score). No frame.
 NONE_FIRES = """

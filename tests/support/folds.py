@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 
 import monoidreduce as mr
-from monoidreduce.program.tracing import trace
+from monoidreduce.folds.program.tracing import trace
 
 stat = mr.stat
 Inputs = dict[str, Any]

@@ -1,4 +1,4 @@
-"""The generated source of programs (program/cuda_source.py), compiled by the host's compiler for the CPU.
+"""The generated source of programs (folds/cuda/cuda_source.py), compiled by the host's compiler for the CPU.
 
 It stands in for the interpreter of the CPU engine, whose place in an operator's passes it takes. Reals are
 double in calls of float64, else float.
@@ -19,8 +19,9 @@ from torch import Tensor
 
 import monoidreduce as mr
 from monoidreduce._ops.memory import accumulation_dtype
-from monoidreduce.program import cuda_source, passes
-from monoidreduce.program.reader import scores
+from monoidreduce.folds import statistics_op
+from monoidreduce.folds.cuda import cuda_source
+from monoidreduce.folds.torch.reader import scores
 
 UNIT = """
 #include "monoidreduce/device/program/statistics.h"
@@ -117,9 +118,9 @@ class HostKernels:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let the passes of statistics run them."""
-        monkeypatch.setattr(passes, "forward_code", lambda *program: program)
-        monkeypatch.setattr(passes, "backward_code", lambda *program: program)
-        monkeypatch.setattr(passes, "_C", self)
+        monkeypatch.setattr(statistics_op, "forward_code", lambda *program: program)
+        monkeypatch.setattr(statistics_op, "backward_code", lambda *program: program)
+        monkeypatch.setattr(statistics_op, "_C", self)
 
     def statistics_forward(self, *arguments: Any) -> None:
         *operands, row, column, row_index, column_index = arguments[:8]

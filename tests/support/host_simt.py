@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import monoidreduce as mr
-from monoidreduce.program.cuda_source import scores_source
+from monoidreduce.folds.cuda.cuda_source import scores_source
 
 UNIT = """
 #include "block.h"

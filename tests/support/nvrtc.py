@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import monoidreduce as mr
-from monoidreduce.program.compiler import CompilationError, Compiler
+from monoidreduce.folds.cuda.compiler import CompilationError, Compiler
 
 INCLUDE = Path(mr.get_include())
 # NVRTC has no standard headers, and the wheel none of CUDA's.

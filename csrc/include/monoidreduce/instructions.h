@@ -1,4 +1,4 @@
-// The instructions of the CPU engine's interpreter (cpu/program.h). Python writes programs of them (program/bytecode.py):
+// The instructions of the CPU engine's interpreter (cpu/program.h). Python writes programs of them (folds/cpu/bytecode.py):
 // it takes names and limits from here.
 #pragma once
 

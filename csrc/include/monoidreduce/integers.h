@@ -1,4 +1,4 @@
-// Integers of programs (monoidreduce/program/integers.py), beside math.h's floor_of_quotient. Those of 64 bits wrap.
+// Integers of programs (monoidreduce/folds/program/integers.py), beside math.h's floor_of_quotient. Those of 64 bits wrap.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// A program as the library generates it (monoidreduce/program/cuda_source.py), for test_nvrtc_kernels.py.
+// A program as the library generates it (monoidreduce/folds/cuda/cuda_source.py), for test_nvrtc_kernels.py.
 #pragma once
 
 #include "monoidreduce/device/program/statistics.h"

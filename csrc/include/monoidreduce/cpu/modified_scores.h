@@ -1,4 +1,4 @@
-// Scores that a user's functions make of dot products (program/mods.py), by the interpreter: a monoid that has a program for
+// Scores that a user's functions make of dot products (folds/program/mods.py), by the interpreter: a monoid that has a program for
 // them. Panels of the program: the score, 0 where a row keeps it and else -inf, and backward the derivative by the dot product.
 #pragma once
 

@@ -1,4 +1,4 @@
-// A monoid that is a program: what a user's Python function became (program/bytecode.py), interpreted. An instruction
+// A monoid that is a program: what a user's Python function became (folds/cpu/bytecode.py), interpreted. An instruction
 // works on a block of columns by a panel of rows, so that its decoding costs little.
 //
 // Registers are words of the width of a lane: a real, an integer, or a mask; or integers of 64 bits, for which each has room.

@@ -1,4 +1,4 @@
-// Attention whose scores a user's functions modify (monoidreduce/program/mods.py): score_mod and mask_mod, as a program.
+// Attention whose scores a user's functions modify (monoidreduce/folds/program/mods.py): score_mod and mask_mod, as a program.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // The laws of a user's monoid (mr.cpp_monoid), tried on four elements of a row: pairs of numbers that ought to agree. The
-// elements are drawn, and the pairs compared, by monoidreduce/program/cpp_laws.py.
+// elements are drawn, and the pairs compared, by monoidreduce/folds/cpp/cpp_laws.py.
 //
 // States are compared by what they project to, alone and combined with another: a state may have several forms.
 #pragma once
@@ -16,7 +16,7 @@
 
 namespace monoidreduce {
 
-// Fields says how a P_i is made of reals and integers (monoidreduce/program/cpp_source.py).
+// Fields says how a P_i is made of reals and integers (monoidreduce/folds/cpp/cpp_source.py).
 template <class M, class Fields>
 class LawClaims {
  public:

@@ -1,4 +1,4 @@
-// What functions that modify scores see of an element. They are a generated type P (monoidreduce/program/cuda_source.py):
+// What functions that modify scores see of an element. They are a generated type P (monoidreduce/folds/cuda/cuda_source.py):
 //
 //   Real               float or double, or ScoreReal, or WeightReal
 //   kWeights           is the new score a weight (attend)
@@ -19,7 +19,7 @@
 
 namespace monoidreduce {
 
-// A block's word (BlockMask.links, monoidreduce/block_mask.py): its kind, 0 where nothing is kept and 2 where
+// A block's word (BlockMask.links, monoidreduce/folds/block_mask.py): its kind, 0 where nothing is kept and 2 where
 // all is. It also has the next block of a kind other than 0, itself counted, along the queries' line and
 // along the keys'.
 struct BlockWord {

@@ -1,5 +1,5 @@
 // The fold of a program: the statistics of a row's elements (monoidreduce.stat). The program is a generated type P
-// (monoidreduce/program/cuda_source.py):
+// (monoidreduce/folds/cuda/cuda_source.py):
 //
 //   Real                                                float or double, or on tensor cores
 //                                                       ElementReal, of gradients GradientReal
@@ -253,7 +253,7 @@ struct ProgramData {
   }
 };
 
-// Where a row's statistics go: [numbers, rows] each, in the order of `Program` (monoidreduce/program/program.py). low: the
+// Where a row's statistics go: [numbers, rows] each, in the order of `Program` (monoidreduce/folds/program/program.py). low: the
 // low words of the log-sum-exps. lowest: the column of a largest that is -inf, 0 or, where there is no column, -1.
 struct StatisticsResults {
   void *values, *low;

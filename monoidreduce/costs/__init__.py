@@ -1,5 +1,0 @@
-"""What calls cost, without running them: `monoidreduce.cost`, and the commands beside it."""
-
-from monoidreduce.costs.cost import Cost, Pass, cost
-
-__all__ = ["Cost", "Pass", "cost"]

@@ -1,0 +1,133 @@
+"""Statistics of a user's function where the columns are split over ranks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache, reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from monoidreduce._torch_private import mark_untraced
+from monoidreduce.distributed.fold import ShardedFold, fold_over_ranks
+from monoidreduce.distributed.group import UNTRACED, Columns, Group, Sharding, facts_of, key_of, together
+from monoidreduce.distributed.messages import Facts
+from monoidreduce.distributed.split import shard, unshard
+from monoidreduce.distributed.states import two_words
+from monoidreduce.folds.program.integers import most_numbers
+from monoidreduce.folds.program.program import parse
+from monoidreduce.folds.program.tracing import living
+from monoidreduce.folds.statistics import Statistics, _Call
+from monoidreduce.folds.torch.monoid import StatisticsMonoid
+
+__all__ = ["statistics_over_ranks"]
+
+
+def statistics_over_ranks(
+    of: Statistics,
+    operands: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
+    label: Tensor | None,
+    ignore_index: int,
+    row: Mapping[str, Tensor],
+    column: Mapping[str, Tensor],
+    scale: float,
+    workspace: int | None,
+    process_group: Any,
+    *ranks: Any,
+) -> Any:
+    """The statistics, as `Statistics.__call__` returns them. ranks: the others of `Sharding`."""
+    group = Group.of(process_group)
+
+    def prepare() -> tuple[tuple[Columns, Sharding], Facts]:
+        call = _Call(of, *operands, label, ignore_index, row, column, scale)
+        sharding = Sharding.of(group, *ranks)
+        columns = sharding.columns("b", call.b)
+        most_numbers("b", columns.all)
+        traced, tensors = of._traced(call)
+        call.check_captured(traced, tensors, columns.all)
+
+        names = ("a", "b", "other_a", "other_b", "label", "ignore_index", "scale")
+        given = (*zip(names, (*operands, label, ignore_index, scale), strict=True), *row.items())
+
+        def facts() -> dict[str, Any]:
+            found = facts_of(given, {"b": 0, "other_b": 0}) | sharding.facts
+            program = hashlib.sha256(traced.text.encode()).hexdigest()
+            return found | {
+                "classes": columns.all,
+                "rows of b": columns.stride,
+                "the function's program": program,
+            }
+
+        key = (tuple(row), key_of(value for _, value in given), sharding.key, columns.all, columns.stride)
+        return (columns, sharding), Facts((*key, traced.text), facts)
+
+    columns, sharding = together(group, of.__name__, prepare)  # type: ignore[attr-defined]
+
+    def own_rows(t: Tensor) -> Tensor:
+        return shard(t, 0, group.handle)
+
+    def rows_of(t: Any) -> Any:
+        return unshard(t, 0, group.handle) if sharding.own_rows and t is not None else t
+
+    a, b, other_a, other_b = operands
+    own: tuple[Any, Any, Any, Any] = (rows_of(a), columns.own(b), rows_of(other_a), columns.own(other_b))
+    label = rows_of(label)
+    row = {name: rows_of(t) for name, t in row.items()}
+    column = {name: columns.own(t) for name, t in column.items()}  # type: ignore[misc]
+    if group.size == 1:
+        alone: dict[str, Any] = {"ignore_index": ignore_index, "scale": scale, "workspace": workspace}
+        return of(*own, label=label, row=row, column=column, **alone)
+    call = _Call(of, *own, label, ignore_index, row, column, scale, columns.first)
+    traced, tensors = of._traced(call)
+    of_rows, of_columns, row_index, column_index = call.data_of(traced, tensors)
+    text, has_positions = _with_numbered_columns(
+        traced.text, 0 if column_index is None else len(column_index)
+    )
+    living[text] = traced
+    if has_positions:
+        positions = call.positions[None]
+        column_index = positions if column_index is None else torch.cat((column_index, positions))
+
+    monoid, options = StatisticsMonoid(text), (text, call.scale, workspace)
+
+    def combine(gathered: list[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        values, low, indices = gathered
+        of_ranks = zip(values, low, indices, strict=True)
+        per_rank = (monoid.of_results(*each, columns.stride * i) for i, each in enumerate(of_ranks))
+        total, at = monoid.project(reduce(monoid.combine, per_rank))
+        lows = [two_words(total[field], values.dtype)[1] for field in monoid.log_sum_exps]
+        rounded = total.to(values.dtype)
+        here = at.clone()
+        here[: len(monoid.program.largest)] -= columns.first
+        return (rounded, at), (rounded, torch.stack(lows) if lows else low[0], here)
+
+    fold = ShardedFold(
+        "statistics", options, options, (0, 2, 4), 3, combine, replace(sharding, own_rows=False)
+    )
+    inputs = (*call.operands_of(traced), of_rows, of_columns, row_index, column_index)
+    values, indices = fold_over_ranks(fold, *inputs)
+    result = call.named(traced, values, indices)
+    if not sharding.own_rows:
+        return result
+    return type(result)(
+        *(type(s)(*map(own_rows, s)) if isinstance(s, tuple) else own_rows(s) for s in result)
+    )
+
+
+mark_untraced(statistics_over_ranks, UNTRACED)
+
+
+@lru_cache(256)
+def _with_numbered_columns(text: str, number: int) -> tuple[str, bool]:
+    """The program with the numbers of columns read from this datum of integers; and whether it reads them.
+
+    A kernel counts the columns of a rank from 0.
+    """
+    program = parse(text)
+    nodes = tuple(
+        ("column_index", number, "number") if node == ("position",) else node for node in program.nodes
+    )
+    return replace(program, nodes=nodes).text, nodes != program.nodes

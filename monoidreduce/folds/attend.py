@@ -1,0 +1,222 @@
+"""Attention by functions of the user's: `attention` with score_mod and mask_mod, and `attend`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from monoidreduce._dynamo import as_input, outside_of_graphs
+from monoidreduce._ops.attention import in_full
+from monoidreduce._ops.registry import call_op
+from monoidreduce._validate import check_bool, check_factor, mismatch
+from monoidreduce.folds.block_mask import BlockMask, as_block_mask
+from monoidreduce.functional import MaskMod, ScoreMod, Window, attention_operands, bounds
+
+if TYPE_CHECKING:
+    from monoidreduce.folds.program.mods import Mods as Traced
+
+__all__ = ["attend", "dtype_of_weights", "modified_attention", "traced_mods"]
+
+Mods = tuple[ScoreMod | None, MaskMod | None, BlockMask | None]
+Starts = tuple[Tensor, Tensor]
+
+
+def modified_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mods: Mods,
+    causal: bool,
+    scale: float | None,
+    window: Window | None,
+    softcap: float | None,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+    compensated: bool,
+    starts: Starts | None = None,
+) -> tuple[Tensor, Tensor]:
+    """out and lse of `attention` with at least one of score_mod, mask_mod and block_mask.
+
+    q, k, v, sinks: checked, with four axes. starts: of packed sequences, cu_seqlens of queries and of keys.
+    """
+    for name, value in (("softcap", softcap), ("bias", bias)):
+        if value is not None:
+            raise ValueError(
+                mismatch(name, "None beside a score_mod or mask: write it in score_mod", type(value))
+            )
+    given = (q, k, v, mods, causal, scale, window)
+    out, lse, _ = _call(*given, sinks=sinks, weights=False, compensated=compensated, starts=starts)
+    return out, lse
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    weight: Callable[[Any], Any],
+    normalized: bool = False,
+    causal: bool = False,
+    window: Window | None = None,
+    scale: float | None = None,
+    mask_mod: MaskMod | None = None,
+    block_mask: BlockMask | None = None,
+) -> Tensor:
+    """sum_j weight(score_ij) v_j, where score = scale * q @ k^T: attention without a softmax.
+
+        mr.attend(q, k, v, weight=lambda score: torch.sigmoid(score - math.log(n)))
+        mr.attend(q, k, v, weight=lambda score: score**4, normalized=True)
+
+    Args:
+        q, k, v: [B, H, M, F], [B, Hkv, N, F] and [B, Hkv, N, D], as `attention` takes them.
+        weight: a function of one score, traced as score_mod of `attention` is.
+        normalized: divide by the sum of the weights of a query; where that is 0, out is 0. In float16 the
+            call computes in float32, as such weights and their sums may be of any size.
+        causal, window, scale, mask_mod, block_mask: as of `attention`.
+
+    Returns:
+        out [B, H, M, D] in the dtype of q. A query that sees no key has out 0.
+
+    Raises:
+        TraceError: weight or mask_mod does what kernels cannot.
+        TypeError, ValueError: an argument is not as above.
+        RuntimeError: on a GPU, where there is no NVRTC to compile the kernels.
+    """
+    if not callable(weight):
+        raise TypeError(mismatch("weight", "a function of a score", repr(weight)))
+    mods = (weight, mask_mod, block_mask)
+    q, k, v, _ = attention_operands(q, k, v)
+    if not check_bool("normalized", normalized):
+        return _call(q, k, v, mods, causal, scale, window, weights=True)[0]
+    dtype, within = v.dtype, dtype_of_weights(v.dtype)
+    q, k, v = (t if t.dtype == within else t.to(within) for t in (q, k, v))
+    ones = v.new_ones((*v.shape[:-1], 1))
+    with_ones = torch.cat((v, ones), -1)
+    sums, _, low = _call(q, k, with_ones, mods, causal, scale, window, weights=True, compensated=True)
+    sums = in_full(sums, low)
+    total = sums[..., -1:]
+    return torch.where(total == 0, 0, sums[..., :-1] / torch.where(total == 0, 1, total)).to(dtype)
+
+
+def dtype_of_weights(dtype: torch.dtype) -> torch.dtype:
+    """In which a normalized call computes: of float16 sums end at 65504 and weights at 6e-8."""
+    return torch.float32 if dtype == torch.float16 else dtype
+
+
+def _call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mods: Mods,
+    causal: bool,
+    scale: float | None,
+    window: Window | None,
+    weights: bool,
+    sinks: Tensor | None = None,
+    compensated: bool = False,
+    starts: Starts | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    from monoidreduce.folds.program.mods import STAND_INS, mods_in_graph, mods_of, tables
+    from monoidreduce.folds.program.sequences import line_numbers
+
+    if scale is not None:
+        scale = check_factor("scale", scale)
+    score_mod, mask_mod, block_mask = mods
+    in_graph = torch.compiler.is_dynamo_compiling()  # torch 2.6 does not trace callable() of a partial
+    for name, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
+        if not (in_graph or function is None or callable(function)):
+            raise TypeError(mismatch(name, "a function of one element", repr(function)))
+    kinds, words, block, listed = None, None, (1, 1), None
+    if block_mask is not None:
+        if mask_mod is not None:
+            raise ValueError(mismatch("mask_mod", "None beside block_mask, which has one", repr(mask_mod)))
+        blocks = as_block_mask(block_mask)
+        kinds, mask_mod, block = _checked(blocks, q, k), blocks.mask_mod, blocks.block
+        words, listed = blocks.links if q.is_cuda else kinds, block if blocks.listed else None
+    given = (score_mod, mask_mod, listed, weights, starts is not None)
+    lines = None if starts is None else line_numbers(*starts, max(q.shape[2], k.shape[2], 1))
+    of_call = (kinds, lines)
+    if in_graph:
+        traced, which, read = mods_in_graph(*given)
+        if traced is None:
+            again = (q, k, v, mods, causal, scale, window, weights, sinks, compensated, starts)
+            return outside_of_graphs(_call, *again)  # type: ignore[no-any-return]
+        captured: list[Any] = [
+            as_input(own, q) if number < 0 else of_call[number]
+            for number, own in zip(which, read, strict=True)
+        ]
+    else:
+        traced = mods_of(*given)
+        captured = [_given(tensor, STAND_INS, of_call) for tensor in traced.tensors]
+    table, table_index, numbers = tables(traced, captured, q, given[:2])
+    if q.device.type == "cpu" and not torch.compiler.is_compiling():
+        _check_fits(traced.text, numbers, (q, k, v, table), score_mod or mask_mod)
+    # Without the second word of out, d_q misses the rule of accuracy beside few keys (bfloat16).
+    compensated = compensated or (table is not None and table.requires_grad and torch.is_grad_enabled())
+    options = traced.text, numbers, scale, *bounds(causal, window), *block, weights, compensated
+    out, lse, _, low = call_op(
+        "modified_attention", q, k, v, table, sinks, table_index, words, *(starts or (None, None)), *options
+    )
+    return out, lse, low
+
+
+def _check_fits(text: str, numbers: Sequence[int], inputs: tuple[Any, ...], function: Any) -> None:
+    """Before the forward pass: can the CPU engine run it, and the backward pass if that may follow.
+
+    inputs: q, k, and others, which may be None.
+    """
+    from monoidreduce.folds.cpu.bytecode import scores_code
+    from monoidreduce.folds.program.arguments import definition
+    from monoidreduce.folds.program.errors import TraceError
+    from monoidreduce.folds.program.integers import most_numbers
+
+    q, k, *_ = inputs
+    gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
+    try:
+        scores_code(text, tuple(numbers), most_numbers("q, k", *q.shape[:3], k.shape[2]), gradient)
+    except TraceError as error:
+        raise TraceError(error.reason, definition(function)) from None
+
+
+def traced_mods(
+    score_mod: ScoreMod | None,
+    mask_mod: MaskMod | None,
+    block_mask: Any,
+    *,
+    weight: Callable[[Any], Any] | None = None,
+    packed: bool = False,
+) -> tuple[Traced, BlockMask | None]:
+    """The program of a call, and its blocks. weight: of `attend`. packed: of `attention_varlen`."""
+    from monoidreduce.folds.program.mods import mods_of
+
+    blocks = None if block_mask is None else as_block_mask(block_mask)
+    listed = None
+    if blocks is not None:
+        mask_mod, listed = blocks.mask_mod, blocks.block if blocks.listed else None
+    of_score = score_mod if weight is None else weight
+    return mods_of(of_score, mask_mod, listed, weight is not None, packed), blocks
+
+
+def _given(tensor: Tensor, stand_ins: Sequence[Tensor], of_call: Sequence[Tensor | None]) -> Tensor | None:
+    """A captured tensor, or the tensor of the call that it stands for."""
+    found = (own for known, own in zip(stand_ins, of_call, strict=True) if known is tensor)
+    return next(found, tensor)
+
+
+def _checked(mask: BlockMask, q: Tensor, k: Tensor) -> Tensor:
+    """The kinds of a mask that fits a call."""
+    batch, heads, queries, _ = q.shape
+    keys = k.shape[2]
+    if mask.lengths != (queries, keys):
+        expected = f"one of {queries} queries and {keys} keys, as q and k have"
+        raise ValueError(mismatch("block_mask", expected, list(mask.lengths)))
+    leading = tuple(mask.kinds.shape[:2])
+    if leading[0] not in (1, batch) or leading[1] not in (1, heads):
+        expected = f"one of B={batch} or 1 and H={heads} or 1"
+        raise ValueError(mismatch("block_mask", expected, list(leading)))
+    if mask.kinds.device != q.device:
+        raise ValueError(mismatch("block_mask", f"one on {q.device} as q", mask.kinds.device))
+    return mask.kinds

@@ -1,0 +1,61 @@
+"""The GPU kernels of a monoid in C++: compiled once and kept, and loaded once in a process."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from monoidreduce import _C
+from monoidreduce.folds.cpp.cpp_source import as_error, parse, unit
+from monoidreduce.folds.cuda import cache, compiler
+from monoidreduce.folds.cuda.cache import Image
+from monoidreduce.folds.cuda.compiler import CompilationError
+from monoidreduce.folds.cuda.kernels import capability_of, compiled_unit, hash_of_headers
+
+__all__ = ["FOLD", "GRADIENT", "LAWS", "compiled", "key_of_verdict", "loaded"]
+
+FOLD, GRADIENT, LAWS = "fold_monoid", "pull_monoid", "try_laws"
+_MONOIDS = ("argmax", "cross_entropy", "distillation", "log_probs", "logsumexp", "sum", "weighted_sum")
+# With all monoids of the library, so that an #include of one inside the user's namespace adds nothing.
+_HEADERS = ("device/simt/monoid_simt.cuh", *(f"monoids/{name}.h" for name in _MONOIDS))
+_INCLUDES = "".join(f'#include "monoidreduce/{header}"\n' for header in _HEADERS)
+
+
+def loaded(which: str, monoid: str, dtype: torch.dtype, device: int) -> int:
+    """The number of a kernel, as `compiled` has it, for the GPU of that number."""
+    return _loaded(which, monoid, dtype, capability_of(device))
+
+
+@lru_cache(1024)
+def _loaded(which: str, monoid: str, dtype: torch.dtype, capability: tuple[int, int]) -> int:
+    image = compiled(which, monoid, dtype, capability)
+    return _C.load_kernels(image.code, list(image.names))
+
+
+def compiled(which: str, monoid: str, dtype: torch.dtype, capability: tuple[int, int]) -> Image:
+    """A kernel, from the cache or the compiler.
+
+    Args:
+        which: FOLD, GRADIENT (by the scores) or LAWS, whose numbers are float64.
+        monoid: `CppSource.text`.
+        dtype: of the operands.
+        capability: of the GPU, as (9, 0).
+
+    Raises:
+        CppMonoidError: the compiler refuses the user's text.
+    """
+    found = compiler.find()
+    assert found is not None
+    real = "double" if which == LAWS or dtype == torch.float64 else "float"
+    text = unit(parse(monoid), real, _INCLUDES)
+    kernel = f"monoidreduce::simt::{which}<monoidreduce::CppMonoid, monoidreduce::CppFields>"
+    try:
+        return compiled_unit(found, text, [kernel], "simt", capability)
+    except CompilationError as error:
+        raise as_error(str(error), parse(monoid)) from None
+
+
+def key_of_verdict(monoid: str) -> str:
+    """Under what the cache has the verdict of the law check: it holds for all GPUs."""
+    return cache.key("laws", unit(parse(monoid), "double", _INCLUDES), hash_of_headers())

@@ -1,0 +1,152 @@
+"""The law check of a monoid in C++, before its first use.
+
+A kernel tries the laws on random elements: it writes pairs of numbers that ought to agree
+(device/program/law_claims.h). The verdict is kept on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from monoidreduce import _C
+from monoidreduce._ops.memory import launch
+from monoidreduce.folds.cpp.cpp_kernels import LAWS, key_of_verdict, loaded
+from monoidreduce.folds.cpp.cpp_source import CppSource, parse
+from monoidreduce.folds.cpp_monoid_op import fold_plan, no_operands
+from monoidreduce.folds.cuda import cache
+from monoidreduce.laws import MonoidLawError
+
+__all__ = ["Samples", "check", "count_of_numbers", "draw", "judge"]
+
+_SAMPLES = 256
+_ELEMENTS = 4
+_EXACT, _ROUNDED = 0.0, torch.finfo(torch.float64).eps ** (2 / 3)
+_DIFFERENCES = 1e-6  # of central differences: a wrong derivative is off by far more
+
+# law, what is claimed, the tolerance relative to the numbers of a sample
+_OF_STATES = (
+    ("identity", "combine(identity, y) = y", _EXACT),
+    ("identity", "combine(y, identity) = y", _EXACT),
+    ("identity", "combine(combine(identity, identity), y) = y", _EXACT),
+    ("commutativity", "combine(x, y) = combine(y, x)", _ROUNDED),
+    ("commutativity", "combine(combine(x, y), z) = combine(combine(y, x), z)", _ROUNDED),
+    ("associativity", "combine(combine(x, y), z) = combine(x, combine(y, z))", _ROUNDED),
+    ("associativity", "combine(combine(x, identity), z) = combine(x, z)", _ROUNDED),
+    ("tile fold", "y with two elements accumulated in one frame = their states combined", _ROUNDED),
+)
+_OF_GRADIENTS = tuple(
+    ("local gradient", f"local_gradient(e0, project(fold of {these}), g) = difference quotient", _DIFFERENCES)
+    for these in ("e0, e1", "e0, e1, e2, e3")
+)
+
+
+class Samples(NamedTuple):
+    """Elements e0 to e3 of as many rows; x, z are the states of e0 and e3, y that of e1 and e2."""
+
+    real: Tensor  # [scores of elements, then gradients by results; samples] float64
+    label: Tensor  # [1, samples] int64: one of the columns 0 to 3, or -1
+
+
+def draw(monoid: CppSource) -> Samples:
+    """On the CPU. Scores keep clear of each other and of multiples of 1/8, where there may be kinks."""
+    generator = torch.Generator().manual_seed(0)
+    normal = partial(torch.randn, generator=generator, dtype=torch.float64, device="cpu")
+    wide = torch.arange(_SAMPLES, device="cpu") % 2 == 0
+    spread = torch.where(wide, 30.0, 3.0)
+    eighths = (8 * spread * normal((_ELEMENTS, monoid.scores, _SAMPLES))).floor()
+    places = torch.arange(_ELEMENTS, dtype=torch.float64, device="cpu").view(-1, 1, 1)
+    scores = (eighths + (2 * places + 1) / 8) / 8
+    g = normal((monoid.count("real"), _SAMPLES))
+    label = torch.randint(-1, _ELEMENTS, (1, _SAMPLES), generator=generator, device="cpu")
+    return Samples(torch.cat((scores.flatten(0, 1), g)), label)
+
+
+def count_of_numbers(monoid: CppSource) -> int:
+    """How many numbers the kernel writes of a sample: LawClaims::kNumbers."""
+    return 2 * (len(_OF_STATES) * len(monoid.results) + len(_OF_GRADIENTS) * monoid.scores)
+
+
+def judge(monoid: CppSource, samples: Samples, numbers: Tensor) -> dict[str, Any] | None:
+    """The law that is broken first and a sample that breaks it, as JSON can write it; None if all hold.
+
+    numbers: [count_of_numbers, samples] float64, on the CPU.
+    """
+    finite = numbers.abs().masked_fill(~numbers.isfinite(), 0)
+    scale = 1 + finite.amax(0)
+    at = 0
+    sizes = [len(monoid.results)] * len(_OF_STATES) + [monoid.scores] * len(_OF_GRADIENTS)
+    for (law, claim, tolerance), size in zip(_OF_STATES + _OF_GRADIENTS, sizes, strict=True):
+        found, expected = numbers[at : at + size], numbers[at + size : at + 2 * size]
+        at += 2 * size
+        agrees = (found == expected) | (found.isnan() & expected.isnan())
+        if tolerance:
+            agrees |= (found - expected).abs() <= tolerance * scale
+        if not agrees.all():
+            sample = int(agrees.all(0).logical_not().nonzero()[0])
+            shown = {
+                **_operands(monoid, samples, sample),
+                "found": found[:, sample].tolist(),
+                "expected": expected[:, sample].tolist(),
+            }
+            lines = [f"{monoid.name} breaks the law of {law}: {claim}"]
+            lines += [f"  {name:<8} = {_text(value)}" for name, value in shown.items()]
+            return {"message": "\n".join(lines), "law": law, "counterexample": shown}
+    return None
+
+
+def _operands(monoid: CppSource, samples: Samples, sample: int) -> dict[str, list[float]]:
+    real, scores = samples.real[:, sample].tolist(), monoid.scores
+    elements = {f"e{i}": real[scores * i : scores * (i + 1)] for i in range(_ELEMENTS)}
+    return {**elements, "label": samples.label[:, sample].tolist(), "g": real[scores * _ELEMENTS :]}
+
+
+def _text(numbers: list[float]) -> str:
+    return ", ".join(f"{x:.17g}" if isinstance(x, float) else str(x) for x in numbers)
+
+
+def _tried(monoid: str, device: torch.device) -> dict[str, Any] | None:
+    """The verdict, by the kernel on a GPU."""
+    of = parse(monoid)
+    samples = draw(of)
+    operands = no_operands(_SAMPLES, device)
+    a = operands[0]
+    numbers = a.new_empty(count_of_numbers(of), _SAMPLES)
+    real, label = samples.real.to(device), samples.label.to(device)
+    none = a.new_empty(0, _SAMPLES)
+    plan = fold_plan(operands)
+    given: Any = (*operands, real, None, label, None, None, None, numbers, none, none.long(), a.new_empty(0))
+    given += (loaded(LAWS, monoid, a.dtype, a.device.index), 1, 1.0, *launch(a), plan)
+    _C.statistics_fold(*given)
+    return judge(of, samples, numbers.cpu())
+
+
+@lru_cache(1024)
+def check(
+    monoid: str,
+    device: torch.device,
+    tried: Callable[[str, torch.device], dict[str, Any] | None] = _tried,
+) -> None:
+    """Try the laws, unless the cache has a verdict.
+
+    Args:
+        monoid: `CppSource.text`.
+        device: a GPU.
+        tried: makes a verdict.
+
+    Raises:
+        MonoidLawError: a law is broken, by this or an earlier try.
+    """
+    key = key_of_verdict(monoid)
+    known = cache.load_fact(key)
+    if known is None:
+        known = {"broken": tried(monoid, device)}
+        cache.store_fact(key, known)
+    if known["broken"] is not None:
+        broken, of = known["broken"], parse(monoid)
+        message = f"{of.file}:{of.struct_line}: {broken['message']}"
+        raise MonoidLawError(message, broken["law"], broken["counterexample"])

@@ -1,0 +1,146 @@
+"""The forward and the backward pass of a monoid in C++, for the op `cpp_monoid`. They need a GPU."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from monoidreduce import _C
+from monoidreduce._ops.memory import launch, rounded, statistics
+from monoidreduce.folds.cpp.cpp_source import CppSource, parse
+from monoidreduce.workspace import get_workspace
+
+__all__ = ["backward", "check_device", "fold_plan", "forward", "no_operands", "results"]
+
+Operands: TypeAlias = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+
+
+def check_device(a: Tensor) -> None:
+    """Raises RuntimeError where there is no GPU, no build for one or no compiler: all are needed."""
+    needs = "a monoid of cpp_monoid is compiled for a GPU: "
+    instead = "; a function of monoidreduce.statistics runs on any device"
+    if not a.is_cuda:
+        raise RuntimeError(f"{needs}expected tensors on a CUDA device, got one on {a.device}{instead}")
+    if not _C.build_info()["cuda"]:
+        raise RuntimeError(f"{needs}expected a build of monoidreduce with CUDA, got one that is CPU-only")
+    from monoidreduce.folds.cuda import compiler
+
+    if compiler.find() is None:
+        raise RuntimeError(f"{needs}expected NVRTC, found none: pip install nvidia-cuda-nvrtc")
+
+
+def fold_plan(operands: Operands) -> _C.Plan:
+    """Without tensor cores, which the kernels of a monoid do not use, whatever the dtype."""
+    return _C.plan_statistics_fold(*operands, state_words=0)
+
+
+def gradient_plan(operands: Operands) -> _C.Plan:
+    """The same of local gradients: a workspace of nothing holds none for tensor cores."""
+    return _C.plan_statistics_local_gradient(*operands, workspace=0)
+
+
+def no_operands(rows: int, device: torch.device) -> Operands:
+    """Operands of a call that reads none: as many rows, one column, float64."""
+    a = torch.zeros((rows, 1), dtype=torch.float64, device=device)
+    return a, a[:1], None, None
+
+
+def _results(monoid: CppSource, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        statistics(a, monoid.count("real"), len(a)),
+        statistics(a, monoid.count("kept"), len(a)),
+        a.new_empty(monoid.count("index"), len(a), dtype=torch.int64),
+    )
+
+
+def results(
+    a: Tensor,
+    b: Tensor,
+    other_a: Tensor | None,
+    other_b: Tensor | None,
+    label: Tensor | None,
+    monoid: str,
+    scale: float,
+    workspace: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _results(parse(monoid), a)
+
+
+def _labels(label: Tensor | None, a: Tensor) -> Tensor:
+    """[1, rows]; -1 is no column."""
+    return a.new_full((1, len(a)), -1, dtype=torch.int64) if label is None else label.contiguous()[None]
+
+
+def forward(
+    a: Tensor,
+    b: Tensor,
+    other_a: Tensor | None,
+    other_b: Tensor | None,
+    label: Tensor | None,
+    monoid: str,
+    scale: float,
+    workspace: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Values, what else the gradient reads, and indices, each [numbers, rows]."""
+    check_device(a)
+    from monoidreduce.folds.cpp.cpp_kernels import FOLD, loaded
+    from monoidreduce.folds.cpp.cpp_laws import check
+
+    check(monoid, a.device)
+    operands = (a, b, other_a, other_b)
+    folded = _results(parse(monoid), a)
+    plan = fold_plan(operands)
+    given: Any = (
+        *operands,
+        None,
+        None,
+        _labels(label, a),
+        None,
+        None,
+        None,
+        *folded,
+        statistics(a, plan.scratch),
+    )
+    given += (loaded(FOLD, monoid, a.dtype, a.device.index), 1, scale, *launch(a), plan)
+    _C.statistics_fold(*given)
+    return folded
+
+
+def backward(
+    grad_values: Tensor,
+    a: Tensor,
+    b: Tensor,
+    other_a: Tensor | None,
+    other_b: Tensor | None,
+    label: Tensor | None,
+    values: Tensor,
+    kept: Tensor,
+    indices: Tensor,
+    monoid: str,
+    scale: float,
+    workspace: int | None,
+    needed: list[bool],
+    unrounded: bool = False,
+) -> list[Tensor]:
+    """The gradients of the operands."""
+    check_device(a)
+    from monoidreduce.folds.cpp.cpp_kernels import GRADIENT, loaded
+    from monoidreduce.folds.cuda.cuda_passes import multiplied_by_torch
+
+    operands: Operands = (a, b, other_a, other_b)
+    known = torch.cat((values, kept, grad_values))
+    integers = torch.cat((_labels(label, a), indices))
+    bytes = (get_workspace() if workspace is None else workspace) // parse(monoid).scores
+    plan = gradient_plan(operands)
+    kernel = loaded(GRADIENT, monoid, a.dtype, a.device.index)
+
+    def store(part: slice, out: Tensor | None, other_out: Tensor | None) -> None:
+        of_second = None if other_b is None else other_b[part]
+        given: Any = (a, b[part], other_a, of_second, known, None, integers, None, None, None)
+        given += (out, other_out, kernel, part.start, scale, bytes, *launch(a), plan)
+        _C.statistics_local_gradient(*given)
+
+    found = multiplied_by_torch(operands, store, bytes, needed[:4])
+    return rounded(found, operands, needed[:4], unrounded)

@@ -1,0 +1,1 @@
+"""Programs for the interpreter of the CPU engine."""

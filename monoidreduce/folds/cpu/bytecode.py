@@ -1,0 +1,248 @@
+"""A program as the code of the CPU engine's interpreter (csrc/include/monoidreduce/cpu/program.h)."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from monoidreduce import _C
+from monoidreduce.folds.program.derivative import gradient, slopes
+from monoidreduce.folds.program.errors import TraceError
+from monoidreduce.folds.program.graph import Node
+from monoidreduce.folds.program.integers import MOST, lowered
+from monoidreduce.folds.program.operations import LEAVES, OPERATIONS
+from monoidreduce.folds.program.program import operands, parse, reachable
+
+__all__ = ["backward_code", "forward_code", "scores_code"]
+
+INSTRUCTIONS = {name: number for number, name in enumerate(_C.PROGRAM["instructions"])}
+BLOCK_REGISTERS: int = _C.PROGRAM["block_registers"]
+ROW_REGISTERS: int = _C.PROGRAM["row_registers"]
+STEPS: int = _C.PROGRAM["steps"]
+FIELDS: int = _C.PROGRAM["fields"]
+OF_COLUMNS = {"column", "column_index", "wide_column_index"}
+OF_ELEMENTS = {"score", "other", "position", *OF_COLUMNS}
+ROW_NUMBERS = ("batch", "head", "query")  # the integers of a row of attention
+ROW_DATA = ("row", "row_index", "wide_row_index")
+CONSTANTS = ("real", "integer", "boolean", "wide_integer")
+GATHERS = ("gather", "index_gather", "wide_gather")
+# What nodes are called otherwise than their instructions.
+NAMES = {"within_from_0": "within", "column_index": "column", "wide_column_index": "wide_column"}
+
+
+class _Writer:
+    """Writes the code of some nodes. Of a row are those that are made of constants and data of rows alone.
+
+    A value is a node's number, or a name. Registers of a block are given when all instructions are known.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        roots: Iterable[int],
+        data: tuple[int, int, int, int],
+        most: int = MOST,
+    ) -> None:
+        """data: how many reals and integers a call has of rows, and of columns. most: of `lowered`."""
+        nodes, self.roots = lowered(nodes, roots, most)
+        self.nodes, self.data = nodes, data
+        self.of_element: set[int] = set()
+        self.needed = reachable(nodes, self.roots)
+        for number in self.needed:
+            node = nodes[number]
+            if node[0] in OF_ELEMENTS or self.of_element.intersection(operands(node)):
+                self.of_element.add(number)
+        self.constants = [i for i in self.needed if nodes[i][0] in CONSTANTS]
+        self.row_code: list[list[int]] = []
+        self.rows: dict[int, int] = {}
+        rows, row_indices, *_ = data
+        first_constant = rows + row_indices
+        for number in self.needed:
+            name, *rest = nodes[number]
+            if name in CONSTANTS:
+                self.rows[number] = first_constant + self.constants.index(number)
+            elif name in ROW_DATA:
+                self.rows[number] = rest[0] + (0 if name == "row" else rows)
+            elif name in ROW_NUMBERS:
+                self.rows[number] = ROW_NUMBERS.index(name)
+            elif number not in self.of_element:
+                self.rows[number] = first_constant + len(self.constants) + len(self.row_code)
+                arguments = [BLOCK_REGISTERS + self.rows[i] for i in rest]  # of a gather, not uniform
+                self.row_code.append(_instruction(name, BLOCK_REGISTERS + self.rows[number], arguments))
+        # (instruction, value or field, values, numbers)
+        self.code: list[tuple[str, object, list[object], list[int]]] = []
+        self.written: set[object] = set()
+
+    def value(self, number: int) -> int:
+        """Writes the code of a node, unless it is there."""
+        if number in self.rows or number in self.written:
+            return number
+        # Iterative, since a graph may be deeper than Python's stack: what is needed, in order.
+        for i in reachable(self.nodes, [number]):
+            if i in self.rows or i in self.written:
+                continue
+            name, *rest = self.nodes[i]
+            if name in GATHERS:
+                self.code.append((name, i, list(rest), [int(self._is_uniform(i))]))
+            elif name in LEAVES:
+                at = [rest[0] + (0 if name == "column" else self.data[2])] if rest else []
+                self.code.append((name, i, [], at))
+            else:
+                self.code.append((name, i, list(rest), []))
+            self.written.add(i)
+        return number
+
+    def _is_uniform(self, number: int) -> bool:
+        """Is a value the same in all rows."""
+        return not any(
+            self.nodes[i][0] in {"score", "other", *ROW_DATA, *ROW_NUMBERS}
+            for i in reachable(self.nodes, [number])
+        )
+
+    def _are_wide(self, kind: str, count: int) -> list[int]:
+        """Of each integer of rows or columns, has it 64 bits."""
+        wide = {self.nodes[i][1] for i in self.needed if self.nodes[i][0] == f"wide_{kind}"}
+        return [int(k in wide) for k in range(count)]
+
+    def state(self, name: str, field: int, values: list[object], numbers: Sequence[int] = ()) -> None:
+        self.code.append((name, None, values, [field, *numbers]))
+
+    def weight(self, log_weight: int, field: int) -> object:
+        name = ("weight", field)
+        self.code.append(("weight", name, [log_weight], [field]))
+        return name
+
+    def text(self, layout: Iterable[int]) -> str:
+        rows, row_indices, columns, column_indices = self.data
+        constants = [x for i in self.constants for x in _constant(self.nodes[i])]
+        code = self._with_registers()
+        of_rows = rows + row_indices + len(self.constants) + len(self.row_code)
+        if of_rows > ROW_REGISTERS:
+            raise _too_large(f"{of_rows} constants, data and values of a row, more", ROW_REGISTERS)
+        if len(code) > STEPS:
+            raise _too_large(f"{len(code)} operations of an element, more", STEPS)
+        numbers = [*layout, rows, row_indices, *self._are_wide("row_index", row_indices)]
+        numbers += [columns, column_indices, *self._are_wide("column_index", column_indices)]
+        numbers += [len(self.constants), *constants]
+        for instructions in (self.row_code, code):
+            numbers += [len(instructions), *(x for instruction in instructions for x in instruction)]
+        return " ".join(map(str, numbers))
+
+    def _with_registers(self) -> list[list[int]]:
+        last_use = {value: at for at, (_, _, values, _) in enumerate(self.code) for value in values}
+        free = list(range(BLOCK_REGISTERS - 1, -1, -1))
+        register: dict[object, int] = {}
+
+        def of(value: object) -> int:
+            if isinstance(value, int) and value in self.rows:
+                return BLOCK_REGISTERS + self.rows[value]
+            return register[value]
+
+        code = []
+        for at, (name, to, values, numbers) in enumerate(self.code):
+            arguments = [of(value) for value in values]
+            done = [value for value in dict.fromkeys(values) if value in register and last_use[value] == at]
+            kinds = OPERATIONS[name].kinds if name in OPERATIONS else ()
+            in_place = "wide" not in kinds or {*kinds} == {"wide"}  # else the result could overtake a number
+            if in_place:
+                free += map(register.pop, done)
+            if to is None:
+                field, *rest = numbers
+                code.append(_instruction(name, field, [*arguments, *rest]))
+            else:
+                if not free:
+                    raise _too_large("more values at a time", BLOCK_REGISTERS)
+                register[to] = free.pop()
+                code.append(_instruction(name, register[to], [*arguments, *numbers]))
+                if to not in last_use:
+                    free.append(register.pop(to))
+            if not in_place:
+                free += map(register.pop, done)
+        return code
+
+
+def _too_large(what: str, most: int) -> TraceError:
+    return TraceError(
+        f"{what} than the {most} that the CPU engine has: write two functions, or a shorter one"
+    )
+
+
+def _instruction(name: str, to: int, arguments: Sequence[int]) -> list[int]:
+    return [INSTRUCTIONS[NAMES.get(name, name)], to, *arguments, *[0] * (3 - len(arguments))]
+
+
+def _constant(node: Node) -> tuple[int, int]:
+    """1 and the bits of a real number; 0 and an integer, of a condition all bits; 2 and one of 64 bits."""
+    name, value = node
+    if name == "real":
+        bits: int = struct.unpack("<q", struct.pack("<d", float.fromhex(value)))[0]
+        return 1, bits
+    if name == "wide_integer":
+        return 2, value
+    return 0, -value if name == "boolean" else value
+
+
+@lru_cache(256)
+def forward_code(text: str, rows: int, row_indices: int, columns: int, column_indices: int) -> str:
+    """The code that folds a row. Numbers: how many data a call has of each kind."""
+    program = parse(text)
+    writer = _Writer(program.nodes, program.roots, (rows, row_indices, columns, column_indices))
+    root = iter(writer.roots)
+    field = 0
+    for _, *means in program.softmaxes:
+        log_weight = next(root)
+        writer.state("frame", field, [writer.value(log_weight)], [1 + len(means)])
+        weight = writer.weight(log_weight, field)
+        for k in range(field + 2, field + 2 + len(means)):
+            writer.state("mean", k, [weight, writer.value(next(root)), log_weight])
+        field += 2 + len(means)
+    for _ in program.totals:
+        writer.state("total", field, [writer.value(next(root))])
+        field += 1
+    for _ in program.largest:
+        writer.state("largest", field, [writer.value(next(root))])
+        field += 2
+    for _ in program.counts:
+        writer.state("count", field, [writer.value(next(root))])
+        field += 1
+    if field > FIELDS:
+        raise TraceError(
+            f"the statistics have {field} numbers of a row, more than {FIELDS}: write two functions"
+        )
+    means_of = [len(softmax) - 1 for softmax in program.softmaxes]
+    layout = [len(means_of), *means_of, len(program.totals), len(program.largest), len(program.counts)]
+    return writer.text(layout)
+
+
+@lru_cache(256)
+def backward_code(text: str, rows: int, row_indices: int, columns: int, column_indices: int) -> str:
+    """The code of the gradients by the scores. Rows have the data that `gradient` adds."""
+    program = parse(text)
+    of = gradient(text, rows, row_indices)
+    roots = [number for number in (of.score, of.other) if number is not None]
+    known = rows + 2 * program.values + len(program.softmaxes)
+    known_indices = row_indices + len(program.largest)
+    writer = _Writer(of.nodes.nodes, roots, (known, known_indices, columns, column_indices))
+    # The gradients lie where the scores did, so they come last.
+    for k, number in enumerate([writer.value(root) for root in writer.roots]):
+        writer.state("result", k, [number])
+    return writer.text([0, 0, 0, 0])
+
+
+@lru_cache(256)
+def scores_code(text: str, sizes: tuple[int, ...], most: int, backward: bool) -> str:
+    """The code that modifies scores of attention. most: of `lowered`.
+
+    Its panels: scores, 0 where they are kept and else -inf, and backward the derivatives by the dot products.
+    """
+    graph, score, keep, slope = slopes(text, sizes)
+    zero, nothing = graph.constant(0.0), graph.constant(-math.inf)
+    kept = zero.where(keep, zero, nothing) if keep is not None else zero
+    roots = [score.number, kept.number, *([slope.number] if backward else [])]
+    writer = _Writer(graph.nodes, roots, (0, len(ROW_NUMBERS), 0, 0), most)
+    # Panels are written last, as the first holds the dot products.
+    for k, number in enumerate([writer.value(root) for root in writer.roots]):
+        writer.state("result" if k == 2 else "store", k, [number])
+    return writer.text([0, 0, 0, 0])

@@ -1,0 +1,195 @@
+"""Attention with a user's scores by kernels on a GPU, which are compiled for its functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from monoidreduce import _C
+from monoidreduce._ops.attention import (
+    FEW_KEYS,
+    NO_SPANS,
+    Spans,
+    in_full,
+    low_words,
+    present,
+    readable,
+    readable_result,
+)
+from monoidreduce._ops.memory import accumulator, first, gradient, launch, new, statistics
+from monoidreduce._ops.sinks import sink_gradient
+from monoidreduce.folds.cuda import kernels
+from monoidreduce.folds.program.integers import most_numbers
+
+__all__ = ["backward", "forward", "plan_backward", "plan_forward"]
+
+Options = tuple[float, int, int, int, int, bool]  # scale, left, right, of blocks their sizes, weights
+NAMES = ("blocks", "row_spans", "column_spans", "scale", "left", "right", "block_rows", "block_columns")
+
+
+def kernel_of(
+    program: str, which: str, q: Tensor, v: Tensor, spans: Spans, options: Options, plan: _C.Plan
+) -> int:
+    """The number of the kernel of a pass. which: as of `kernels.compiled_scores`."""
+    if not kernels.is_available():
+        raise RuntimeError(
+            "score_mod, mask_mod, weight: on a GPU their kernels are compiled by NVRTC, and there is none: "
+            "pip install nvidia-cuda-nvrtc"
+        )
+
+    width = max(q.shape[3], v.shape[3])
+    packed = spans[0] is not None
+    scale, weights, device = options[0], options[-1], q.device.index
+    most = most_numbers("q, k", *q.shape[:3], v.shape[2])
+    return kernels.scores_kernel(
+        program, which, packed, q.dtype, width, plan.tier, scale, weights, most, device
+    )
+
+
+def is_empty(q: Tensor, k: Tensor) -> bool:
+    return not (q.shape[:3].numel() and k.shape[2])
+
+
+def plan_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    options: tuple[Any, ...],
+    gpu: _C.DeviceFacts | None = None,
+    spans: Spans = NO_SPANS,
+    blocks: Tensor | None = None,
+) -> _C.Plan:
+    """options: as of `forward`; without blocks, at least the first three. gpu: plans for it, wherever the
+    tensors are."""
+    given: Any = dict(zip(NAMES, (blocks, *spans, *options), strict=False))
+    return _C.plan_modified_attention_fold(q, k, v, **given, gpu=gpu)
+
+
+def plan_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    options: tuple[Any, ...],
+    gpu: _C.DeviceFacts | None = None,
+    spans: Spans = NO_SPANS,
+    blocks: Tensor | None = None,
+) -> _C.Plan:
+    """The same."""
+    given: Any = dict(zip(NAMES, (blocks, *spans, *options), strict=False))
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return _C.plan_modified_attention_pull(q, k, v, **given, deterministic=deterministic, gpu=gpu)
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tables: tuple[Tensor | None, Tensor | None],
+    blocks: Tensor | None,
+    sinks: Tensor | None,
+    spans: Spans,
+    program: str,
+    sizes: list[int],
+    options: Options,
+    compensated: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What the op returns. sinks: [H] in the accumulation dtype."""
+    *rows, _ = q.shape
+    width, lse = v.shape[3], statistics(q, *rows)
+    if is_empty(q, k):
+        out = q.new_zeros((*rows, width))
+        lse = lse.fill_(-torch.inf) if sinks is None else lse.copy_(sinks[:, None].expand_as(lse))
+        return out, lse, torch.zeros_like(lse), low_words(out, compensated).zero_()
+    plan = plan_forward(q, k, v, options, spans=spans, blocks=blocks)
+    if plan.tensor_cores:
+        q, k, v = readable(q, v, q, k, v)
+    out, lse_low = q.new_empty(*rows, v.shape[3]), torch.empty_like(lse)
+    out_low = low_words(out, compensated)
+    kernel = kernel_of(program, kernels.FORWARD, q, v, spans, options, plan)
+    filled: Any = (out, lse, lse_low, present(out_low), present(statistics(q, plan.scratch)))
+    arguments: Any = (
+        q,
+        k,
+        v,
+        *tables,
+        blocks,
+        sinks,
+        *spans,
+        *filled,
+        kernel,
+        sizes,
+        *options,
+        *launch(q),
+        plan,
+    )
+    _C.modified_attention_fold(*arguments)
+    if v.shape[3] != width:
+        out, out_low = first(width, out), first(width, out_low) if out_low.numel() else out_low
+    return out, lse, lse_low, out_low
+
+
+def backward(
+    grad_out: Tensor | None,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tables: tuple[Tensor | None, Tensor | None],
+    blocks: Tensor | None,
+    sinks: Tensor | None,
+    spans: Spans,
+    residuals: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    program: str,
+    sizes: list[int],
+    options: Options,
+    dsinks: Tensor | None,
+    needed: list[bool],
+) -> list[Tensor | None]:
+    """The gradients by q, k and v; that by the sinks is written to dsinks, which may be absent.
+
+    needed: which gradients by q, k and v are; those that are not may be there all the same.
+    """
+    out, lse, lse_low, low = residuals
+    if sinks is not None and dsinks is not None and (is_empty(q, k) or options[0] == 0):
+        # The kernels would not run, or know a row's centre times the scale.
+        centre = torch.zeros_like(lse) if grad_lse is None else grad_lse
+        if grad_out is not None:
+            in_both = out if low is None else in_full(out, low)
+            centre = centre - (grad_out.to(lse.dtype) * in_both).sum(-1)
+        dsinks.copy_(sink_gradient(sinks, lse, lse_low, centre))
+        dsinks = None
+    if is_empty(q, k):
+        return [torch.zeros_like(t) for t in (q, k, v)]
+    if options[-1]:  # weights have none, and the kernels read none
+        lse = lse_low = statistics(q, *q.shape[:3]).zero_()
+    plan = plan_backward(q, k, v, options, spans=spans, blocks=blocks)
+    grad_out = torch.zeros_like(out) if grad_out is None else grad_out
+    found: list[Tensor | None] = [gradient(t, wanted) for t, wanted in zip((q, k, v), needed, strict=True)]
+    if low is None and q.element_size() == 2 and k.shape[2] <= FEW_KEYS and not options[-1]:
+        out, _, _, low = forward(q, k, v, tables, blocks, sinks, spans, program, sizes, options, True)
+    if plan.tensor_cores:
+        out, low = readable_result(out), None if low is None else readable_result(low)
+        grad_out, q, k, v = readable(q, v, grad_out, q, k, v)
+        found = [accumulator(q), new(k), new(v)]
+    which = kernels.BACKWARD_IN_TURN if plan.in_turn else kernels.BACKWARD
+    kernel = kernel_of(program, which, q, v, spans, options, plan)
+    arguments: Any = (
+        q,
+        k,
+        v,
+        *tables,
+        blocks,
+        sinks,
+        *spans,
+        grad_out,
+        grad_lse,
+        out,
+        lse.contiguous(),
+        lse_low.contiguous(),
+        low,
+    )
+    arguments += (*found, dsinks, statistics(q, plan.scratch), kernel, sizes, *options, *launch(q), plan)
+    _C.modified_attention_pull(*arguments)
+    return found

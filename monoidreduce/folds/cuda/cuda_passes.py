@@ -1,0 +1,202 @@
+"""The passes of a program by kernels on a GPU.
+
+A row's statistics are one fold. The gradients of the operands are products of the gradients by the scores.
+The gradients by the scores are computed for as many columns at a time as the workspace holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from monoidreduce import _C
+from monoidreduce._ops.local_gradients import Head, multiply_local_gradients
+from monoidreduce._ops.memory import (
+    accumulation_dtype,
+    accumulator,
+    launch,
+    padded,
+    padded_weight,
+    statistics,
+)
+from monoidreduce._ops.slices import columns_in
+from monoidreduce.folds.cuda.cuda_source import state_words
+from monoidreduce.folds.cuda.kernels import Counts, fold_kernels, gradient_kernels
+from monoidreduce.folds.statistics_op import Data, Operands, Tables
+
+__all__ = ["backward", "contiguous", "fold", "multiplied_by_torch", "rows_product", "widths_of"]
+
+Results: TypeAlias = tuple[Tensor, Tensor, Tensor]
+
+_LEAST_COLUMNS = 256  # of a slice, where there are no tensor cores
+
+
+def _as_kernels_read(operands: Operands, plan: _C.Plan) -> Operands:
+    if not plan.tensor_cores:
+        return operands
+    a, b, other_a, other_b = operands
+    if other_a is None or other_b is None:
+        return padded(a), padded_weight(b, plan), None, None
+    return padded(a), padded_weight(b, plan), padded(other_a), padded_weight(other_b, plan)
+
+
+def widths_of(operands: Operands) -> tuple[int, int]:
+    """Of both scores; of the second 0, where there is one."""
+    a, _, other_a, _ = operands
+    return a.shape[1], 0 if other_a is None else other_a.shape[1]
+
+
+def contiguous(data: Data) -> Data:
+    row, column, row_index, column_index = (None if t is None else t.contiguous() for t in data)
+    return row, column, row_index, column_index
+
+
+def fold(
+    program: str,
+    operands: Operands,
+    data: Data,
+    counts: Counts,
+    results: Results,
+    scale: float,
+    tables: Tables,
+) -> None:
+    """Write the values, low words and indices of all rows."""
+    a, words = operands[0], state_words(program)
+    plan = _C.plan_statistics_fold(*operands, state_words=words)
+    kernels = fold_kernels(program, counts, a.dtype, plan, widths_of(operands), a.device.index)
+    scratch = statistics(a, plan.scratch)
+    given: Any = (*_as_kernels_read(operands, plan), *contiguous(data), *tables, *results, scratch)
+    given += (kernels, words, scale, *launch(a), plan)
+    _C.statistics_fold(*given)
+
+
+def backward(
+    program: str,
+    operands: Operands,
+    known: Data,
+    counts: Counts,
+    scale: float,
+    workspace: int,
+    needed: list[bool],
+    unrounded: bool = False,
+    factors: Operands | None = None,
+) -> list[Tensor | None]:
+    """The gradients by the operands, of their types or sums.
+
+    known: the data, with what `derivative.gradient` adds. counts: without it. needed: by each operand.
+    unrounded: sums, where there are any. factors: what the products read in place of the operands, of the
+    same shapes.
+    """
+    if not any(needed):
+        return [None] * 4
+    of_other = operands[2] is not None and any(needed[2:4])
+    bytes = workspace // (2 if of_other else 1)
+    plan, store, read = _local_gradients(program, operands, known, counts, scale, bytes, of_other)
+    a, b, other_a, other_b = read if factors is None else _as_kernels_read(factors, plan)
+    if not plan.tensor_cores:
+        return multiplied_by_torch((a, b, other_a, other_b), store, bytes, needed)
+    own = columns_in(bytes, len(a))
+    heads = [Head(a, b, own, [*needed[:2], False], plan.clusters)]
+    if of_other:
+        assert other_a is not None and other_b is not None
+        heads.append(Head(other_a, other_b, own, [*needed[2:4], False], plan.clusters))
+
+    def store_for_heads(part: slice) -> None:
+        store(part, heads[0].local(part), heads[1].local(part) if of_other else None)
+
+    multiply_local_gradients(store_for_heads, heads)
+    found = [gradient for head in heads for gradient in (head.rows_gradient(unrounded), head.d_columns)]
+    return [*found, *[None] * (4 - len(found))]
+
+
+def rows_product(
+    program: str,
+    a: Tensor,
+    b: Tensor,
+    known: Data,
+    counts: Counts,
+    scale: float,
+    workspace: int,
+    payload: Tensor,
+) -> Tensor:
+    """sum_j g_ij payload_j, in float32, where g_ij is the local gradient of a program of one score.
+
+    On tensor cores. known, counts: as of `backward`. payload: [columns, width] of 16 bits; the width is a
+    multiple of 8.
+    """
+    operands = (a, b, None, None)
+    plan, store, _ = _local_gradients(program, operands, known, counts, scale, workspace, False)
+    rows = payload.new_empty(1, payload.shape[1]).expand(len(a), -1)  # whose product with g nobody wants
+    head = Head(rows, payload, columns_in(workspace, len(a)), [True, False, False], plan.clusters)
+    multiply_local_gradients(lambda part: store(part, head.local(part), None), [head])
+    assert head.row_sums is not None
+    return head.row_sums
+
+
+def _local_gradients(
+    program: str,
+    operands: Operands,
+    known: Data,
+    counts: Counts,
+    scale: float,
+    bytes: int,
+    of_other: bool,
+) -> tuple[_C.Plan, Callable[[slice, Tensor | None, Tensor | None], None], Operands]:
+    """The plan; store(part, out, other_out), which writes local gradients; operands as it reads them.
+
+    bytes: for those by each score. of_other: are those by a second score wanted; else, on tensor cores, there
+    is no other_out.
+    """
+    plan = _C.plan_statistics_local_gradient(
+        *operands, workspace=bytes, deterministic=torch.are_deterministic_algorithms_enabled()
+    )
+    of_first = plan.tensor_cores and operands[2] is not None and not of_other
+    kernels = gradient_kernels(program, counts, operands[0].dtype, plan, operands[0].device.index, of_first)
+    row, column, row_index, column_index = contiguous(known)
+    a, b, other_a, other_b = _as_kernels_read(operands, plan)
+
+    def store(part: slice, out: Tensor | None, other_out: Tensor | None) -> None:
+        of_columns = [None if t is None else t[:, part] for t in (column, column_index)]
+        of_second = None if other_b is None else other_b[part]
+        data = (row, of_columns[0], row_index, of_columns[1])
+        arguments: Any = (a, b[part], other_a, of_second, *data, None, None, out, other_out)
+        arguments += (kernels, part.start, scale, bytes, *launch(a), plan)
+        _C.statistics_local_gradient(*arguments)
+
+    return plan, store, (a, b, other_a, other_b)
+
+
+def multiplied_by_torch(
+    operands: Operands, store: Callable[..., None], bytes: int, needed: list[bool]
+) -> list[Tensor | None]:
+    """The gradients by the operands where there are no tensor cores.
+
+    Torch multiplies in the accumulation dtype. store(part, out, other_out) writes the gradients by the
+    scores, [rows, columns of the part]. bytes: that each of these may take. needed: by each operand.
+    """
+    a, b, *_ = operands
+    dtype, (rows, columns) = accumulation_dtype(a.dtype), (len(a), len(b))
+    at_once = max(bytes // (dtype.itemsize * max(rows, 1)), _LEAST_COLUMNS)
+    found = [
+        accumulator(t) if t is not None and wanted else None
+        for t, wanted in zip(operands, needed, strict=False)
+    ]
+    for first in range(0, columns, at_once):
+        part = slice(first, min(first + at_once, columns))
+        local = [
+            None if t is None else t.new_empty(rows, part.stop - first, dtype=dtype) for t in operands[::2]
+        ]
+        store(part, *local)
+        for gradients, of_rows, of_columns, d_rows, d_columns in zip(
+            local, operands[::2], operands[1::2], found[::2], found[1::2], strict=True
+        ):
+            if gradients is None or of_rows is None or of_columns is None:
+                continue
+            if d_rows is not None:
+                d_rows.addmm_(gradients, of_columns[part].to(dtype))
+            if d_columns is not None:
+                torch.mm(gradients.T, of_rows.to(dtype), out=d_columns[part])
+    return found

@@ -1,0 +1,102 @@
+"""The gradients of a program on a GPU where threads own rows: of narrow operands without tensor cores.
+
+What belongs to rows is one pass over the columns. What belongs to columns is the same with both exchanged. No
+local gradients are held, and no sum depends on the order in which blocks run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from monoidreduce import _C
+from monoidreduce._ops.memory import launch, statistics
+from monoidreduce.folds.cuda.cuda_passes import contiguous, widths_of
+from monoidreduce.folds.cuda.kernels import Counts, row_gradient_kernel
+from monoidreduce.folds.program.derivative import gradient
+from monoidreduce.folds.statistics_op import Data, Operands, place
+
+__all__ = ["backward", "takes"]
+
+
+def takes(operands: Operands, workspace: int) -> bool:
+    """Are rows of the operands so narrow that threads own them."""
+    return _C.plan_statistics_row_gradient(*operands, workspace=workspace).narrow
+
+
+def backward(
+    program: str,
+    operands: Operands,
+    known: Data,
+    counts: Counts,
+    scale: float,
+    workspace: int,
+    needed: list[bool],
+) -> list[Tensor | None]:
+    """The gradients by the operands and by the data of rows and of columns, as sums.
+
+    known: the data, with what `derivative.gradient` adds. counts: without it. needed: by each of the six.
+    """
+    of = gradient(program, *counts[:2])
+    by_rows, by_columns = (
+        tuple(number for number, by in enumerate(all) if by is not None) for all in (of.rows, of.columns)
+    )
+    a, b, other_a, other_b = operands
+    row, column, row_index, column_index = known
+    d_a, d_other_a, d_row = _sums(
+        program, operands, known, counts, False, by_rows, [needed[0], needed[2], needed[4]], scale, workspace
+    )
+    position = torch.arange(len(b), device=b.device)[None]
+    numbered = position if column_index is None else torch.cat((column_index, position))
+    exchanged = (b, a, other_b, other_a), (column, row, numbered, row_index)
+    d_b, d_other_b, d_column = _sums(
+        program, *exchanged, counts, True, by_columns, [needed[1], needed[3], needed[5]], scale, workspace
+    )
+    return [
+        d_a,
+        d_b,
+        d_other_a,
+        d_other_b,
+        None if d_row is None else _placed(d_row, by_rows, counts[0]),
+        None if d_column is None else _placed(d_column, by_columns, counts[2]),
+    ]
+
+
+def _sums(
+    program: str,
+    operands: Operands,
+    data: Data,
+    counts: Counts,
+    of_columns: bool,
+    by: tuple[int, ...],
+    needed: list[bool],
+    scale: float,
+    workspace: int,
+) -> list[Tensor | None]:
+    """Of what belongs to rows: by operands [rows, width], and by data that `by` numbers [len(by), rows]."""
+    a = operands[0]
+    by = by if needed[2] else ()
+    of_operands = needed[0] or needed[1]
+    plan = _C.plan_statistics_row_gradient(*operands, workspace=workspace)
+    shapes: list[tuple[int, ...] | None] = [
+        (len(a), width) if width and of_operands else None for width in widths_of(operands)
+    ]
+    shapes.append((len(by), len(a)) if needed[2] else None)
+    found = [None if shape is None else statistics(a, plan.parts, *shape) for shape in shapes]
+    if of_operands or by:
+        kernel = row_gradient_kernel(
+            program, counts, of_columns, of_operands, by, a.dtype, plan, widths_of(operands), a.device.index
+        )
+        arguments: Any = (*operands, *contiguous(data), None, None, *found)
+        arguments += (kernel, scale, workspace, *launch(a), plan)
+        _C.statistics_row_gradient(*arguments)
+    return [None if t is None else t[0] if plan.parts == 1 else t.sum(0) for t in found]
+
+
+def _placed(sums: Tensor, by: tuple[int, ...], count: int) -> Tensor:
+    """The gradients by all data; those that nothing depends on are 0."""
+    gradients = sums.new_zeros(count, sums.shape[1])
+    place(sums, by, gradients)
+    return gradients

@@ -1,0 +1,345 @@
+"""The C++ text of a program, for NVRTC: its fold, or its gradients by the scores.
+
+The text has one struct, as csrc/include/monoidreduce/device/program/statistics.h describes it: straight-line
+code for one element. All else is in the library's headers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
+
+from monoidreduce.folds.program.derivative import exchanged, gradient, is_of_distance, key_step, slopes
+from monoidreduce.folds.program.graph import Node
+from monoidreduce.folds.program.integers import FEW, MOST, lowered
+from monoidreduce.folds.program.operations import LEAVES, OPERATIONS
+from monoidreduce.folds.program.program import Program, parse, reachable
+
+__all__ = ["Source", "fold_source", "gradient_source", "pulled_source", "scores_source", "state_words"]
+
+_TYPES = {"real": "R", "index": "I", "wide": "W", "bool": "bool"}
+_INFIX = {
+    "add": "+",
+    "sub": "-",
+    "lt": "<",
+    "le": "<=",
+    "eq": "==",
+    "and": "&&",
+    "or": "||",
+    "index_add": "+",
+    "index_sub": "-",
+    "index_mul": "*",
+    "index_lt": "<",
+    "index_le": "<=",
+    "index_eq": "==",
+    "wide_lt": "<",
+    "wide_le": "<=",
+    "wide_eq": "==",
+}
+_FUSED = {"mul": "*", "div": "/"}  # which a compiler may fuse with sums
+_CALLS = {"where": "select", "index_where": "select", "index_div": "floor_of_quotient"}
+_CALLS |= {"mul": "product", "div": "quotient"}
+_CALLS |= {"index_mod": "floor_remainder", "not": "!", "neg": "-"}
+_CALLS |= {"wide_div": "floor_of_quotient", "wide_mod": "floor_remainder", "wide_where": "select"}
+_CALLS |= {"widen": "W", "wide_to_real": "to_real", "wide_within": "within"}
+_DATA = {
+    "row": "e.row.data",
+    "row_index": "e.row.index",
+    "wide_row_index": "e.row.index",
+    "column": "e.column",
+    "column_index": "e.column_index",
+    "wide_column_index": "e.column_index",
+}
+_GATHERS = {"gather": "gather<R>", "index_gather": "index_gather<I>", "wide_gather": "index_gather<W>"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """The struct `Program<R>`, and how many scores an element has."""
+
+    text: str
+    scores: int
+
+
+def _value(node: Node, fused: bool) -> str:
+    name, *arguments = node
+    if name == "real":
+        value = float.fromhex(arguments[0])
+        if math.isnan(value):
+            return "R(NAN)"
+        if math.isinf(value):
+            return "infinity<R>()" if value > 0 else "-infinity<R>()"
+        return f"R({value.hex()})"
+    if name in ("integer", "wide_integer"):
+        value = arguments[0]
+        least = value == -(2**63)  # C++ has no such literal
+        return f"{_TYPES[LEAVES[name]]}({value + least}ll{' - 1' if least else ''})"
+    if name == "real_sum":
+        return str(arguments[0])
+    if name == "boolean":
+        return "true" if arguments[0] else "false"
+    if name in ("score", "other", "position", "batch", "head", "query"):
+        return f"e.{name}"
+    if name == "size":
+        return f"I(e.size[{arguments[0]}])"
+    if name in _GATHERS:
+        return f"e.tables.template {_GATHERS[name]}(x{arguments[0]})"
+    if name in _DATA:
+        return f"{_DATA[name]}[{arguments[0]}]"
+    operands = [f"x{number}" for number in arguments]
+    infix = _INFIX | _FUSED if fused else _INFIX
+    if name in infix:
+        return f" {infix[name]} ".join(operands)
+    return f"{_CALLS.get(name, name)}({', '.join(operands)})"
+
+
+# Sums of an element's numbers as reals: how often query and position are in it.
+_REALS = {
+    (1, 0): "e.real_query",
+    (-1, 0): "(-e.real_query)",
+    (0, 1): "e.real_position",
+    (0, -1): "(-e.real_position)",
+    (-1, 1): "e.real_distance",
+    (1, -1): "(-e.real_distance)",
+}
+
+
+def _real_sum(nodes: Sequence[Node], number: int) -> str | None:
+    """A sum of query, position and constants as a real number, if it is the same; else None.
+
+    Where there are FEW queries and positions, float32 has all of these numbers, and their distances.
+    """
+    found = _linear(nodes, number)
+    if found is None or found[:2] not in _REALS or abs(found[2]) > FEW:
+        return None
+    base = _REALS[found[:2]]
+    return f"({base} + R({found[2]}))" if found[2] else base
+
+
+def _linear(nodes: Sequence[Node], number: int) -> tuple[int, int, int] | None:
+    """How often the query and the position are in a sum of these and of constants, and the constants' sum."""
+    name, *arguments = nodes[number]
+    if name in ("query", "position"):
+        return int(name == "query"), int(name == "position"), 0
+    if name == "integer":
+        return 0, 0, arguments[0]
+    if name not in ("index_add", "index_sub"):
+        return None
+    left, right = (_linear(nodes, argument) for argument in arguments)
+    if left is None or right is None:
+        return None
+    sign = 1 if name == "index_add" else -1
+    query, position, constant = (x + sign * y for x, y in zip(left, right, strict=True))
+    return query, position, constant
+
+
+def _lines(
+    nodes: Sequence[Node],
+    roots: Iterable[int],
+    most: int = MOST,
+    modify_scores: bool = False,
+    fused: bool = False,
+) -> tuple[list[str], list[str], set[str]]:
+    """Statements, the names of the roots, and the names of all nodes.
+
+    most: of `lowered`. modify_scores: of attention. Its elements have their numbers as reals too, so that
+    sums of them are not converted. fused: products may be fused with sums.
+    """
+    if modify_scores and most == FEW:
+        sums = (_real_sum(nodes, node[1]) if node[0] == "to_real" else None for node in nodes)
+        nodes = [("real_sum", of) if of else node for node, of in zip(nodes, sums, strict=True)]
+    nodes, numbers = lowered(nodes, roots, most)
+    lines, live = [], reachable(nodes, numbers)
+    names = {nodes[number][0] for number in live}
+    for number in live:
+        name, value = nodes[number][0], _value(nodes[number], fused)
+        if f"wide_{name}" in names and name in _DATA:  # which all data of rows or columns are
+            value = f"saturated<I>({value})"
+        kind = LEAVES[name] if name in LEAVES else OPERATIONS[name].kinds[-1]
+        lines.append(f"const {_TYPES[kind]} x{number} = {value};")
+    return lines, [f"x{number}" for number in numbers], names
+
+
+def _struct(
+    constants: dict[str, int], means: Sequence[int], function: str, body: Iterable[str], names: set[str]
+) -> str:
+    """names: of all nodes."""
+    listed = ", ".join(f"{name} = {value}" for name, value in constants.items())
+    indented = "\n".join(f"    {line}" for line in body)
+    of_rows, of_columns = ("W" if f"wide_{of}_index" in names else "I" for of in ("row", "column"))
+    return f"""\
+template <class R>
+struct Program {{
+  using Real = R;
+  using I = Index<R>;
+  using W = std::int64_t;
+  using RowIndex = {of_rows};
+  using ColumnIndex = {of_columns};
+  static constexpr int {listed};
+  static constexpr int kMeans[] = {{{", ".join(map(str, means or (0,)))}}};
+{_TO_REAL}
+  MR_HD static {function}([[maybe_unused]] const ProgramElement<Program>& e) {{
+{indented}
+  }}
+}};
+"""
+
+
+_TO_REAL = """\
+  template <class X>
+  MR_HD static R to_real(X x) {
+    return R(static_cast<Scalar<R>>(x));
+  }"""
+
+
+def _constants(scores: int, counts: Sequence[int], statistics: Sequence[int]) -> dict[str, int]:
+    data = ("kRowData", "kRowIndices", "kColumnData", "kColumnIndices")
+    of_rows = ("kSoftmaxes", "kTotals", "kLargest", "kCounts")
+    return {"kScores": scores, **dict(zip((*data, *of_rows), (*counts, *statistics), strict=True))}
+
+
+def _means(program: Program) -> list[int]:
+    return [len(softmax) - 1 for softmax in program.softmaxes]
+
+
+@lru_cache(256)
+def fold_source(text: str, rows: int, row_indices: int, columns: int, column_indices: int) -> Source:
+    """The fold of a program's text. Numbers: how many data a call has of each kind."""
+    program = parse(text)
+    lines, roots, names = _lines(program.nodes, program.roots)
+    to: list[str] = []
+    means = count()
+    for s, (_, *values) in enumerate(program.softmaxes):
+        to += [f"log_weight[{s}]", *(f"mean[{next(means)}]" for _ in values)]
+    for field, numbers in (
+        ("total", program.totals),
+        ("largest", program.largest),
+        ("counted", program.counts),
+    ):
+        to += [f"{field}[{k}]" for k in range(len(numbers))]
+    assigned = [f"to.{place} = {root};" for place, root in zip(to, roots, strict=True)]
+    body = [*lines, "ElementStatistics<Program> to{};", *assigned, "return to;"]
+    constants = _constants(
+        program.scores,
+        (rows, row_indices, columns, column_indices),
+        (len(program.softmaxes), len(program.totals), len(program.largest), len(program.counts)),
+    )
+    function = "ElementStatistics<Program> statistics"
+    return Source(_struct(constants, _means(program), function, body, names), program.scores)
+
+
+@lru_cache(256)
+def gradient_source(text: str, rows: int, row_indices: int, columns: int, column_indices: int) -> Source:
+    """Its gradients by the scores. Rows have the data that `derivative.gradient` adds."""
+    program = parse(text)
+    of = gradient(text, rows, row_indices)
+    lines, roots, names = _lines(
+        of.nodes.nodes, [number for number in (of.score, of.other) if number is not None]
+    )
+    known = rows + 2 * program.values + len(program.softmaxes)
+    counts = (known, row_indices + len(program.largest), columns, column_indices)
+    results = ", ".join(roots) + (", R(0)" if len(roots) == 1 else "")
+    body = [*lines, f"return {{{results}}};"]
+    constants = _constants(program.scores, counts, (0, 0, 0, 0))
+    return Source(_struct(constants, (), "Gradient<R> gradient", body, names), program.scores)
+
+
+@lru_cache(256)
+def pulled_source(
+    text: str,
+    rows: int,
+    row_indices: int,
+    columns: int,
+    column_indices: int,
+    of_columns: bool,
+    operands: bool,
+    data: tuple[int, ...],
+) -> Source:
+    """Its gradients by the scores and by data of rows, where threads own rows.
+
+    of_columns: what belongs to columns is pulled, and columns are rows; their number is their last integer.
+    operands: are those by the scores wanted. data: the numbers of the data.
+    """
+    program = parse(text)
+    of = gradient(text, rows, row_indices)
+    nodes = tuple(exchanged(of.nodes.nodes, column_indices)) if of_columns else of.nodes.nodes
+    known = (rows + 2 * program.values + len(program.softmaxes), row_indices + len(program.largest))
+    counts = (columns, column_indices + 1, *known) if of_columns else (*known, columns, column_indices)
+    by_data = of.columns if of_columns else of.rows
+    results: dict[str, int | None] = {"score": of.score, "other": of.other} if operands else {}
+    results |= {f"sums[{k}]": by_data[number] for k, number in enumerate(data)}
+    wanted = {name: number for name, number in results.items() if number is not None}
+    lines, roots, names = _lines(nodes, wanted.values())
+    body = [*lines, "ElementGradients<Program> to{};"]
+    body += [f"to.{name} = {root};" for name, root in zip(wanted, roots, strict=True)]
+    constants = {"kOperands": int(operands), "kSums": len(data)}
+    constants |= _constants(program.scores, counts, (0, 0, 0, 0))
+    function = "ElementGradients<Program> pulled"
+    return Source(_struct(constants, (), function, [*body, "return to;"], names), program.scores)
+
+
+@lru_cache(256)
+def state_words(text: str) -> int:
+    """The size of StatisticsState<Program<R>> in numbers of the accumulation type."""
+    program = parse(text)
+    softmaxes, largest = len(program.softmaxes), len(program.largest)
+    numbers = (softmaxes, softmaxes, sum(_means(program)), len(program.totals), largest, largest)
+    return sum(max(count, 1) for count in (*numbers, len(program.counts)))
+
+
+@lru_cache(256)
+def scores_source(
+    text: str,
+    packed: bool = False,
+    steps: bool = False,
+    weights: bool = False,
+    fused: bool = True,
+    most: int = FEW,
+) -> Source:
+    """The functions that modify scores of attention (device/program/score_element.h).
+
+    packed: of packed sequences, whose kernels read listed spans. steps: may kernels add to dot products in
+    place of scores. weights: are the scores the weights of `attend`; then without steps. fused: may products
+    be fused with sums, as weights are rounded to 16 bits. most: of `lowered`.
+    """
+    graph, score, keep, slope = slopes(text, None)
+    kept = graph.constant(True) if keep is None else keep
+    found = key_step(graph, score) if steps else None
+    step = graph.constant(0.0) if found is None else found
+    functions = ""
+    for kind, name, value in (
+        ("R", "score", score),
+        ("bool", "keeps", kept),
+        ("R", "slope", slope),
+        ("R", "step", step),
+    ):
+        lines, (root,), _ = _lines(graph.nodes, [value.number], most, True, fused)
+        body = "".join(f"    {line}\n" for line in [*lines, f"return {root};"])
+        functions += (
+            f"  MR_HD static {kind} {name}([[maybe_unused]] const ScoreElement<R>& e) {{\n{body}  }}\n"
+        )
+    constants = {
+        "kMasked": keep is not None,
+        "kOfSequences": packed,
+        "kWeights": weights,
+        "kPlain": steps and graph.nodes[score.number] == ("score",),
+        "kSteps": found is not None,
+        "kOfDistance": steps and is_of_distance(graph, score),
+    }
+    listed = ", ".join(f"{name} = {str(holds).lower()}" for name, holds in constants.items())
+    return Source(
+        f"""\
+template <class R>
+struct Program {{
+  using Real = R;
+  using I = Index<R>;
+  using W = std::int64_t;
+  static constexpr bool {listed};
+{_TO_REAL}
+{functions}}};
+""",
+        1,
+    )

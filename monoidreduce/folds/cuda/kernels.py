@@ -1,0 +1,426 @@
+"""The GPU kernels of a program: their source, compiled once and kept, and loaded once in a process.
+
+Program -> cuda_source (C++) -> compiler (NVRTC) -> cache (disk) -> _C.load_kernels
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from monoidreduce import _C
+from monoidreduce._paths import get_include
+from monoidreduce.folds.cuda import cache, compiler
+from monoidreduce.folds.cuda.cache import Image
+from monoidreduce.folds.cuda.cuda_source import (
+    Source,
+    fold_source,
+    gradient_source,
+    pulled_source,
+    scores_source,
+    state_words,
+)
+from monoidreduce.folds.program.integers import FEW
+
+__all__ = [
+    "BACKWARD",
+    "BACKWARD_IN_TURN",
+    "FORWARD",
+    "capability_of",
+    "compiled",
+    "compiled_row_gradient",
+    "compiled_scores",
+    "compiled_unit",
+    "fold_kernels",
+    "gradient_kernels",
+    "hash_of_headers",
+    "is_available",
+    "row_gradient_kernel",
+    "scores_kernel",
+]
+
+Counts = tuple[int, int, int, int]  # of data of rows, their integers, of columns, theirs
+Widths = tuple[int, int]  # of the operands of both scores; of the second 0, where there is one
+Owned = tuple[int, int, int]  # the same where threads own rows, and the lanes that share a row
+
+_UNIT = """\
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+{includes}
+namespace monoidreduce {{
+
+{program}
+using P = Program<{real}>;
+{checks}
+}}  // namespace monoidreduce
+"""
+_HERE = "monoidreduce::"
+_ELEMENTS = {torch.bfloat16: "__nv_bfloat16", torch.float16: "__half"}
+_FOLD, _GRADIENT, _GRADIENT_OF_FIRST = "fold", "gradient", "gradient of first"
+FORWARD, BACKWARD, BACKWARD_IN_TURN = "forward", "backward", "backward in turn"
+_WIDTHS = (64, 128, 256)  # of the tiles of modified scores on tensor cores
+_ANY_WIDTH = 0
+_LEAST_SCALE = 2.0**-32  # that steps are divided by
+
+
+capability_of = lru_cache(64)(torch.cuda.get_device_capability)
+
+
+def is_available() -> bool:
+    """Is there a compiler, so that programs have kernels on a GPU."""
+    return compiler.find() is not None
+
+
+def fold_kernels(
+    program: str, counts: Counts, dtype: torch.dtype, plan: _C.Plan, widths: Widths, device: int
+) -> int:
+    """The number of the first kernel that folds rows; where there is a second, it combines partial states."""
+    owned = _owned(widths, plan.lanes, dtype) if plan.narrow else None
+    capability = capability_of(device)
+    return _loaded(_FOLD, program, counts, dtype, plan.tier, capability, owned)
+
+
+def gradient_kernels(
+    program: str, counts: Counts, dtype: torch.dtype, plan: _C.Plan, device: int, of_first: bool
+) -> int:
+    """The number of the kernel that writes gradients by scores. counts: as of the forward pass.
+
+    of_first: those by the first of two scores alone, on tensor cores.
+    """
+    which = _GRADIENT_OF_FIRST if of_first else _GRADIENT
+    return _loaded(which, program, counts, dtype, plan.tier, capability_of(device))
+
+
+def row_gradient_kernel(
+    program: str,
+    counts: Counts,
+    of_columns: bool,
+    operands: bool,
+    data: tuple[int, ...],
+    dtype: torch.dtype,
+    plan: _C.Plan,
+    widths: Widths,
+    device: int,
+) -> int:
+    """The number of the kernel that sums gradients of rows. Arguments: as of `compiled_row_gradient`."""
+    owned = _owned(widths, plan.lanes, dtype)
+    capability = capability_of(device)
+    return _loaded_row_gradient(program, counts, of_columns, operands, data, dtype, owned, capability)
+
+
+@lru_cache(1024)
+def _loaded_row_gradient(*arguments: Any) -> int:
+    image = compiled_row_gradient(*arguments)
+    return _C.load_kernels(image.code, list(image.names))
+
+
+def _owned(widths: Widths, lanes: int, dtype: torch.dtype) -> Owned:
+    """The widths of kernels whose threads own rows: each of their lanes has whole vectors of 16 bytes."""
+    numbers = lanes * 16 // (8 if dtype == torch.float64 else 4)
+    first, second = (-(-width // numbers) * numbers for width in widths)
+    return first, second, lanes
+
+
+@lru_cache(1024)
+def _loaded(
+    which: str,
+    program: str,
+    counts: Counts,
+    dtype: torch.dtype,
+    tier: str,
+    capability: tuple[int, int],
+    owned: Owned | None = None,
+) -> int:
+    image = compiled(which, program, counts, dtype, tier, capability, owned)
+    return _C.load_kernels(image.code, list(image.names))
+
+
+def compiled(
+    which: str,
+    program: str,
+    counts: Counts,
+    dtype: torch.dtype,
+    tier: str,
+    capability: tuple[int, int],
+    owned: Owned | None = None,
+) -> Image:
+    """The kernels of a pass, from the cache or the compiler.
+
+    Args:
+        which: "fold", "gradient" or "gradient of first".
+        program: `Program.text`.
+        counts: how many data a call has of each kind.
+        dtype: of the operands.
+        tier: of the plan.
+        capability: of the GPU, as (9, 0).
+        owned: of a fold whose threads own rows. Widths are multiples of the lanes' vectors of 16 bytes.
+    """
+    found = compiler.find()
+    assert found is not None
+    source = (fold_source if which == _FOLD else gradient_source)(program, *counts)
+    if owned is not None:
+        names = [f"fold_narrow<{_HERE}P, {', '.join(map(str, owned))}>", f"combine_parts<{_HERE}P>"]
+        return _compiled_narrow(source, [_state_check(program)], names, dtype, capability)
+    text = unit(which, program, source, tier, dtype)
+    return compiled_unit(found, text, _instances(which, source, tier, dtype), tier, capability)
+
+
+def compiled_row_gradient(
+    program: str,
+    counts: Counts,
+    of_columns: bool,
+    operands: bool,
+    data: tuple[int, ...],
+    dtype: torch.dtype,
+    owned: Owned,
+    capability: tuple[int, int],
+) -> Image:
+    """The kernel whose threads own rows and sum their gradients.
+
+    Args:
+        program, counts, of_columns, operands, data: as of `cuda_source.pulled_source`.
+        dtype: of the operands.
+        owned: as of `compiled`.
+        capability: of the GPU, as (9, 0).
+    """
+    source = pulled_source(program, *counts, of_columns, operands, data)
+    names = [f"pull_narrow<{_HERE}P, {', '.join(map(str, owned))}>"]
+    return _compiled_narrow(source, [], names, dtype, capability)
+
+
+def _compiled_narrow(
+    source: Source, checks: list[str], names: list[str], dtype: torch.dtype, capability: tuple[int, int]
+) -> Image:
+    found = compiler.find()
+    assert found is not None
+    text = _UNIT.format(
+        includes='#include "monoidreduce/device/simt/program_narrow.cuh"\n',
+        program=source.text,
+        real=_real(dtype),
+        checks="".join(checks),
+    )
+    return compiled_unit(found, text, [f"{_HERE}simt::narrow::{name}" for name in names], "simt", capability)
+
+
+def scores_kernel(
+    program: str,
+    which: str,
+    packed: bool,
+    dtype: torch.dtype,
+    width: int,
+    tier: str,
+    scale: float,
+    weights: bool,
+    most: int,
+    device: int,
+) -> int:
+    """The number of the kernel that folds attention of modified scores, or pulls its gradients.
+
+    As of `compiled_scores`; width: the larger one of the operands. scale: of dot products.
+    """
+    family = _C.FAMILIES[tier]
+    at_most = next(size for size in _WIDTHS if width <= size) if family.tensor_cores else _ANY_WIDTH
+    capability = capability_of(device)
+    steps = family.modified_cases and scale >= _LEAST_SCALE and not weights
+    return _loaded_scores(program, which, packed, dtype, at_most, tier, capability, steps, weights, most)
+
+
+@lru_cache(1024)
+def _loaded_scores(
+    program: str,
+    which: str,
+    packed: bool,
+    dtype: torch.dtype,
+    width: int,
+    tier: str,
+    capability: tuple[int, int],
+    steps: bool,
+    weights: bool,
+    most: int,
+) -> int:
+    image = compiled_scores(program, which, packed, dtype, width, tier, capability, steps, weights, most)
+    return _C.load_kernels(image.code, list(image.names))
+
+
+def compiled_scores(
+    program: str,
+    which: str,
+    packed: bool,
+    dtype: torch.dtype,
+    width: int,
+    tier: str,
+    capability: tuple[int, int],
+    steps: bool = False,
+    weights: bool = False,
+    most: int = FEW,
+) -> Image:
+    """The kernel of a pass of attention of modified scores.
+
+    Args:
+        program: `Program.text`.
+        which: FORWARD, BACKWARD, or BACKWARD_IN_TURN: blocks add to a query's gradient in a fixed order.
+            Where there are no cases of them (`_C.Capabilities`), one kernel does both.
+        packed: are these packed sequences.
+        dtype: of the operands.
+        width: 64, 128 or 256; with cases backward at most 128. Without tensor cores one kernel has all.
+        tier: of the plan.
+        capability: of the GPU, as (9, 0).
+        steps: where there are cases, may kernels add to dot products in place of scores, which are divided
+            by the scale.
+        weights: are the scores the weights of `attend`.
+        most: of `integers.most_numbers`.
+    """
+    found = compiler.find()
+    assert found is not None
+    if not _C.FAMILIES[tier].tensor_cores:
+        return _compiled_simt_scores(found, program, which, packed, dtype, capability, weights, most)
+    text = _UNIT.format(
+        includes=f'#include "monoidreduce/device/resident/modified_{tier}.cuh"\n',
+        program=scores_source(program, packed, steps, weights, most=most).text,
+        real="WeightReal" if weights else "ScoreReal",
+        checks="static_assert(sizeof(ModifiedScores<P>) == sizeof(ModifiedScoresData));\n",
+    )
+    here, family = _HERE, f"{_HERE}{tier}::"
+    tile = [str(width)]
+    monoid, rows = ("WeightSum", "AttendRows") if weights else ("LogSumExp", "AttentionRows")
+    types = [f"{here}{monoid}<{here}Bits>", f"{here}ModifiedScores<{here}P>"]
+    if which == FORWARD:
+        types.append(f"{here}{rows}")
+    if _C.FAMILIES[tier].modified_cases:
+        tile.append(str(packed).lower())
+        if which != FORWARD:
+            tile.append(f"{family}RowSums::{'kInTurn' if which == BACKWARD_IN_TURN else 'kAnyOrder'}")
+    name = "forward" if which == FORWARD else "backward"
+    tile_type = f"{family}Modified{name.capitalize()}Tile<{', '.join(tile)}>"
+    kernel = f"{family}fold_{name}_kernel<{', '.join((_ELEMENTS[dtype], tile_type, *types))}>"
+    return compiled_unit(found, text, [kernel], tier, capability)
+
+
+def _compiled_simt_scores(
+    found: compiler.Compiler,
+    program: str,
+    which: str,
+    packed: bool,
+    dtype: torch.dtype,
+    capability: tuple[int, int],
+    weights: bool,
+    most: int,
+) -> Image:
+    """The same without tensor cores. Weights are not rounded to 16 bits, so no product is fused."""
+    real, here = _real(dtype), _HERE
+    text = _UNIT.format(
+        includes='#include "monoidreduce/device/simt/modified_simt.cuh"\n',
+        program=scores_source(program, packed, weights=weights, fused=False, most=most).text,
+        real=real,
+        checks=f"static_assert(sizeof(ProgramScores<P>) == sizeof(ProgramScoresData<{real}>));\n",
+    )
+    monoid, rows = ("Sum", "WeightRows") if weights else ("LogSumExp", "SoftmaxRows")
+    types = [f"{here}{monoid}<{real}>", f"{here}{rows}<{real}>", f"{here}ProgramScores<{here}P>"]
+    name = "forward" if which == FORWARD else "backward"
+    kernel = f"{here}simt::fold_{name}<true, {', '.join(types)}>"
+    return compiled_unit(found, text, [kernel], "simt", capability)
+
+
+def compiled_unit(
+    found: compiler.Compiler, text: str, names: list[str], tier: str, capability: tuple[int, int]
+) -> Image:
+    """The kernels of a unit with these names, from the cache or the compiler."""
+    architecture = _C.FAMILIES[tier].architecture or _architecture(found.architectures, capability)
+    key = cache.key(text, *names, architecture, str(found.version), hash_of_headers())
+    image = cache.load(key)
+    if image is None:
+        include = Path(get_include())
+        options = ["--std=c++20", "-default-device", f"--include-path={include / 'monoidreduce' / 'rtc'}"]
+        if architecture.startswith("sm_"):
+            options.append("--ptxas-options=-v")  # registers and spills, in the log
+        with _progress():
+            image = found.compile(text, architecture, [*options, f"--include-path={include}"], names)
+        cache.store(key, image)
+    return image
+
+
+def unit(which: str, program: str, source: Source, tier: str, dtype: torch.dtype) -> str:
+    """What is compiled: the library's headers, the program, and what the host takes for granted of it."""
+    tensor_cores = _C.FAMILIES[tier].tensor_cores
+    headers = [f"contraction/program_{tier}" if tensor_cores else "simt/program_simt"]
+    if tensor_cores and which == _FOLD:
+        headers.append("contraction/fold_epilogue")
+    of_tensor_cores = "ElementReal" if which == _FOLD else "GradientReal"
+    real = of_tensor_cores if tensor_cores else _real(dtype)
+    checks = _state_check(program) if which == _FOLD else ""
+    includes = "".join(f'#include "monoidreduce/device/{header}.cuh"\n' for header in headers)
+    return _UNIT.format(includes=includes, program=source.text, real=real, checks=checks)
+
+
+def _real(dtype: torch.dtype) -> str:
+    return "double" if dtype == torch.float64 else "float"
+
+
+def _state_check(program: str) -> str:
+    return f"static_assert(sizeof(StatisticsState<P>) == {state_words(program)} * sizeof(P::Real));\n"
+
+
+def _instances(which: str, source: Source, tier: str, dtype: torch.dtype) -> list[str]:
+    """The kernels of a unit as C++ names them."""
+    here = _HERE
+    if not _C.FAMILIES[tier].tensor_cores:
+        return [f"{here}simt::{'fold' if which == _FOLD else 'pull'}_program<{here}P>"]
+    family, element = f"{here}{tier}::", _ELEMENTS[dtype]
+    if which == _FOLD:
+        tile = f"{family}ProgramFoldTile<{source.scores}>"
+        return [
+            f"{family}contraction_kernel<{element}, {tile}, {here}ProgramFold<{here}P>>",
+            f"{here}combine_partial<{here}StatisticsSum<{here}P>, {tile}, {here}ProgramRows<{here}P>>",
+        ]
+    outs = 1 if which == _GRADIENT_OF_FIRST else source.scores
+    tile = f"{family}ProgramGradientTile<{source.scores}, {outs}>"
+    epilogue = f"{here}ProgramGradient<{element}, {here}P, {tile}, {outs}>"
+    return [f"{family}contraction_kernel<{element}, {tile}, {epilogue}>"]
+
+
+def _architecture(known: list[int], capability: tuple[int, int]) -> str:
+    """Machine code runs on later GPUs of the same major version; any other takes PTX."""
+    major, minor = capability
+    fitting = [arch for arch in known if arch // 10 == major and arch % 10 <= minor]
+    if fitting:
+        return f"sm_{max(fitting)}"
+    return f"compute_{max(arch for arch in known if arch < 10 * major)}"
+
+
+@lru_cache(1)
+def hash_of_headers() -> str:
+    """A hash of all that a unit may include."""
+    include = Path(get_include()) / "monoidreduce"
+    total = hashlib.sha256()
+    for folder, folders, names in os.walk(include):  # a third of the time of Path.rglob
+        folders.sort()
+        for name in sorted(names):
+            path = os.path.join(folder, name)
+            total.update(path[len(str(include)) :].encode() + b"\0" + Path(path).read_bytes())
+    return total.hexdigest()
+
+
+@contextmanager
+def _progress() -> Iterator[None]:
+    """A line on stderr where the block takes more than a second; MONOIDREDUCE_PROGRESS=0 is silent."""
+    if os.environ.get("MONOIDREDUCE_PROGRESS") == "0":
+        yield
+        return
+    text = "monoidreduce: compiling the kernels of a function, once\n"
+    timer = threading.Timer(1.0, sys.stderr.write, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -1,0 +1,284 @@
+"""Distillation with what its built-in fold has not: biases, the Jensen-Shannon divergence, hard labels.
+
+They are folds of `statistics`, two for each loss. The first gives the log-sum-exps, without a gradient. The
+second has them as data of rows: differences of log-probabilities are formed before anything is summed. On a
+Hopper GPU the loss "jsd" has an op of its own for the calls that `_ops/stored_scores.py` names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from monoidreduce._dynamo import are_symbols, as_tensor
+from monoidreduce._ops import stored_scores
+from monoidreduce._ops.memory import accumulation_dtype
+from monoidreduce._ops.registry import any_requires_grad, call_op
+from monoidreduce._torch_private import transforms_are_active
+from monoidreduce._validate import mismatch
+from monoidreduce.folds import stat
+from monoidreduce.folds.statistics import Statistics, statistics
+
+if TYPE_CHECKING:
+    from monoidreduce.explanation import Explanation
+
+__all__ = ["Distillation"]
+
+
+# The parts of a loss, from log-probabilities s and t of a class, and the softmaxes p and q of these.
+
+
+def _cross_entropy(s: Any, t: Any, p: Any, q: Any, *_: Any) -> dict[str, Any]:
+    return dict(of_teacher=q.mean(-s), student=p.logsumexp)
+
+
+def _forward_kl(s: Any, t: Any, p: Any, q: Any, *_: Any) -> dict[str, Any]:
+    return dict(of_teacher=q.mean(t - s), student=p.logsumexp, teacher=q.logsumexp)
+
+
+def _reverse_kl(s: Any, t: Any, p: Any, q: Any, *_: Any) -> dict[str, Any]:
+    return dict(of_student=p.mean(s - t), student=p.logsumexp, teacher=q.logsumexp)
+
+
+def _jsd(s: Any, t: Any, _p: Any, _q: Any, log_beta: Any, log_rest: Any) -> dict[str, Any]:
+    """m = beta q + (1 - beta) p. Let r = log((1 - beta) p / (beta q)). Then log(q / m) is
+    -log(beta) - softplus(r), and log(p / m) is -log(1 - beta) - softplus(-r). Their gradients by r cancel.
+
+    The softmaxes are exp(s) and exp(t), since s and t are log-probabilities. Sums need no frame then, and a
+    kernel has registers for them. Means of softmaxes took 984 bytes of spills on sm_90. A class that is
+    excluded in one has an infinite ratio. A row of NaN has masses that are NaN.
+    """
+    ratio = (s - t + log_rest - log_beta).detach()
+    # softplus(r) is relu(r) and this, softplus(-r) is relu(-r) and this.
+    both = torch.log1p(torch.exp(-ratio.abs()))
+    p, q = torch.exp(s), torch.exp(t)
+    return dict(
+        of_teacher=stat.total(q * torch.where(q > 0, -log_beta - F.relu(ratio) - both, 0.0)),
+        of_student=stat.total(p * torch.where(p > 0, -log_rest - F.relu(-ratio) - both, 0.0)),
+        teacher_mass=stat.total(q),
+        student_mass=stat.total(p),
+    )
+
+
+LOSSES: dict[str, Callable[..., dict[str, Any]]] = {
+    "cross_entropy": _cross_entropy,
+    "forward_kl": _forward_kl,
+    "reverse_kl": _reverse_kl,
+    "jsd": _jsd,
+}
+
+
+def _lse_fold(biased: bool, hard: bool) -> Statistics:
+    """The log-sum-exps of the student's and the teacher's scores and, for hard labels, at temperature 1."""
+
+    def lse(score: Any, other: Any, inverse: Any) -> dict[str, Any]:
+        scores = {"student": score * inverse, "teacher": other * inverse} | ({"hard": score} if hard else {})
+        return {name: stat.softmax(of).logsumexp for name, of in scores.items()}
+
+    def biased_lse(score: Any, other: Any, inverse: Any, bias: Any, teacher_bias: Any) -> dict[str, Any]:
+        return lse(score + bias, other + teacher_bias, inverse)
+
+    return statistics(biased_lse if biased else lse)
+
+
+def _loss_fold(loss: str, biased: bool, hard: bool) -> Statistics:
+    """The parts of a loss. inverse: of the temperature. The data of rows that follow it: log-sum-exps.
+
+    Two signatures, because tracing goes by the names of a function's own arguments.
+    """
+    parts = LOSSES[loss]
+
+    def distillation(
+        score: Any,
+        other: Any,
+        column: Any,
+        target: Any,
+        inverse: Any,
+        student: Any,
+        student_low: Any,
+        teacher: Any,
+        teacher_low: Any,
+        at_one: Any,
+        at_one_low: Any,
+        log_beta: Any,
+        log_rest: Any,
+    ) -> dict[str, Any]:
+        s, t = score * inverse - student - student_low, other * inverse - teacher - teacher_low
+        found = parts(s, t, stat.softmax(s), stat.softmax(t), log_beta, log_rest)
+        if hard:
+            log_prob = score - at_one - at_one_low
+            found["target"] = stat.total(torch.where(column == target, log_prob, 0.0))
+            found["hard"] = stat.softmax(log_prob).logsumexp
+        return found
+
+    def biased_distillation(
+        score: Any,
+        other: Any,
+        column: Any,
+        target: Any,
+        inverse: Any,
+        student: Any,
+        student_low: Any,
+        teacher: Any,
+        teacher_low: Any,
+        at_one: Any,
+        at_one_low: Any,
+        log_beta: Any,
+        log_rest: Any,
+        bias: Any,
+        teacher_bias: Any,
+    ) -> dict[str, Any]:
+        known = student, student_low, teacher, teacher_low, at_one, at_one_low
+        biased = score + bias, other + teacher_bias
+        return distillation(*biased, column, target, inverse, *known, log_beta, log_rest)
+
+    return statistics(biased_distillation if biased else distillation)
+
+
+KINDS = [(biased, hard) for biased in (False, True) for hard in (False, True)]
+_LSE = {kind: _lse_fold(*kind) for kind in KINDS}
+_FOLDS = {(loss, kind): _loss_fold(loss, *kind) for loss in LOSSES for kind in KINDS}
+
+
+def _of_mass(total: Tensor, mass: Tensor) -> Tensor:
+    """The mean under weights whose sum is 1 but for rounding: total / mass, with its gradient at mass 1."""
+    return total + total.detach() * (1 - mass)
+
+
+def _of_rows(temperature: float, beta: float, place: dict[str, Any]) -> list[Tensor]:
+    """[1] each: 1 / temperature, log(beta), log(1 - beta)."""
+    if torch.compiler.is_dynamo_compiling() and any(are_symbols((temperature, beta))):
+        of_call = as_tensor(temperature), as_tensor(beta)
+        tensors = of_call[0].reciprocal(), of_call[1].log(), of_call[1].neg().log1p()
+        return [torch.ones(1, **place) * t for t in tensors]
+    numbers = 1 / temperature, math.log(beta), math.log1p(-beta)
+    return [torch.full((1,), number, **place) for number in numbers]
+
+
+class Distillation:
+    """The losses of rows, of a call that `functional.linear_distillation` has checked.
+
+    rows [N, D], weight [V, D], teacher_rows [N, E], teacher_weight [V, E], bias and teacher_bias [V],
+    target [N] int64, used [N] bool.
+    """
+
+    def __init__(
+        self,
+        tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+        biases: tuple[Tensor | None, Tensor | None],
+        loss: str,
+        temperature: float,
+        beta: float,
+        target: Tensor | None,
+        used: Tensor | None,
+        hard_weight: float,
+        workspace: int | None,
+    ) -> None:
+        rows, weight, teacher_rows, teacher_weight = tensors
+        if used is not None:  # what a token holds that does not count must not matter
+            rows, teacher_rows = (torch.where(used[:, None], t, 0) for t in (rows, teacher_rows))
+        self.operands = rows, weight, teacher_rows, teacher_weight
+        self.loss, self.beta, self.hard_weight, self.used = loss, beta, hard_weight, used
+        self.target, self.classes, self.workspace = target, len(weight), workspace
+        self.temperature = temperature
+        place: Any = {"dtype": accumulation_dtype(rows.dtype), "device": rows.device}
+        names = "inverse", "log_beta", "log_rest"
+        self.row = {
+            name: number.expand(len(rows))
+            for name, number in zip(names, _of_rows(temperature, beta, place), strict=True)
+        }
+        self.column: dict[str, Tensor] = {}
+        if any(bias is not None for bias in biases):
+            of_classes = torch.zeros(1, **place).expand(self.classes)
+            for name, bias in zip(("bias", "teacher_bias"), biases, strict=True):
+                self.column[name] = of_classes if bias is None else bias.to(place["dtype"])
+        kind = len(self.column) > 0, target is not None and hard_weight > 0
+        self.outside = self.checked(target) if target is not None and hard_weight > 0 else None
+        self.lse, self.fold = _LSE[kind], _FOLDS[loss, kind]
+
+    def data(self, lse: Any, low: Any) -> dict[str, Any]:
+        """Of the second fold. lse, low: the log-sum-exps, in two words each."""
+        known = {"student": lse.student, "student_low": low.student}
+        known |= {"teacher": lse.teacher, "teacher_low": low.teacher}
+        hard = hasattr(lse, "hard")
+        known |= {
+            "at_one": lse.hard if hard else lse.student,
+            "at_one_low": low.hard if hard else low.student,
+        }
+        if (target := self.target) is None:
+            target = self.row["inverse"].new_zeros(len(self.operands[0]), dtype=torch.int64)
+        return {
+            # No label: `used` says which tokens count, and soft losses read no target.
+            "row": self.row | known | {"target": target},
+            "column": self.column,
+            "workspace": self.workspace,
+        }
+
+    def losses(self) -> Tensor:
+        """[N]; 0 for tokens that do not count."""
+        with torch.no_grad():
+            constants = {name: t.detach() for name, t in self.column.items()}
+            inverse = {"inverse": self.row["inverse"]}
+            lse, low = self.lse._in_two_words(*self.operands, row=inverse, column=constants)
+        found = self.fold(*self.operands, **self.data(lse, low))
+        soft: Tensor = self.soft(found)
+        if self.outside is not None:
+            hard = (found.hard - found.target).masked_fill(self.outside, math.nan)
+            soft = (1 - self.hard_weight) * soft + self.hard_weight * hard
+        return soft if self.used is None else torch.where(self.used, soft, 0)
+
+    def reduced(self, reduction: str) -> Tensor:
+        if self.obstacle(reduction) is None:
+            return self.stored(reduction == "mean")
+        losses = self.losses()
+        if reduction == "none":
+            return losses
+        total = losses.sum()
+        if reduction == "sum":
+            return total
+        return total / (max(len(losses), 1) if self.used is None else self.used.sum().clamp(min=1))
+
+    def obstacle(self, reduction: str) -> str | None:
+        """Why scores are not stored, if they are not."""
+        folds = len(self.column) > 0 or self.outside is not None
+        return stored_scores.obstacle(self.operands, self.loss, reduction, folds)
+
+    def stored(self, mean: bool) -> Tensor:
+        """The sum or the mean of the losses, from stored scores."""
+        wanted = [torch.is_grad_enabled() and any_requires_grad((t,)) for t in self.operands[:2]]
+        numbers = (mean, self.temperature, self.beta, wanted, self.workspace)
+        loss: Tensor = call_op("linear_jsd", *self.operands, self.used, *numbers)[0]
+        return loss
+
+    def soft(self, found: Any) -> Any:
+        """Log-sum-exps of log-probabilities are 0 but for rounding, and have gradients."""
+        if self.loss == "jsd":
+            of_teacher = _of_mass(found.of_teacher, found.teacher_mass)
+            return self.beta * of_teacher + (1 - self.beta) * _of_mass(found.of_student, found.student_mass)
+        if self.loss == "cross_entropy":
+            return found.of_teacher + found.student
+        if self.loss == "forward_kl":
+            return found.of_teacher + (found.student - found.teacher)
+        return found.of_student + (found.teacher - found.student)
+
+    def checked(self, target: Tensor) -> Tensor:
+        """Which targets are no class: an error on a CPU, if their values are there to be read."""
+        outside = (target < 0) | (target >= self.classes)
+        outside = outside if self.used is None else outside & self.used
+        known = type(target) is Tensor and not transforms_are_active() and not torch.compiler.is_compiling()
+        if known and target.device.type == "cpu" and outside.any():
+            at = int(outside.nonzero()[0])
+            expected = f"a class in [0, {self.classes}) or ignore_index"
+            raise IndexError(mismatch(f"target[{at}]", expected, int(target[at])))
+        return outside
+
+    def explain(self) -> Explanation:
+        """Which kernels the second fold would run. The first reads and computes as much forward."""
+        lse = SimpleNamespace(**dict.fromkeys(("student", "teacher", "hard"), self.row["inverse"]))
+        return self.fold.explain(*self.operands, **self.data(lse, lse))

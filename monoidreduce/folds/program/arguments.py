@@ -1,0 +1,71 @@
+"""The arguments of a function of one element."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import types
+from collections.abc import Callable
+from functools import lru_cache, partial
+from itertools import chain, count, takewhile
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from monoidreduce.folds.program.errors import TraceError, user_line
+from monoidreduce.folds.program.operations import DTYPES
+
+__all__ = ["ARGUMENTS", "ROW_INDICES", "arguments", "definition", "kind_of", "names_in"]
+
+ARGUMENTS = ("score", "other", "row", "column", "label", "head", "batch")
+ROW_INDICES = ("row", "label", "head", "batch")
+
+
+def arguments(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of the arguments that a function is traced with: those without a default."""
+    names = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise TraceError(
+                f"{function.__name__}: {parameter}: expected arguments that have names", definition(function)
+            )
+        if parameter.default is parameter.empty:
+            names.append(parameter.name)
+    return tuple(names)
+
+
+def definition(function: Any) -> tuple[str, int]:
+    """File and line of `def`, below decorators; of what has no code of Python's, of the caller."""
+    while isinstance(function, partial):
+        function = function.func
+    if not hasattr(function, "__code__"):
+        return user_line()
+    file, first = function.__code__.co_filename, function.__code__.co_firstlineno
+    lines = takewhile(bool, (linecache.getline(file, line) for line in count(first)))
+    if next(lines, "").lstrip().startswith("@"):
+        below = (line for line, text in enumerate(lines, first + 1) if text.lstrip().startswith("def "))
+        return file, next(below, first)
+    return file, first
+
+
+def kind_of(tensor: Tensor) -> str:
+    """Of a value of the tensor, in a program: "real", or of an integer or a condition its dtype.
+
+    Raises:
+        TypeError: no program has such numbers.
+    """
+    if tensor.dtype.is_floating_point:
+        return "real"
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        instead = ": write t.to(torch.int64)" if tensor.dtype == torch.uint64 else ""
+        raise TypeError(f"expected real numbers, or integers that int64 holds, got {tensor.dtype}{instead}")
+    return name
+
+
+@lru_cache(1024)
+def names_in(code: types.CodeType) -> tuple[str, ...]:
+    """The names of globals and attributes in a function's code, and in that of functions within it."""
+    within = (names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return (*code.co_names, *chain.from_iterable(within))

@@ -1,0 +1,446 @@
+"""A graph of scalar operations, and the expressions that build it.
+
+Each node is a tuple: a leaf with its payload, or an operation with the numbers of its arguments. Equal nodes
+are one node, and arguments come before what is made of them.
+"""
+
+from __future__ import annotations
+
+import linecache
+import math
+import re
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from monoidreduce.folds.program.errors import TraceError, user_line
+from monoidreduce.folds.program.operations import LEAVES, OPERATIONS
+
+__all__ = ["Expression", "Graph", "Part"]
+
+Node = tuple[Any, ...]
+CONDITION = "expected a number, got a condition: write torch.where(condition, 1., 0.)"
+
+
+class Graph:
+    def __init__(self, nodes: tuple[Node, ...] = ()) -> None:
+        self.nodes: list[Node] = list(nodes)
+        self._numbers = {node: number for number, node in enumerate(self.nodes)}
+
+    def kind(self, number: int) -> str:
+        operation = self.nodes[number][0]
+        return LEAVES[operation] if operation in LEAVES else OPERATIONS[operation].kinds[-1]
+
+    def leaf(self, name: str, *payload: Any) -> Expression:
+        return self._node((name, *payload))
+
+    def apply(self, name: str, *args: Expression) -> Expression:
+        """An operation on expressions of its kinds; on constants, its value."""
+        constants = [arg.constant for arg in args]
+        if None not in constants:
+            return self.constant(_evaluate(name, constants))
+        return self._node((name, *(arg.number for arg in args)))
+
+    def raw(self, name: str, *args: Expression) -> Expression:
+        """An operation as it is written, also on constants."""
+        return self._node((name, *(arg.number for arg in args)))
+
+    def constant(self, value: float | int | bool) -> Expression:
+        if isinstance(value, bool):
+            return self.leaf("boolean", int(value))
+        if isinstance(value, int):
+            return self.leaf("integer", value)
+        return self.leaf("real", float(value).hex())
+
+    def expression(self, value: Any) -> Expression:
+        """The expression of an operand that the user writes."""
+        if isinstance(value, Expression):
+            return value
+        if isinstance(value, Part):
+            value.refuse()
+        if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+            value = value.item()
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise TraceError("an integer of more than 64 bits: write a float")
+        if isinstance(value, (bool, int, float)):
+            return self.constant(value)
+        kind = type(value).__name__
+        if hasattr(value, "__len__") and not isinstance(value, str):
+            instead = "make it a tensor outside of the function, and index that"
+            raise TraceError(f"expected a number, got many of type {kind}: {instead}")
+        raise TraceError(f"expected a number, got {value!r} of type {kind}")
+
+    def real(self, value: Any) -> Expression:
+        """The same as a real number: an integer is converted, a condition refused."""
+        of = self.expression(value)
+        if of.kind == "bool":
+            raise TraceError(CONDITION)
+        if of.kind == "real":
+            return of
+        constant = of.constant
+        return self.apply("to_real", of) if constant is None else self.constant(float(constant))
+
+    def _node(self, node: Node) -> Expression:
+        number = self._numbers.setdefault(node, len(self.nodes))
+        if number == len(self.nodes):
+            self.nodes.append(node)
+        return Expression(self, number)
+
+
+def _evaluate(name: str, constants: list[Any]) -> Any:
+    operation = OPERATIONS[name]
+    if name == "to_real":
+        return float(constants[0])
+    dtypes = {"real": torch.float64, "index": torch.int64, "bool": torch.bool}
+    tensors = [torch.tensor(x, dtype=dtypes[k]) for x, k in zip(constants, operation.kinds, strict=False)]
+    return operation.evaluate(*tensors).item()
+
+
+class Expression:
+    """A number or a condition that differs from element to element, while a function is traced.
+
+    Operators build the graph: arithmetic of numbers, comparisons, and &, |, ^, ~ of conditions.
+    """
+
+    __slots__ = ("graph", "number")
+    __array_ufunc__ = None  # numpy's numbers leave operators to this class
+
+    def __init__(self, graph: Graph, number: int) -> None:
+        self.graph, self.number = graph, number
+
+    def __repr__(self) -> str:
+        return "a value of one element"
+
+    @property
+    def kind(self) -> str:
+        return self.graph.kind(self.number)
+
+    @property
+    def constant(self) -> float | int | bool | None:
+        name, *payload = self.graph.nodes[self.number]
+        if name == "real":
+            return float.fromhex(payload[0])
+        if name in ("integer", "boolean"):
+            value: int = payload[0]
+            return bool(value) if name == "boolean" else value
+        return None
+
+    @property
+    def device(self) -> torch.device:
+        """For functions that make constants where their arguments are."""
+        return torch.device("cpu")
+
+    # Arithmetic: of integers it is exact, and real as soon as one operand is.
+
+    def _arithmetic(self, name: str, other: Any, *, reflected: bool = False) -> Expression:
+        graph = self.graph
+        x, y = self, graph.expression(other)
+        if reflected:
+            x, y = y, x
+        x, y = x._beside(y), y._beside(x)
+        if x.kind == y.kind == "index" and f"index_{name}" in OPERATIONS and name != "div":
+            return graph.apply(f"index_{name}", x, y)
+        x, y = graph.real(x), graph.real(y)
+        left, right = x.constant, y.constant
+        if right == 0 and name in ("add", "sub") and left is None:
+            return x
+        if left == 0 and right is None and name in ("add", "sub"):
+            return y if name == "add" else graph.apply("neg", y)
+        if right == 1 and name in ("mul", "div") and left is None:
+            return x
+        if left == 1 and name == "mul" and right is None:
+            return y
+        if name == "mul" and -1 in (left, right) and None in (left, right):
+            return graph.apply("neg", x if right == -1 else y)
+        return graph.apply(name, x, y)
+
+    def _beside(self, other: Expression) -> Expression:
+        """A condition beside a number is 1 or 0, as in torch."""
+        if self.kind != "bool" or other.kind == "bool":
+            return self
+        return self.where(self, *(self.graph.constant(1 if other.kind == "index" else 1.0), 0))
+
+    def __add__(self, other: Any) -> Expression:
+        return self._arithmetic("add", other)
+
+    def __radd__(self, other: Any) -> Expression:
+        return self._arithmetic("add", other, reflected=True)
+
+    def __sub__(self, other: Any) -> Expression:
+        return self._arithmetic("sub", other)
+
+    def __rsub__(self, other: Any) -> Expression:
+        return self._arithmetic("sub", other, reflected=True)
+
+    def __mul__(self, other: Any) -> Expression:
+        return self._arithmetic("mul", other)
+
+    def __rmul__(self, other: Any) -> Expression:
+        return self._arithmetic("mul", other, reflected=True)
+
+    def __truediv__(self, other: Any) -> Expression:
+        return self._arithmetic("div", other)
+
+    def __rtruediv__(self, other: Any) -> Expression:
+        return self._arithmetic("div", other, reflected=True)
+
+    def __floordiv__(self, other: Any) -> Expression:
+        return self._integers("div", self, other)
+
+    def __rfloordiv__(self, other: Any) -> Expression:
+        return self._integers("div", other, self)
+
+    def __mod__(self, other: Any) -> Expression:
+        return self._integers("mod", self, other)
+
+    def __rmod__(self, other: Any) -> Expression:
+        return self._integers("mod", other, self)
+
+    def _integers(self, name: str, x: Any, y: Any) -> Expression:
+        """Both rounded down, as Python's and torch's."""
+        graph = self.graph
+        left, right = graph.expression(x), graph.expression(y)
+        if right.constant == 0:
+            raise TraceError("a number divided by 0")
+        if left.kind == right.kind == "index":
+            return graph.apply(f"index_{name}", left, right)
+        left, right = graph.real(left), graph.real(right)
+        rest = graph.apply("fmod", left, right)
+        rest = rest.where((rest != 0.0) & ((rest < 0.0) ^ (right < 0.0)), rest + right, rest)
+        return rest if name == "mod" else graph.apply("round", (left - rest) / right)
+
+    def __neg__(self) -> Expression:
+        if self.kind == "index":
+            return 0 - self
+        return self.graph.apply("neg", self.graph.real(self))
+
+    def __pos__(self) -> Expression:
+        return self
+
+    def __abs__(self) -> Expression:
+        if self.kind == "index":
+            return self.where(self < 0, -self, self)
+        return self.graph.apply("abs", self.graph.real(self))
+
+    def __pow__(self, exponent: Any) -> Expression:
+        graph = self.graph
+        power = graph.expression(exponent)
+        n: Any = power.constant
+        if isinstance(n, float) and n.is_integer() and self.kind != "index":
+            n = int(n)
+        if isinstance(n, int) and not isinstance(n, bool) and abs(n) <= 64:
+            return self._to_the(n)
+        if isinstance(n, float) and abs(n) == 0.5:
+            root = graph.apply("sqrt", graph.real(self))
+            return root if n > 0 else 1.0 / root
+        return graph.apply("pow", graph.real(self), graph.real(power))
+
+    def _to_the(self, n: int) -> Expression:
+        if n < 0:
+            return 1.0 / self.graph.real(self)._to_the(-n)
+        power, square = self.graph.expression(1 if self.kind == "index" else 1.0), self
+        while n:
+            if n % 2:
+                power = square if power.constant == 1 else power * square
+            square, n = square * square if n > 1 else square, n // 2
+        return power
+
+    def __rpow__(self, base: Any) -> Expression:
+        base = self.graph.real(base)
+        if base.constant is None or base.constant <= 0:
+            return self.graph.apply("pow", base, self.graph.real(self))
+        return (self * math.log(base.constant)).exp()
+
+    # Comparisons.
+
+    def _compare(self, name: str, x: Any, y: Any) -> Expression:
+        graph = self.graph
+        left, right = graph.expression(x), graph.expression(y)
+        if left.kind == right.kind == "bool" and name == "eq":
+            return (left & right) | ~(left | right)
+        left, right = left._beside(right), right._beside(left)
+        if left.kind == right.kind == "index":
+            return graph.apply(f"index_{name}", left, right)
+        return graph.apply(name, graph.real(left), graph.real(right))
+
+    def __lt__(self, other: Any) -> Expression:
+        return self._compare("lt", self, other)
+
+    def __gt__(self, other: Any) -> Expression:
+        return self._compare("lt", other, self)
+
+    def __le__(self, other: Any) -> Expression:
+        return self._compare("le", self, other)
+
+    def __ge__(self, other: Any) -> Expression:
+        return self._compare("le", other, self)
+
+    def __eq__(self, other: Any) -> Expression:  # type: ignore[override]
+        return self._compare("eq", self, other)
+
+    def __ne__(self, other: Any) -> Expression:  # type: ignore[override]
+        return ~self._compare("eq", self, other)
+
+    # Conditions.
+
+    def _logical(self, name: str, x: Any, y: Any) -> Expression:
+        left, right = self.graph.expression(x), self.graph.expression(y)
+        if (left.kind, right.kind) != ("bool", "bool"):
+            raise TraceError("&, | and ^ are of conditions: write comparisons in parentheses")
+        return self.graph.apply(name, left, right)
+
+    def __and__(self, other: Any) -> Expression:
+        return self._logical("and", self, other)
+
+    def __rand__(self, other: Any) -> Expression:
+        return self._logical("and", other, self)
+
+    def __or__(self, other: Any) -> Expression:
+        return self._logical("or", self, other)
+
+    def __ror__(self, other: Any) -> Expression:
+        return self._logical("or", other, self)
+
+    def __xor__(self, other: Any) -> Expression:
+        return self._logical("and", self | other, ~self._logical("and", self, other))
+
+    __rxor__ = __xor__
+
+    def __invert__(self) -> Expression:
+        if self.kind != "bool":
+            raise TraceError("~ is of a condition")
+        return self.graph.apply("not", self)
+
+    def where(self, condition: Any, x: Any, y: Any) -> Expression:
+        """x where the condition holds, else y."""
+        graph = self.graph
+        holds, left, right = graph.expression(condition), graph.expression(x), graph.expression(y)
+        if holds.kind != "bool":
+            raise TraceError("torch.where: expected a condition first, got a number")
+        if holds.constant is not None:
+            return left if holds.constant else right
+        if left.kind == right.kind == "bool":
+            return (holds & left) | (~holds & right)
+        left, right = left._beside(right), right._beside(left)
+        if left.number == right.number:
+            return left
+        if left.kind == right.kind == "index":
+            return graph.apply("index_where", holds, left, right)
+        return graph.apply("where", holds, graph.real(left), graph.real(right))
+
+    def exp(self) -> Expression:
+        return self.graph.apply("exp", self.graph.real(self))
+
+    def sigmoid(self) -> Expression:
+        return self.graph.apply("sigmoid", self.graph.real(self))
+
+    # What has no meaning for many elements at once.
+
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        raise TraceError(
+            "a branch on a value that differs from element to element: write torch.where(condition, a, b) "
+            "for if, a & b, a | b and ~a for and, or and not, (a < b) & (b < c) for a < b < c, torch.minimum "
+            "for min"
+        )
+
+    def __float__(self) -> float:
+        file, line = user_line()
+        called = re.search(r"\bmath\.(\w+)", linecache.getline(file, line))
+        if called:
+            name = called.group(1)
+            raise TraceError(f"math.{name} is of plain numbers: write torch.{name}")
+        raise TraceError(
+            "float() of a value that differs from element to element: leave it out. For math's functions "
+            "write torch's"
+        )
+
+    def __int__(self) -> int:
+        raise TraceError("int() of a value that differs from element to element: leave it out")
+
+    def __index__(self) -> int:
+        raise TraceError(
+            "a list, an array or a slice, indexed by a value that differs from element to element: make it a "
+            "tensor outside of the function, and index that with single values"
+        )
+
+    def __round__(self, digits: int | None = None) -> Expression:
+        return self.round() if digits is None else self.round(decimals=digits)  # type: ignore[no-any-return]
+
+    def __floor__(self) -> Expression:
+        return self.floor()  # type: ignore[no-any-return]
+
+    def __ceil__(self) -> Expression:
+        return self.ceil()  # type: ignore[no-any-return]
+
+    def __trunc__(self) -> Expression:
+        return self.trunc()  # type: ignore[no-any-return]
+
+    def __getitem__(self, _: Any) -> Any:
+        raise TraceError("a value of one element is a single number: it has no elements")
+
+    def __iter__(self) -> Any:
+        raise TraceError("a loop over a value of one element: it is a single number")
+
+    def __len__(self) -> int:
+        raise TraceError("len() of a value of one element: it is a single number")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        from monoidreduce.folds.program import vocabulary  # which needs this class
+
+        return vocabulary.method(self, name)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        from monoidreduce.folds.program import vocabulary
+
+        return vocabulary.call(function, args, kwargs or {})
+
+
+class Part:
+    """A captured tensor that is indexed by fewer numbers than it has axes, as `table[i]` in `table[i][j]`.
+
+    gather: of the tensor and all indices.
+    """
+
+    def __init__(self, tensor: Any, indices: tuple[Any, ...], gather: Callable[..., Any]) -> None:
+        self._tensor, self._indices, self._gather = tensor, indices, gather
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._gather(
+            self._tensor, (*self._indices, *(index if isinstance(index, tuple) else (index,)))
+        )
+
+    def refuse(self, *_: Any) -> NoReturn:
+        indexed = f"{len(self._indices)} of {self._tensor.dim()} axes"
+        raise TraceError(
+            f"a tensor of shape {list(self._tensor.shape)} indexed by {indexed}: a function sees single "
+            "numbers, so index all of them, as table[i, j] or table[i][j]"
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = refuse
+    __pow__ = __rpow__ = __matmul__ = __rmatmul__ = __neg__ = __abs__ = __bool__ = __float__ = refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __and__ = __or__ = __invert__ = __len__ = __iter__ = refuse
+    __eq__ = __ne__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __xor__ = refuse
+    __hash__ = object.__hash__
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._refuse_vectors(name)
+
+    @staticmethod
+    def _refuse_vectors(name: str) -> NoReturn:
+        raise TraceError(
+            f"{name}: a function sees single numbers, no vectors. A product of vectors that is added to the "
+            "score is a part of the score: pass torch.cat((q, q_pe), -1) and torch.cat((k, k_pe), -1), with "
+            "the scale of q alone"
+        )
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls._refuse_vectors(torch.overrides.resolve_name(function) or getattr(function, "__name__", "torch"))

@@ -1,0 +1,344 @@
+"""From the functions that modify attention's scores to a program: score_mod and mask_mod, as FlexAttention's.
+
+A function sees one element: `score_mod(score, batch, head, q_idx, kv_idx)` returns its new score, and
+`mask_mod(batch, head, q_idx, kv_idx)` whether it is kept. The tensors that they capture lie one after another
+in two tables, of reals and of integers. The program gathers from these; where a tensor begins, and its sizes,
+are numbers of the call.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import FunctionType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from monoidreduce._dynamo import at_compile_time, found, read
+from monoidreduce._ops.memory import accumulation_dtype
+from monoidreduce._validate import mismatch
+from monoidreduce.folds.block_mask import PARTLY, WHOLLY
+from monoidreduce.folds.program.arguments import definition
+from monoidreduce.folds.program.errors import TraceError, user_line
+from monoidreduce.folds.program.graph import Expression, Graph, Node
+from monoidreduce.folds.program.integers import MOST
+from monoidreduce.folds.program.program import Program, parse, reachable
+from monoidreduce.folds.program.sequences import in_sequences
+from monoidreduce.folds.program.tracing import Captures, Trace, described, run
+from monoidreduce.folds.torch.reader import evaluate
+
+__all__ = ["LINES", "STAND_INS", "Mods", "kept_elements", "mods_in_graph", "mods_of", "tables"]
+
+INDICES = ("batch", "head", "query", "position")
+MOST_SIZES = 24  # ModifiedScoresData::kMostSizes (device/program/score_element.h)
+# Stand for tensors of a call: BlockMask.kinds, and `line_numbers` of packed sequences.
+KINDS, LINES = torch.zeros(1, 1, 1, 1, dtype=torch.int64), torch.zeros(1, 4, dtype=torch.int64)
+STAND_INS = (KINDS, LINES)
+Mod = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Mods:
+    """The functions of a call, traced.
+
+    text: the program's; its total is the score, its count whether that is kept.
+    tensors: that they captured. by_both: of each that query and key index together, the index and where that
+        is written, file and line; else None.
+    reads: has torch computed something of tensors alone.
+    """
+
+    text: str
+    tensors: tuple[Tensor, ...]
+    by_both: tuple[tuple[str, tuple[str, int]] | None, ...]
+    reads: bool
+
+
+class _Trace(Trace):
+    """A graph whose captured tensors are parts of tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_size: list[int] = [0]  # of each captured tensor, and of the next
+        self.by_both: dict[int, tuple[str, tuple[str, int]]] = {}
+
+    def expression(self, value: Any) -> Expression:
+        if isinstance(value, Tensor):
+            if value.dim() == 0:
+                return self.gather(value, ())
+            raise TraceError(
+                f"a tensor of shape {list(value.shape)} inside an element's function: "
+                "index it with the function's batch, head, q_idx and kv_idx"
+            )
+        return super().expression(value)
+
+    def gather(self, tensor: Tensor, indices: tuple[Any, ...]) -> Expression:
+        if len(indices) != tensor.dim():
+            raise TraceError(
+                f"a tensor of shape {list(tensor.shape)} indexed by {len(indices)} of {tensor.dim()} axes"
+            )
+        number, first = self.place(tensor)
+        given = [self.expression(index) for index in indices]
+        at = self.leaf("integer", 0)
+        for axis, index in enumerate(given):
+            if index.kind != "index":
+                raise TraceError(f"an index: expected an integer, got a value that is {index.kind}")
+            size = self.leaf("size", first + 1 + axis)
+            index = self.raw("within", index, size)
+            at = self.raw("table_line", at, size, index) if axis else index
+        at = self.raw("table_place", self.leaf("size", first), at)
+        names = {self.nodes[i][0] for i in reachable(self.nodes, [at.number])}
+        if "score" in names:
+            raise TraceError("an index that depends on the score: index by batch, head, q_idx and kv_idx")
+        if {"query", "position"} <= names:
+            written = ", ".join(_written(self, index.number) for index in given)
+            self.by_both.setdefault(number, (written, user_line()))
+        kind = self.kind_of_captured(tensor)
+        if kind == "real":
+            return self.raw("gather", at)
+        found = self.raw(f"as_{kind}", self.raw("index_gather", at))
+        return found != 0 if kind == "bool" else found
+
+    def place(self, tensor: Tensor) -> tuple[int, int]:
+        """The number of a captured tensor, and that of the first of its sizes."""
+        number = self._captured(tensor)
+        if number + 1 == len(self.first_size):
+            self.first_size.append(self.first_size[-1] + 1 + tensor.dim())
+        return number, self.first_size[number]
+
+
+_WRITTEN = {"query": "q_idx", "position": "kv_idx", "head": "head", "batch": "batch"}
+_SIGNS = {"index_add": "+", "index_sub": "-", "index_mul": "*", "index_div": "//", "index_mod": "%"}
+
+
+def _written(graph: Graph, number: int) -> str:
+    """An index about as the function has it."""
+    name, *rest = graph.nodes[number]
+    if name in _WRITTEN or name == "integer":
+        return _WRITTEN.get(name) or str(rest[0])
+    if name in _SIGNS:
+        left, right = (_written(graph, i) for i in rest)
+        return f"({left} {_SIGNS[name]} {right})"
+    return "..."
+
+
+def trace_mods(
+    score_mod: Mod | None,
+    mask_mod: Mod | None,
+    block: tuple[int, int] | None = None,
+    weights: bool = False,
+    packed: bool = False,
+) -> Mods:
+    """The program of a call. None: scores as they are, all of them kept.
+
+    block: how many queries and keys a block has, where KINDS say which blocks mask_mod is asked for.
+    weights: score_mod is a function of the score alone.
+    packed: for packed sequences.
+    """
+    graph = _Trace()
+    indices = [graph.leaf(name) for name in INDICES]
+    score, kept = graph.leaf("score"), []
+    if score_mod is not None:
+        name, given = ("weight", (score,)) if weights else ("score_mod", (score, *indices))
+        score = _score(score_mod, graph, _called(name, score_mod, graph, given))
+    if mask_mod is not None:
+        keep = _condition(mask_mod, graph, _called("mask_mod", mask_mod, graph, indices))
+        if block is not None:
+            batch, head, query, key = indices
+            kind = graph.gather(KINDS, (batch, head, query // block[0], key // block[1]))
+            keep = (kind == WHOLLY) | ((kind == PARTLY) & keep)
+        kept.append(keep.number)
+    program = Program(tuple(graph.nodes), totals=(score.number,), counts=tuple(kept))
+    if packed:
+        program = in_sequences(program, graph.place(LINES)[1])
+    program, _ = program.pruned()
+    by_both = tuple(graph.by_both.get(number) for number in range(len(graph.tensors)))
+    return Mods(program.text, tuple(graph.tensors), by_both, graph.reads)
+
+
+def _called(name: str, function: Mod, graph: Trace, arguments: Sequence[Expression]) -> Any:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a function of torch's
+        return run(graph, function, *arguments)
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        names = ["score", "batch", "head", "q_idx", "kv_idx"]
+        names = names[1:] if name == "mask_mod" else names[: len(arguments)]
+        wanted = f"a function ({', '.join(names)})"
+        raise TraceError(mismatch(name, wanted, f"one {signature}"), definition(function)) from None
+    return run(graph, function, *arguments)
+
+
+def _score(function: Mod, graph: Trace, value: Any) -> Expression:
+    expected = "a number, the new score"
+    if not _is_value(value) or graph.expression(value).kind == "bool":
+        raise TraceError(f"it returned {_described(value)}: expected {expected}", definition(function))
+    return graph.real(value)
+
+
+def _condition(function: Mod, graph: Trace, value: Any) -> Expression:
+    expected = "a condition, whether the element is kept"
+    if not _is_value(value) or graph.expression(value).kind != "bool":
+        raise TraceError(f"it returned {_described(value)}: expected {expected}", definition(function))
+    return graph.expression(value)
+
+
+def _is_value(value: Any) -> bool:
+    return isinstance(value, (Expression, int, float, Tensor)) or type(value).__module__ == "numpy"
+
+
+def _described(value: Any) -> str:
+    return f"a value that is {value.kind}" if isinstance(value, Expression) else repr(value)
+
+
+def tables(
+    mods: Mods, tensors: Sequence[Tensor], like: Tensor, functions: tuple[Any, ...]
+) -> tuple[Tensor | None, Tensor | None, list[int]]:
+    """The table of reals, that of integers, and for each captured tensor where it begins and its sizes.
+
+    Args:
+        tensors: that the functions captured, as they are in this call.
+        like: has the device, and the dtype that accumulates as the table of reals.
+        functions: that captured them.
+
+    Raises:
+        ValueError: one is on another device, or is empty; or all are larger than programs index.
+        TraceError: one wants a gradient that it cannot have.
+    """
+    reals: list[Tensor] = []
+    integers: list[Tensor] = []
+    sizes: list[int] = []
+    for tensor, by_both in zip(tensors, mods.by_both, strict=True):
+        tensor = tensor.to(like.device) if like.is_meta else tensor  # no values count there
+        into = reals if tensor.is_floating_point() else integers
+        wants = tensor.requires_grad and torch.is_grad_enabled() and tensor.is_floating_point()
+        if tensor.device != like.device or not tensor.numel() or (wants and by_both):
+            named = described(tensor, *(f for f in functions if f is not None))
+            if tensor.device != like.device:
+                raise ValueError(mismatch(named, f"a tensor on {like.device} as q", tensor.device))
+            if not tensor.numel():
+                raise ValueError(mismatch(named, "a tensor with elements", "none"))
+            assert by_both is not None
+            index, at = by_both
+            raise TraceError(
+                f"{named.partition(': ')[2]}: indexed by [{index}], and it requires a gradient. Gradients of "
+                "captured tensors are summed for indices of q_idx alone or of kv_idx alone, beside batch and "
+                "head. Where it is not learned, write its detach(); where it is, pass bias=, of shape "
+                "[B, H, M, N], in place of score_mod and mask_mod",
+                at,
+            )
+        first = sum(t.numel() for t in into)
+        if first + tensor.numel() > MOST:
+            raise ValueError(mismatch("captured tensors", f"at most {MOST} numbers", first + tensor.numel()))
+        sizes += [first, *tensor.shape]
+        into.append(tensor)
+    if like.is_cuda and len(sizes) > MOST_SIZES:
+        expected = f"at most {MOST_SIZES} on a GPU, one for each tensor and one for each of its axes"
+        raise ValueError(mismatch("captured tensors", f"{expected} (torch.stack joins some)", len(sizes)))
+    dtype = accumulation_dtype(like.dtype)
+    return _joined(reals, dtype), _joined(integers, torch.int64), sizes
+
+
+def _joined(tensors: list[Tensor], dtype: torch.dtype) -> Tensor | None:
+    flat = [tensor.reshape(-1).to(dtype) for tensor in tensors]
+    if len(flat) > 1:
+        return torch.cat(flat)
+    return flat[0].contiguous() if flat else None
+
+
+def kept_elements(
+    mask_mod: Mod, device: torch.device | str | None
+) -> Callable[[int, int, range, int], Tensor]:
+    """Of batches, heads, some queries and keys: which elements a mask keeps, bool [B, H, queries, keys]."""
+    mods = mods_of(None, mask_mod)
+    on = mods.tensors[0].device if device is None and mods.tensors else device
+    like = torch.empty(0, dtype=torch.float64, device=on)
+    *of_table, sizes = tables(mods, mods.tensors, like, (mask_mod,))
+    program = parse(mods.text)
+
+    def kept(batch: int, heads: int, rows: range, columns: int) -> Tensor:
+        def numbers(first: int, count: int, axis: int) -> Tensor:
+            shape = [1] * 4
+            shape[axis] = count
+            return torch.arange(first, first + count, device=like.device).view(shape)
+
+        of_leaf = {
+            "batch": numbers(0, batch, 0),
+            "head": numbers(0, heads, 1),
+            "query": numbers(rows.start, len(rows), 2),
+            "position": numbers(0, columns, 3),
+            "gather": of_table[0],
+            "index_gather": of_table[1],
+        }
+
+        def leaf(node: Node) -> Any:
+            return torch.tensor(sizes[node[1]], device=like.device) if node[0] == "size" else of_leaf[node[0]]
+
+        found = evaluate(program.nodes, program.counts, leaf, like)[program.counts[0]]
+        return found.expand(batch, heads, len(rows), columns)
+
+    return kept
+
+
+# Of the first function of a call: which the other was, what both read then, and their program.
+_known: WeakKeyDictionary[Mod, tuple[Any, list[Captures], Mods]] = WeakKeyDictionary()
+
+
+def mods_of(
+    score_mod: Mod | None,
+    mask_mod: Mod | None,
+    block: tuple[int, int] | None = None,
+    weights: bool = False,
+    packed: bool = False,
+) -> Mods:
+    """`trace_mods`, unless the functions read the same as the last time."""
+    functions = [f for f in (score_mod, mask_mod) if f is not None]
+    if not all(isinstance(function, FunctionType) for function in functions):
+        return trace_mods(score_mod, mask_mod, block, weights, packed)
+    # Nothing here may keep the key alive, which is the first function.
+    by = (score_mod is None, mask_mod if score_mod is not None else None, block, weights, packed)
+    last = _known.get(functions[0])
+    if last is not None:
+        others, read, mods = last
+        held = (captures.hold(function) for captures, function in zip(read, functions, strict=True))
+        if others == by and not mods.reads and all(held):
+            return mods
+    captures = [Captures(function) for function in functions]
+    mods = trace_mods(score_mod, mask_mod, block, weights, packed)
+    if all(each.complete for each in captures):  # others may hold an object that holds the key
+        _known[functions[0]] = (by, captures, mods)
+    return mods
+
+
+def mods_in_graph(
+    score_mod: Mod | None,
+    mask_mod: Mod | None,
+    block: tuple[int, int] | None,
+    weights: bool,
+    packed: bool,
+) -> tuple[Mods | None, tuple[int, ...], tuple[Any, ...]]:
+    """For a compiler: `mods_of` as of now, on which the graph has a guard.
+
+    Returns:
+        The functions, None if they cannot be part of a graph; of each captured tensor its number in STAND_INS
+        or -1; and the captured tensors, or numbers, as the graph knows them.
+    """
+    captured: tuple[Any, ...] = ()
+    at_compile_time(_read_in_graph)  # which assigns captured
+    mods, which = found()
+    return mods, which, captured
+
+
+def _read_in_graph(context: Any) -> None:
+    read(context, ("score_mod", "mask_mod", "block", "weights", "packed"), _with_key, STAND_INS)
+
+
+def _with_key(*given: Any) -> tuple[Mods, Mods, tuple[Tensor, ...]]:
+    mods = mods_of(*given)
+    without = replace(mods, tensors=())  # which a graph would keep
+    return without, without, mods.tensors

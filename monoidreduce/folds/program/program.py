@@ -1,0 +1,137 @@
+"""A program as data: a graph of operations and the statistics that fold it, as canonical text.
+
+Statistics have one order. Rows of the results: for each softmax its log-sum-exp and its means, then totals,
+then largest values. Rows of integers: first the columns of the largest, then counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+from monoidreduce.folds.program.graph import Node
+from monoidreduce.folds.program.operations import DTYPES, LEAVES, OPERATIONS
+
+__all__ = ["Program", "operands", "parse", "reachable"]
+
+
+def operands(node: Node) -> tuple[int, ...]:
+    """The numbers of a node's arguments."""
+    return () if node[0] in LEAVES else node[1:]
+
+
+def reachable(nodes: Sequence[Node], roots: Iterable[int]) -> list[int]:
+    """The numbers of the nodes that the roots are made of, arguments first."""
+    needed = set(roots)
+    for number in range(len(nodes) - 1, -1, -1):
+        if number in needed:
+            needed.update(operands(nodes[number]))
+    return sorted(needed)
+
+
+@dataclass(frozen=True)
+class Program:
+    """An int is the number of a node. softmaxes: a log weight, then what means are taken of, for each."""
+
+    nodes: tuple[Node, ...]
+    softmaxes: tuple[tuple[int, ...], ...] = ()
+    totals: tuple[int, ...] = ()
+    largest: tuple[int, ...] = ()
+    counts: tuple[int, ...] = ()
+
+    @property
+    def roots(self) -> Iterator[int]:
+        for softmax in self.softmaxes:
+            yield from softmax
+        yield from (*self.totals, *self.largest, *self.counts)
+
+    @cached_property
+    def scores(self) -> int:
+        return 2 if ("other",) in self.nodes else 1
+
+    @cached_property
+    def values(self) -> int:
+        """How many real numbers a row has."""
+        return sum(map(len, self.softmaxes)) + len(self.totals) + len(self.largest)
+
+    @cached_property
+    def indices(self) -> int:
+        return len(self.largest) + len(self.counts)
+
+    @cached_property
+    def text(self) -> str:
+        fields = (self.nodes, self.softmaxes, self.totals, self.largest, self.counts)
+        return json.dumps(fields, separators=(",", ":"))
+
+    def pruned(self) -> tuple[Program, dict[str, list[int]]]:
+        """The same without nodes that nothing is made of, and data in order of use.
+
+        Also, for each kind of leaf with a number, the numbers that it had.
+        """
+        kept: dict[str, list[int]] = {"row": [], "column": [], "row_index": [], "column_index": []}
+        renumbered: dict[int, int] = {}
+        nodes: list[Node] = []
+        for number in reachable(self.nodes, self.roots):
+            name, *rest = self.nodes[number]
+            if name in kept:
+                kept[name].append(rest[0])
+                rest = [len(kept[name]) - 1, *rest[1:]]
+            elif name not in LEAVES:
+                rest = [renumbered[argument] for argument in rest]
+            renumbered[number] = len(nodes)
+            nodes.append((name, *rest))
+        of = renumbered.__getitem__
+        return Program(
+            tuple(nodes),
+            tuple(tuple(map(of, softmax)) for softmax in self.softmaxes),
+            *(tuple(map(of, each)) for each in (self.totals, self.largest, self.counts)),
+        ), kept
+
+
+@lru_cache(256)
+def parse(text: str) -> Program:
+    """The program of a text. Raises ValueError unless `Program.text` could have written it."""
+    try:
+        nodes, softmaxes, *others = json.loads(text)
+        program = Program(
+            tuple(map(tuple, nodes)), tuple(map(tuple, softmaxes)), *(tuple(each) for each in others)
+        )
+        _check(program)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise ValueError(f"program: expected a text that monoidreduce wrote, got {text[:200]!r}") from error
+    return program
+
+
+def _check(program: Program) -> None:
+    kinds: list[str] = []
+    for name, *rest in program.nodes:
+        if name in LEAVES:
+            if name == "real":
+                float.fromhex(rest[0])
+            elif name in ("row_index", "column_index"):
+                number, dtype = rest
+                _number(number, number + 1)
+                DTYPES.index(dtype)
+            elif not all(type(x) is int and (x >= 0 or name == "integer") for x in rest):
+                raise ValueError(name)
+            kinds.append(LEAVES[name])
+        else:
+            *expected, kind = OPERATIONS[name].kinds
+            if [kinds[_number(x, len(kinds))] for x in rest] != expected:
+                raise ValueError(name)
+            kinds.append(kind)
+    of_reals = (*sum(program.softmaxes, ()), *program.totals, *program.largest)
+    for roots, kind in ((of_reals, "real"), (program.counts, "bool")):
+        if any(kinds[_number(x, len(kinds))] != kind for x in roots):
+            raise ValueError("a statistic")
+    if not all(program.softmaxes) and program.softmaxes:
+        raise ValueError("a softmax")
+
+
+def _number(x: Any, count: int) -> int:
+    if type(x) is not int or not 0 <= x < count:
+        raise ValueError(x)
+    return x

@@ -1,0 +1,546 @@
+"""From a Python function of one element to a program.
+
+The function runs once, with an expression for each argument. A Python number that it reads is a constant of
+the program. A tensor is data: of rows or of columns by what it is indexed with, of rows if it is one number.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import keyword
+import math
+import types
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from monoidreduce._dynamo import at_compile_time, found, read
+from monoidreduce._results import result_name
+from monoidreduce.folds import stat
+from monoidreduce.folds.program.arguments import (
+    ARGUMENTS,
+    ROW_INDICES,
+    arguments,
+    definition,
+    kind_of,
+    names_in,
+)
+from monoidreduce.folds.program.chance import OUTSIDE as OUTSIDE_OF_IT
+from monoidreduce.folds.program.chance import Watched, draws, refuse_draws_of_numpy
+from monoidreduce.folds.program.errors import TraceError, line_of
+from monoidreduce.folds.program.graph import Expression, Graph, Node
+from monoidreduce.folds.program.program import Program, reachable
+
+__all__ = [
+    "Captures",
+    "Source",
+    "Trace",
+    "Traced",
+    "described",
+    "run",
+    "trace",
+    "traced_in_graph",
+    "traced_now",
+]
+
+OF_ROWS, OF_COLUMNS = {"row", "row_index"}, {"column", "column_index", "position"}
+OF_ELEMENTS = {"score", "other"}
+# Where a datum is from: ("argument", name), one of ROW_INDICES, ("counted",), which is 0 where a row is
+# ignored, or ("tensor", number, nodes of its indices).
+Source = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A traced function.
+
+    sources: of the data of the program, by the kind of leaf, in order.
+    outputs: of each statistic ("logsumexp" or "value", row), ("index", row), or ("largest" or "smallest", row
+        of values, of indices). result: the name of their NamedTuple in RESULTS.
+    nodes, gathered: the graph that indices of tensors are nodes of, and the sources of its data of rows and
+        columns.
+    tensors: that the function captured. reads: has torch computed something of them alone.
+    at: file and line of the function.
+    """
+
+    program: Program
+    text: str
+    scores: int
+    sources: Mapping[str, tuple[Source, ...]]
+    outputs: tuple[tuple[Any, ...], ...]
+    result: str
+    nodes: tuple[Node, ...]
+    gathered: Mapping[str, tuple[Source, ...]]
+    tensors: tuple[Tensor, ...]
+    reads: bool
+    at: tuple[str, int]
+
+
+living: WeakValueDictionary[str, Traced] = WeakValueDictionary()  # by the texts of their programs
+
+
+class Trace(Graph):
+    """A graph with the data that its leaves stand for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sources: dict[str, list[Source]] = {kind: [] for kind in sorted(OF_ROWS | OF_COLUMNS)}
+        self.tensors: list[Tensor] = []
+        self.error: TraceError | None = None
+        self.reads = False
+
+    def data(self, of: str, kind: str, source: Source) -> Expression:
+        """of: "row" or "column". kind: "real", or of an integer its dtype, of `operations.DTYPES`."""
+        leaf, dtype = (of, ()) if kind == "real" else (f"{of}_index", (kind,))
+        sources = self.sources[leaf]
+        if source not in sources:
+            sources.append(source)
+        datum = self.leaf(leaf, sources.index(source), *dtype)
+        return datum != 0 if kind == "bool" else datum
+
+    def expression(self, value: Any) -> Expression:
+        if isinstance(value, (stat.Statistic, stat.Softmax)):
+            bool(value)  # which says when it is known
+        if not isinstance(value, Tensor):
+            return super().expression(value)
+        if value.dim() != 0:
+            raise TraceError(
+                f"a tensor of shape {list(value.shape)} inside an element's function: "
+                "index it with row, column, label, head or batch"
+            )
+        return self.data("row", self.kind_of_captured(value), ("tensor", self._captured(value), ()))
+
+    def gather(self, tensor: Tensor, indices: tuple[Any, ...]) -> Expression:
+        """A captured tensor, indexed by what a row knows or by what a column knows."""
+        if len(indices) != tensor.dim():
+            raise TraceError(
+                f"a tensor of shape {list(tensor.shape)} indexed by {len(indices)} of {tensor.dim()} axes"
+            )
+        numbers = []
+        for index in map(self.expression, indices):
+            if index.kind != "index":
+                raise TraceError(f"an index: expected an integer, got a value that is {index.kind}")
+            numbers.append(index.number)
+        names = {self.nodes[number][0] for number in reachable(self.nodes, numbers)}
+        if names & OF_ROWS and names & OF_COLUMNS:
+            raise TraceError(
+                "a captured tensor is indexed by rows and columns together, one of shape "
+                f"{list(tensor.shape)}: its numbers are data of rows or of columns. Index one by row, label, "
+                "head and batch, or one by column; a sum or product of two such may depend on both"
+            )
+        if names & OF_ELEMENTS:
+            raise TraceError("an index that depends on the score: index by row, column, label, head or batch")
+        of = "column" if names & OF_COLUMNS else "row"
+        kind = self.kind_of_captured(tensor)
+        return self.data(of, kind, ("tensor", self._captured(tensor), tuple(numbers)))
+
+    def kind_of_captured(self, tensor: Tensor) -> str:
+        try:
+            return kind_of(tensor)
+        except TypeError as error:
+            raise TraceError(f"a captured tensor: {error}") from None
+
+    def _captured(self, tensor: Tensor) -> int:
+        for number, known in enumerate(self.tensors):
+            if known is tensor:
+                return number
+        self.tensors.append(tensor)
+        return len(self.tensors) - 1
+
+
+class _Watch(TorchFunctionMode):
+    """Notices what torch computes of tensors alone: its result is only of this moment."""
+
+    def __init__(self, graph: Trace) -> None:
+        super().__init__()
+        self.graph = graph
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if draws(function):
+            self.graph.error = TraceError(f"{resolve_name(function) or function.__name__}: {OUTSIDE_OF_IT}")
+            raise self.graph.error
+        if Expression in types or any(isinstance(x, Expression) for x in _flat((*args, *kwargs.values()))):
+            try:
+                return Expression.__torch_function__(function, types, args, kwargs)
+            except TraceError as error:
+                # torch makes NotImplemented of a TypeError in some operators, and Python another TypeError.
+                self.graph.error = self.graph.error or error
+                raise
+        self.graph.reads = self.graph.reads or function not in _HARMLESS
+        return function(*args, **kwargs)
+
+
+def _flat(values: tuple[Any, ...]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            yield from _flat(tuple(value))
+        else:
+            yield value
+
+
+# Of a tensor: what its values and its gradient do not enter.
+_HARMLESS = (
+    *(
+        getattr(getattr(Tensor, name), "__get__", None)
+        for name in ("dtype", "shape", "device", "is_cuda", "ndim")
+    ),
+    *(Tensor.dim, Tensor.size, Tensor.__len__, Tensor.numel, Tensor.is_complex),
+)
+
+
+def trace(function: Callable[..., Any], rows: Mapping[str, str], columns: Mapping[str, str]) -> Traced:
+    """rows, columns: the names of the data of a call, and of what kind each is."""
+    names, at = arguments(function), definition(function)
+    graph = Trace()
+    given: dict[str, Expression] = {}
+    for name in names:
+        if name in rows or name in columns:
+            of, kinds = ("row", rows) if name in rows else ("column", columns)
+            given[name] = graph.data(of, kinds[name], ("argument", name))
+        elif name in ("score", "other"):
+            given[name] = graph.leaf(name)
+        elif name == "column":
+            given[name] = graph.leaf("position")
+        elif name in ROW_INDICES:
+            given[name] = graph.data("row", "int64" if name == "label" else "number", (name,))
+        else:
+            listed = ", ".join(ARGUMENTS)
+            raise TraceError(
+                f"{function.__name__}({', '.join(names)}): arguments are among {listed} and the names of the "
+                f"data in row= and column=; {name} is not",
+                at,
+            )
+    result = run(graph, function, **given)
+    counted = graph.data("row", "bool", ("counted",)) if "label" in names else None
+    traced = _traced(graph, function.__name__, _checked(function, result, at), counted, at)
+    living[traced.text] = traced
+    return traced
+
+
+def run(graph: Trace, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """What a function returns whose expressions are of the graph.
+
+    Raises:
+        TraceError: in place of a TypeError or IndexError of Python, too.
+    """
+    within = _code_of(function)
+    readers = [within, *Captures(within).others] if isinstance(within, types.FunctionType) else []
+    for reader in readers:
+        refuse_draws_of_numpy(reader, _read_by(reader), names_in(reader.__code__))
+    try:
+        with stat.building(graph), _Watch(graph), Watched(reader.__code__ for reader in readers):
+            return function(*args, **named)
+    except TraceError:
+        raise
+    except (TypeError, IndexError) as error:
+        of_numpy = "numpy's functions are of numbers and arrays: write torch's"
+        reason = of_numpy if "__array_ufunc__" in str(error) else str(error)
+        raise (graph.error or TraceError(reason, line_of(error) or definition(function))) from None
+
+
+def _code_of(function: Any) -> Any:
+    """What a partial function, a method or an object calls."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not isinstance(function, (types.FunctionType, types.MethodType)):
+        function = getattr(type(function), "__call__", function)  # noqa: B004
+    return getattr(function, "__func__", function)
+
+
+def _checked(function: Callable[..., Any], result: Any, at: tuple[str, int]) -> dict[str, stat.Statistic]:
+    example = "a dict of statistics, as dict(lse=mr.stat.softmax(score).logsumexp)"
+    if not isinstance(result, dict) or not result:
+        raise TraceError(f"{function.__name__} returned {type(result).__name__}: expected {example}", at)
+    for name, value in result.items():
+        if not isinstance(value, stat.Statistic):
+            given = "a softmax: expected its logsumexp or a mean" if isinstance(value, stat.Softmax) else None
+            given = given or f"{type(value).__name__}: expected {example}"
+            raise TraceError(f"{function.__name__} returned {name} = {given}", at)
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name[0] == "_":
+            raise TraceError(f"{function.__name__} returned {name!r}: expected names without a first _", at)
+    return result
+
+
+def _traced(
+    graph: Trace,
+    function: str,
+    results: dict[str, stat.Statistic],
+    counted: Expression | None,
+    defined: tuple[str, int],
+) -> Traced:
+    """counted: whether a row has gradients; None: they all have."""
+
+    def of_counted(number: int) -> int:
+        if counted is None or graph.kind(number) == "bool":
+            return number
+        return graph.raw("counted", counted, Expression(graph, number)).number
+
+    softmaxes: dict[int, list[int]] = {}
+    totals: list[int] = []
+    largest: list[int] = []
+    counts: list[int] = []
+
+    def place(into: list[int], number: int) -> int:
+        number = of_counted(number)
+        if number not in into:
+            into.append(number)
+        return into.index(number)
+
+    places = {}
+    for name, statistic in results.items():
+        number, weight = statistic.of, statistic.log_weight
+        if weight is not None:
+            means = softmaxes.setdefault(of_counted(weight), [])
+            places[name] = 0 if statistic.kind == "logsumexp" else 1 + place(means, number)
+        else:
+            into = {"total": totals, "count": counts}.get(statistic.kind, largest)
+            places[name] = place(into, number)
+    first_of, rows = {}, 0
+    for weight, means in softmaxes.items():
+        first_of[weight] = rows
+        rows += 1 + len(means)
+    outputs: dict[str, tuple[Any, ...]] = {}
+    for name, statistic in results.items():
+        at = places[name]
+        if statistic.log_weight is not None:
+            kind = "value" if statistic.kind == "mean" else "logsumexp"
+            outputs[name] = (kind, first_of[of_counted(statistic.log_weight)] + at)
+        elif statistic.kind == "total":
+            outputs[name] = ("value", rows + at)
+        elif statistic.kind == "count":
+            outputs[name] = ("index", len(largest) + at)
+        else:
+            outputs[name] = (statistic.kind, rows + len(totals) + at, at)
+    nodes = tuple(graph.nodes)
+    program, kept = Program(
+        nodes,
+        tuple((weight, *means) for weight, means in softmaxes.items()),
+        tuple(totals),
+        tuple(largest),
+        tuple(counts),
+    ).pruned()
+    return Traced(
+        program,
+        program.text,
+        program.scores,
+        {kind: tuple(graph.sources[kind][k] for k in numbers) for kind, numbers in kept.items()},
+        tuple(outputs.values()),
+        result_name(function, tuple(outputs)),
+        nodes,
+        {kind: tuple(sources) for kind, sources in graph.sources.items()},
+        tuple(graph.tensors),
+        graph.reads,
+        defined,
+    )
+
+
+# What a function reads besides its arguments. Modules of functions do not change.
+_CONSTANT_MODULES = {
+    "torch",
+    "math",
+    "monoidreduce",
+    "torch.nn",
+    "torch.nn.functional",
+    "torch.special",
+    "monoidreduce.stat",
+}
+# Functions of Python's whose value follows from their arguments. Others may read what no variable shows.
+_PURE = (
+    *(abs, all, any, bool, dict, divmod, enumerate, float, int, isinstance, len, list, map, max, min, pow),
+    *(range, reversed, round, set, slice, sorted, str, sum, tuple, type, zip),
+)
+_PLAIN = (bool, int, float, str, type(None), Tensor)
+
+
+class Captures:
+    """The variables that a function and the functions that it calls read, from closures and globals.
+
+    `values` are the variables' values when this object is made; `complete` says whether what the function
+    computes follows from them. It does not where it reads an object's attributes, or calls what may read
+    more, as `globals` and `torch.get_default_dtype`: then a function is traced in every call.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functions: list[Any] = [function]  # in the order in which they are found
+        self.values: list[Any] = []
+        self.complete = True
+        for reader in functions:
+            values = _read_by(reader)
+            self.values += values
+            modules = [value for value in values if isinstance(value, types.ModuleType)]
+            if not all(_is_pure(name, reader.__globals__, modules) for name in names_in(reader.__code__)):
+                self.complete = False
+            for value in values[1:]:
+                if isinstance(value, types.FunctionType) and not _is_ours(value):
+                    if value not in functions:
+                        functions.append(value)
+                elif not (
+                    value is _ABSENT
+                    or isinstance(value, _PLAIN)
+                    or (isinstance(value, types.ModuleType) and value.__name__ in _CONSTANT_MODULES)
+                    or (_is_ours(value) and _computes(value, value.__name__))
+                ):
+                    self.complete = False
+
+        self.others = functions[1:]  # a table of functions that are to be freed may keep these captures
+        self.kinds = _kinds(self.values)
+
+    def hold(self, function: Any) -> bool:
+        """Does it, and do those it calls, read the same as then: the same objects, or equal numbers.
+
+        False if unknown. function: that whose captures these are.
+        """
+        if not self.complete:
+            return False
+        now = [value for reader in (function, *self.others) for value in _read_by(reader)]
+        return (
+            len(now) == len(self.values)
+            and all(
+                x is y or (type(x) is type(y) and isinstance(x, _PLAIN[:4]) and _equal(x, y))
+                for x, y in zip(now, self.values, strict=True)
+            )
+            and _kinds(now) == self.kinds
+        )
+
+
+# Of a function: of what kinds its data were in the last call, what it read then, and its trace.
+_known: WeakKeyDictionary[Any, tuple[Any, Captures, Traced]] = WeakKeyDictionary()
+Kinds = tuple[tuple[str, str], ...]  # of data: their names, and of what kind each is
+
+
+def traced_now(function: Any, rows: Kinds, columns: Kinds) -> Traced:
+    """`trace`, unless the function reads the same as the last time."""
+    last = _known.get(function)
+    if last is not None:
+        kinds, captures, traced = last
+        if not traced.reads and kinds == (rows, columns) and captures.hold(function):
+            return traced
+    captures = Captures(function)
+    traced = trace(function, dict(rows), dict(columns))
+    if captures.complete:  # others may hold an object that holds the function, and never be freed
+        _known[function] = (rows, columns), captures, traced
+    return traced
+
+
+def traced_in_graph(function: Any, rows: Kinds, columns: Kinds) -> tuple[Traced | None, tuple[Any, ...]]:
+    """For a compiler: `traced_now`, on which the graph has a guard; and what the function captured.
+
+    The first is None if the function cannot be part of a graph. The second has tensors, and numbers that have
+    changed from call to call.
+    """
+    captured: tuple[Any, ...] = ()
+    at_compile_time(_read_in_graph)  # which assigns captured
+    traced, _ = found()
+    return traced, captured
+
+
+def _read_in_graph(context: Any) -> None:
+    read(context, ("function", "rows", "columns"), _with_key)
+
+
+def _with_key(function: Any, rows: Kinds, columns: Kinds) -> tuple[Traced, Any, tuple[Tensor, ...]]:
+    traced = traced_now(function, rows, columns)
+    # Results have the same names; what the data are is in their sources.
+    key = (
+        traced.text,
+        traced.outputs,
+        traced.result,
+        dict(traced.sources),
+        dict(traced.gathered),
+        traced.nodes,
+    )
+    return replace(traced, tensors=()), key, traced.tensors  # which a graph would keep
+
+
+def places_in(function: Any, tensor: Tensor) -> list[tuple[str, Any]]:
+    """All places where a function itself reads a tensor."""
+    cells = [i for i, cell in enumerate(function.__closure__ or ()) if _contents(cell) is tensor]
+    names = [n for n in names_in(function.__code__) if function.__globals__.get(n) is tensor]
+    return [*(("closure", i) for i in cells), *(("global", name) for name in names)]
+
+
+def described(tensor: Tensor, *functions: Any) -> str:
+    """What errors call a tensor that a function captured: where that is, the variable, and the shape."""
+    at, variable = definition(next(iter(functions), None)), ""
+    for function in functions:
+        if isinstance(function, types.FunctionType):
+            for kind, which in places_in(function, tensor):
+                names = function.__code__.co_freevars
+                at, variable = definition(function), f" {names[which] if kind == 'closure' else which},"
+    return f"{at[0]}:{at[1]}: captured tensor{variable} of shape {list(tensor.shape)}"
+
+
+def _kinds(values: list[Any]) -> list[tuple[Any, int]]:
+    """The dtypes and the axes of tensors, which `t.data = other` changes."""
+    return [(t.dtype, t.dim()) for t in values if isinstance(t, Tensor)]
+
+
+_ABSENT = object()  # a global that is not there, or the name of an attribute
+
+
+def _read_by(function: Any) -> list[Any]:
+    """A function's code, and what it reads itself: defaults, variables of closures and globals."""
+    variables, named = function.__globals__, function.__kwdefaults__ or {}
+    return [
+        function.__code__,
+        *(function.__defaults__ or ()),
+        *named,
+        *named.values(),
+        *[_contents(cell) for cell in function.__closure__ or ()],
+        *[variables.get(name, _ABSENT) for name in names_in(function.__code__)],
+    ]
+
+
+def _equal(x: Any, y: Any) -> bool:
+    """0.0 and -0.0 differ."""
+    return bool(x == y) and (not isinstance(x, float) or math.copysign(1.0, x) == math.copysign(1.0, y))
+
+
+def _is_ours(value: Any) -> bool:
+    module = getattr(value, "__module__", None) or ""
+    return isinstance(value, (types.BuiltinFunctionType, type, types.FunctionType)) and (
+        module.split(".")[0] in ("torch", "math", "monoidreduce", "builtins")
+    )
+
+
+def _is_pure(name: str, variables: Mapping[str, Any], modules: list[types.ModuleType]) -> bool:
+    """Is a name that code has no function which may read more than its arguments.
+
+    variables: the function's globals. modules: that it reads.
+    """
+    if name not in variables and hasattr(builtins, name):
+        return getattr(builtins, name) in _PURE or isinstance(getattr(builtins, name), type)
+    return all(_computes(vars(module)[name], name) for module in modules if name in vars(module))
+
+
+def _computes(value: Any, name: str) -> bool:
+    """Is something of torch, math or this library constant, or does its value follow from its arguments.
+
+    torch tells a trace of what computes with tensors, but not of what reads a setting.
+    """
+    if isinstance(value, types.ModuleType):
+        return value.__name__ in _CONSTANT_MODULES
+    if not callable(value) or isinstance(value, type):
+        return True
+    if value in _PURE or value.__module__ in ("math", "monoidreduce.stat"):
+        return True
+    return name in _vocabulary() or hasattr(Tensor, name)
+
+
+def _vocabulary() -> Container[str]:
+    from monoidreduce.folds.program.vocabulary import METHODS
+
+    return METHODS
+
+
+def _contents(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None

@@ -1,0 +1,156 @@
+"""The statistics of a row of scores, for functions that `monoidreduce.statistics` traces.
+
+    softmax(log_weight).logsumexp       log sum_j exp(log_weight_j)
+    softmax(log_weight).mean(f)         sum_j exp(log_weight_j) f_j / sum_j exp(log_weight_j)
+    total(f)                            sum_j f_j
+    largest(f), smallest(f)             the value, and the first column that has it
+    count(condition)                    of how many columns it holds
+
+Weights may be of any size: exponentials are taken from the largest log weight. An element of log weight -inf
+is not there. Of no column a log-sum-exp is -inf; a mean, a total and a count are 0; a largest is -inf, its
+column -1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple, NoReturn
+
+from torch import Tensor
+
+from monoidreduce._results import exported
+
+__all__ = ["Extremum", "Softmax", "Statistic", "count", "largest", "smallest", "softmax", "total"]
+
+
+def __dir__() -> list[str]:
+    """The public names, and a module's own."""
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]
+
+
+_graph: ContextVar[Any] = ContextVar("monoidreduce_graph", default=None)
+
+
+@exported
+class Extremum(NamedTuple):
+    """What a call returns for `largest` or `smallest`.
+
+    value: [...], in the accumulation dtype, differentiable: its gradient goes to the column `index`.
+    index: [...] int64, the least of those that have the value; -1 of no column.
+    """
+
+    value: Tensor
+    index: Tensor  # type: ignore[assignment]  # not that of a tuple
+
+
+@contextmanager
+def building(graph: Any) -> Iterator[None]:
+    """Statistics made in this block are of that graph."""
+    token = _graph.set(graph)
+    try:
+        yield
+    finally:
+        _graph.reset(token)
+
+
+def _traced(name: str, value: Any, kind: str) -> int:
+    """The number of the node that a statistic is of."""
+    graph = _graph.get()
+    if graph is None:
+        raise TypeError(f"mr.stat.{name} is for functions decorated with mr.statistics; call that function")
+    expression = graph.expression(value)
+    if kind == "bool":
+        if expression.kind != "bool":
+            _refuse(f"{name}: expected a condition, got a number: write {name}(x > 0), or total(x)")
+        number: int = expression.number
+        return number
+    number = graph.real(expression).number
+    return number
+
+
+def _refuse(message: str) -> NoReturn:
+    from monoidreduce.folds.program.errors import TraceError
+
+    raise TraceError(message)
+
+
+def _known_later(*_: Any) -> NoReturn:
+    _refuse("a statistic is known when its row is done: use it outside, on what the call returns")
+
+
+class _KnownLater:
+    """No part of an expression: every operator says so."""
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _known_later
+    __pow__ = __rpow__ = __neg__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __float__ = (
+        _known_later
+    )
+    __array_priority__ = 1
+
+    def __repr__(self) -> str:
+        return f"a {type(self).__name__.lower()}"
+
+    @classmethod
+    def __torch_function__(cls, *_: Any) -> NoReturn:
+        _known_later()
+
+
+class Statistic(_KnownLater):
+    """kind: of the list above. of, log_weight: nodes of the graph."""
+
+    def __init__(self, kind: str, of: int, log_weight: int | None = None) -> None:
+        self.kind, self.of, self.log_weight = kind, of, log_weight
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        _known_later()
+
+
+class Softmax(_KnownLater):
+    """The weights exp(log_weight) of a row's elements."""
+
+    def __init__(self, log_weight: int) -> None:
+        self._log_weight = log_weight
+
+    @property
+    def logsumexp(self) -> Any:
+        """The logarithm of the sum of the weights."""
+        return Statistic("logsumexp", self._log_weight, self._log_weight)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        _refuse(f"a softmax has no {name}; it has logsumexp and mean(f)")
+
+    def mean(self, f: Any) -> Any:
+        """The mean of f by the weights."""
+        return Statistic("mean", _traced("mean", f, "real"), self._log_weight)
+
+
+def softmax(log_weight: Any) -> Softmax:
+    """The weights exp(log_weight), of any size. Several softmaxes of one function share a pass."""
+    return Softmax(_traced("softmax", log_weight, "real"))
+
+
+def total(f: Any) -> Any:
+    """The sum of f over the columns."""
+    return Statistic("total", _traced("total", f, "real"))
+
+
+def largest(f: Any) -> Any:
+    """The largest f, and the first column that has it. NaN counts as the largest, as in torch."""
+    return Statistic("largest", _traced("largest", f, "real"))
+
+
+def smallest(f: Any) -> Any:
+    """The smallest f, and the first column that has it. NaN counts as the smallest, as in torch."""
+    graph = _graph.get()
+    return Statistic("smallest", _traced("smallest", f if graph is None else -graph.real(f), "real"))
+
+
+def count(condition: Any) -> Any:
+    """Of how many columns the condition holds: an int64."""
+    return Statistic("count", _traced("count", condition, "bool"))

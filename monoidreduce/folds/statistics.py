@@ -1,0 +1,516 @@
+"""Folds that a user writes as a Python function of one element: `statistics`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from monoidreduce._dynamo import as_input, outside_of_graphs
+from monoidreduce._keywords import refuse
+from monoidreduce._ops.memory import accumulation_dtype
+from monoidreduce._ops.registry import call_op
+from monoidreduce._results import RESULTS
+from monoidreduce._validate import check_axes, check_factor, check_like, check_tensor, mismatch
+from monoidreduce.folds.program.arguments import ARGUMENTS, arguments, kind_of
+from monoidreduce.folds.stat import Extremum
+from monoidreduce.functional import (
+    INTEGERS,
+    Ranks,
+    _like_rows,
+    _operands,
+    _per_row,
+    _rows,
+    check_index,
+    is_over_ranks,
+    workspace_bytes,
+)
+
+if TYPE_CHECKING:
+    from monoidreduce.explanation import Explanation
+    from monoidreduce.folds.program.tracing import Source, Traced
+
+__all__ = ["Statistics", "statistics"]
+
+
+def statistics(function: Callable[..., dict[str, Any]]) -> Statistics:
+    """Decorate a function of one element; the result folds it over all columns of each row in one pass.
+
+        @mr.statistics
+        def token_stats(score, column, label):
+            p = mr.stat.softmax(score)
+            target = mr.stat.total(torch.where(column == label, score, 0.0))
+            return dict(lse=p.logsumexp, mean=p.mean(score), target=target, best=mr.stat.largest(score))
+
+        s = token_stats(hidden, head_weight, label=tokens)  # a NamedTuple of [...] tensors
+
+    The function is traced, not called for each element: it sees one score, and returns a dict of statistics
+    of `monoidreduce.stat`. Its gradient is derived. A number that it reads is a constant of the program. A
+    tensor is data, indexed by `row`, `label`, `head` and `batch`, or by `column`. See docs/statistics.md.
+
+    Args:
+        function: its arguments are among score, other, row, column, label, head, batch and the names of data
+            that a call passes.
+
+    Raises:
+        TypeError: it is no Python function.
+    """
+    return Statistics(function)
+
+
+class Statistics:
+    """What `statistics` makes of a function; see there."""
+
+    def __init__(self, function: Callable[..., dict[str, Any]]) -> None:
+        if not hasattr(function, "__code__"):
+            raise TypeError(mismatch("function", "a Python function", repr(function)))
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._names = arguments(function)
+        self.__doc__ = "\n\n".join(filter(None, (function.__doc__, type(self).__call__.__doc__)))
+        self.__signature__ = _signature_of_calls()
+
+    def __get__(self, instance: Any, owner: Any = None) -> Statistics:
+        """As an attribute of a class it is itself. help() takes what has this method for a function."""
+        return self
+
+    def __repr__(self) -> str:
+        return f"<statistics {self._function.__qualname__}>"
+
+    def __reduce__(self) -> str:
+        """Copies are the same object, and pickle takes it by its name, as a function's."""
+        return self._function.__qualname__
+
+    def __call__(
+        self,
+        a: Tensor,
+        b: Tensor,
+        other_a: Tensor | None = None,
+        other_b: Tensor | None = None,
+        *heads: Tensor,
+        label: Tensor | None = None,
+        ignore_index: int = -100,
+        row: Mapping[str, Tensor] | None = None,
+        column: Mapping[str, Tensor] | None = None,
+        scale: float = 1.0,
+        workspace: int | None = None,
+        process_group: Ranks = None,
+        classes: int | None = None,
+        sequence_parallel: bool = False,
+        grad_dtype: torch.dtype | None = None,
+        **others: Any,
+    ) -> Any:
+        """The statistics of the scores scale * a @ b^T, without storing them.
+
+        Args:
+            a: [..., D] one row per result.
+            b: [V, D] what is folded: the columns.
+            other_a, other_b: [..., E] and [V, E]. Their scores scale * other_a @ other_b^T are `other`.
+            label: [...] integers, for an argument `label`. A row of ignore_index is an empty fold: its
+                statistics are those of no column, and it has no gradients, whatever it holds. Any other label
+                outside [0, V) equals no column; as an index of a captured tensor it is torch's: negative ones
+                count from the end, others are an error.
+            ignore_index: of `label`.
+            row: data of rows by name, each [...].
+            column: data of columns by name, each [V].
+            scale: of the scores.
+            workspace: bytes for local gradients on a GPU, `get_workspace()` by default.
+            process_group, classes, sequence_parallel, grad_dtype: b, other_b and data of columns are this
+                rank's part; see `monoidreduce.functional`. Labels, the argument column and indices are
+                numbers of all columns. Rows of several ranks are joined along the first axis.
+
+        Returns:
+            A NamedTuple with the names that the function returned. Log-sum-exps, means and totals are [...]
+            in the accumulation dtype, and differentiable in all floating tensors. `largest` and `smallest`
+            are `stat.Extremum` of a value and an index, counts int64.
+
+        Raises:
+            TraceError: the function does what kernels cannot.
+            TypeError, ValueError: an argument is not as above.
+        """
+        if heads:
+            expected = (
+                "a, b and at most other_a, other_b, as a function sees two scores (write two functions)"
+            )
+            raise TypeError(mismatch("operands", expected, f"{4 + len(heads)} tensors"))
+        if others:
+            refuse(self.__name__, others)  # type: ignore[attr-defined]
+        if is_over_ranks(process_group, classes, sequence_parallel, grad_dtype):
+            from monoidreduce.distributed.user_folds import statistics_over_ranks
+
+            data = (label, ignore_index, row or {}, column or {}, scale, workspace)
+            ranks = (process_group, classes, sequence_parallel, grad_dtype)
+            return statistics_over_ranks(self, (a, b, other_a, other_b), *data, *ranks)
+        call = _Call(self, a, b, other_a, other_b, label, ignore_index, row or {}, column or {}, scale)
+        traced, values, _, indices = self._folded(call, workspace)
+        return call.named(traced, values, indices)
+
+    def _in_two_words(
+        self,
+        a: Tensor,
+        b: Tensor,
+        other_a: Tensor | None = None,
+        other_b: Tensor | None = None,
+        *,
+        row: Mapping[str, Tensor],
+        column: Mapping[str, Tensor],
+    ) -> tuple[Any, Any]:
+        """Log-sum-exps, which are all that the function returns; and what rounding each of them lost."""
+        call = _Call(self, a, b, other_a, other_b, None, -100, row, column, 1.0)
+        traced, values, low, indices = self._folded(call, None)
+        return call.named(traced, values, indices), call.named(traced, low, indices)
+
+    def _folded(self, call: _Call, workspace: int | None) -> tuple[Traced, Tensor, Tensor, Tensor]:
+        """The values [values, rows], log-sum-exps first; of these the low words; and the indices."""
+        traced, tensors = self._traced(call)
+        if traced is None:
+            folded: Any = outside_of_graphs(self._folded, call, workspace)
+            return folded  # type: ignore[no-any-return]
+        if call.a.device.type == "cpu" and not torch.compiler.is_compiling():
+            self._check_fits(call, traced, tensors)
+        values, low, indices = call_op(
+            "statistics",
+            *call.operands_of(traced),
+            *call.data_of(traced, tensors),
+            traced.text,
+            call.scale,
+            workspace_bytes(workspace),
+        )
+        return traced, values, low, indices
+
+    def _check_fits(self, call: _Call, traced: Traced, tensors: tuple[Tensor, ...]) -> None:
+        """Before the forward pass: can the CPU engine run it, and the backward pass if that may follow."""
+        from monoidreduce.folds.program.errors import TraceError
+        from monoidreduce.folds.statistics_op import obstacle
+
+        sources = traced.sources
+        counts = [len(sources[kind]) for kind in ("row", "row_index", "column", "column_index")]
+        given = (*call.operands, *call.row.values(), *call.column.values(), *tensors)
+        gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
+        if why := obstacle(traced.text, tuple(counts), gradient):
+            of = ", ".join(getattr(RESULTS, traced.result)._fields)
+            raise TraceError(f"{self._function.__name__}, which returns {of}: {why}", traced.at)
+
+    def reference(
+        self,
+        a: Tensor,
+        b: Tensor,
+        other_a: Tensor | None = None,
+        other_b: Tensor | None = None,
+        *,
+        label: Tensor | None = None,
+        ignore_index: int = -100,
+        row: Mapping[str, Tensor] | None = None,
+        column: Mapping[str, Tensor] | None = None,
+        scale: float = 1.0,
+    ) -> Any:
+        """The same by plain torch with all scores stored, in the accumulation dtype."""
+        from monoidreduce.folds.torch import reader
+
+        call = _Call(self, a, b, other_a, other_b, label, ignore_index, row or {}, column or {}, scale)
+        traced, tensors = self._traced(call)
+        of_rows, of_columns, row_index, column_index = call.data_of(traced, tensors)
+        dtype = accumulation_dtype(call.a.dtype)
+        # torch's gradients of an ignored row may be 0 times NaN: such rows are left out.
+        rows = len(call.a)
+        counted = torch.arange(rows) if call.ignored is None else (~call.ignored).nonzero()[:, 0]
+        counted = counted.to(call.a.device)
+        first, second = (None if t is None else t[counted] for t in (call.a, call.operands[2]))
+
+        def scores(rows: Tensor, columns: Tensor) -> Tensor:
+            return reader.scores(rows, columns, dtype, call.scale)
+
+        def leaf(node: tuple[Any, ...]) -> Any:
+            name, *number = node
+            if name == "other":
+                assert second is not None
+                return scores(second, call.operands[3])
+            data = {
+                "row": of_rows,
+                "column": of_columns,
+                "row_index": row_index,
+                "column_index": column_index,
+            }
+            vector = data[name][number[0]]
+            return vector[counted][:, None] if name in ("row", "row_index") else vector
+
+        assert first is not None
+        found = reader.statistics(traced.program, scores(first, call.b), leaf)
+        values, indices = (t.new_zeros(len(t), rows).index_copy(1, counted, t) for t in found)
+        return call.named(traced, values, indices)
+
+    def explain(
+        self,
+        a: Tensor,
+        b: Tensor,
+        other_a: Tensor | None = None,
+        other_b: Tensor | None = None,
+        *,
+        label: Tensor | None = None,
+        ignore_index: int = -100,
+        row: Mapping[str, Tensor] | None = None,
+        column: Mapping[str, Tensor] | None = None,
+        scale: float = 1.0,
+        workspace: int | None = None,
+    ) -> Explanation:
+        """Which kernels a call would run, and why. Nothing is computed, and no label is needed."""
+        from monoidreduce import explanation
+
+        if label is None and "label" in self._names:
+            label = check_tensor("a", a).new_zeros(a.shape[:-1], dtype=torch.int64)
+        call = _Call(self, a, b, other_a, other_b, label, ignore_index, row or {}, column or {}, scale)
+        text = self._traced(call)[0].text
+        return explanation.explain_statistics(repr(self), call.operands, text, workspace_bytes(workspace))
+
+    def _traced(self, call: _Call) -> tuple[Any, tuple[Tensor, ...]]:
+        """The function as it is traced for a call, and the tensors that it captured.
+
+        None in place of a `Traced` where a graph is made that the function cannot be part of.
+        """
+        from monoidreduce.folds.program.tracing import traced_in_graph, traced_now
+
+        if torch.compiler.is_dynamo_compiling():
+            traced, captured = traced_in_graph(self._function, *call.kinds)
+            return traced, tuple([as_input(value, call.a) for value in captured])
+        traced = traced_now(self._function, *call.kinds)
+        return traced, traced.tensors
+
+
+@functools.lru_cache(1)
+def _signature_of_calls() -> inspect.Signature:
+    """What a call takes: neither the object, nor what is taken only to be refused."""
+    signature = inspect.signature(Statistics.__call__)
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    _, *given = signature.parameters.values()
+    listed = [parameter for parameter in given if parameter.kind not in variable]
+    return signature.replace(parameters=listed)
+
+
+def checked_operands(a: Tensor, b: Tensor, other_a: Tensor | None, other_b: Tensor | None) -> tuple[Any, ...]:
+    """Operands of a fold: a [..., D] -> [rows, D], b [V, D], and the operands of a second score."""
+    shape = check_tensor("a", a).shape
+    a, b, other_a, other_b = _operands(("other_a", "other_b"), a=a, b=b, other_a=other_a, other_b=other_b)
+    sizes: dict[Any, Any] = {}
+    rows = _rows("a", a, "D")
+    check_axes("a", rows, ("rows", "D"), sizes, a)
+    check_axes("b", b, ("V", "D"), sizes)
+    if other_a is None or other_b is None:
+        return rows, b, None, None
+    if other_a.shape[:-1] != shape[:-1]:
+        expected = f"the leading axes of a, as a is {list(shape)}"
+        raise ValueError(mismatch("other_a", expected, list(other_a.shape)))
+    other = _rows("other_a", other_a, "E")
+    check_axes("other_a", other, ("rows", "E"), sizes, other_a)
+    check_axes("other_b", other_b, ("V", "E"), sizes)
+    return rows, b, other, other_b
+
+
+def checked_label(label: Tensor, a: Tensor) -> Tensor:
+    """[...] integers, the leading axes of a -> [rows] int64."""
+    check_tensor("label", label)
+    _check_integers("label", label)
+    return torch.Tensor.long(_per_row("label", label, a, "a"))
+
+
+def _check_integers(name: str, tensor: Tensor) -> None:
+    if tensor.dtype not in INTEGERS or tensor.dtype == torch.uint64:
+        instead = "an integer dtype that int64 holds"
+        instead += "; write t.to(torch.int64)" if tensor.dtype == torch.uint64 else ""
+        raise TypeError(mismatch(name, instead, tensor.dtype))
+
+
+class _Call:
+    """The arguments of a call, checked."""
+
+    def __init__(
+        self,
+        of: Statistics,
+        a: Tensor,
+        b: Tensor,
+        other_a: Tensor | None,
+        other_b: Tensor | None,
+        label: Tensor | None,
+        ignore_index: int,
+        row: Mapping[str, Tensor],
+        column: Mapping[str, Tensor],
+        scale: float,
+        first_column: int = 0,
+    ) -> None:
+        self.of, names = of, of._names
+        self.given, self.first_column = a, first_column
+        if ("other" in names) != (other_a is not None) or (other_a is None) != (other_b is None):
+            expected = (
+                "two tensors, for the argument other" if "other" in names else "none: no argument is other"
+            )
+            given = " and ".join("none" if t is None else "a tensor" for t in (other_a, other_b))
+            raise ValueError(mismatch("other_a, other_b", expected, given))
+        self.operands: tuple[Any, ...] = checked_operands(a, b, other_a, other_b)
+        self.scale = check_factor("scale", scale)
+        self.label, self.ignored = self._label(label, ignore_index, "label" in names)
+        if self.ignored is not None and torch.is_grad_enabled():
+            # Gradients are products with rows, and 0 times NaN is NaN.
+            of_rows, ignored = self.operands[::2], self.ignored[:, None]
+            filled = [None if t is None else t.masked_fill(ignored, 0) for t in of_rows]
+            self.operands = filled[0], self.operands[1], filled[1], self.operands[3]
+        self.a, self.b = self.operands[:2]
+        self.row = {name: self._datum("row", name, t, a.shape[:-1]) for name, t in row.items()}
+        self.column = {name: self._datum("column", name, t, b.shape[:1]) for name, t in column.items()}
+        for which, data in (("row", self.row), ("column", self.column)):
+            for name in data:
+                if name in ARGUMENTS or name not in names or (which == "column" and name in self.row):
+                    listed = ", ".join(name for name in names if name not in ARGUMENTS) or "there are none"
+                    raise ValueError(mismatch(which, f"names of arguments ({listed}), once", repr(name)))
+        if a.dim() != 4 and ("head" in names or "batch" in names):
+            expected = "shape [batch, heads, rows, D], for the arguments head and batch"
+            raise ValueError(mismatch("a", expected, list(a.shape)))
+
+    def _label(
+        self, label: Tensor | None, ignore_index: int, wanted: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """[rows] int64, 0 where a row is ignored; and whether it is."""
+        if (label is not None) != wanted:
+            expected = "a tensor, for the argument label" if wanted else "none: no argument is label"
+            raise ValueError(mismatch("label", expected, "none" if label is None else "a tensor"))
+        ignore_index = check_index("ignore_index", ignore_index)
+        if label is None:
+            return None, None
+        labels = checked_label(label, self.given)
+        ignored = labels == ignore_index
+        return labels.masked_fill(ignored, 0), ignored
+
+    def _datum(self, which: str, name: str, tensor: Tensor, shape: Any) -> Tensor:
+        named = f"{which}[{name!r}]"
+        check_tensor(named, tensor)
+        if tensor.dtype.is_floating_point:
+            check_like(named, tensor, "a", self.a, (tensor.dtype,))
+        elif tensor.dtype != torch.bool:
+            _check_integers(named, tensor)
+        if tensor.shape != shape:
+            raise ValueError(mismatch(named, f"shape {list(shape)}", list(tensor.shape)))
+        return tensor.reshape(-1)
+
+    @property
+    def kinds(self) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+        """The names of data, and of what kind each is."""
+        rows = tuple([(name, kind_of(t)) for name, t in self.row.items()])
+        return rows, tuple([(name, kind_of(t)) for name, t in self.column.items()])
+
+    @property
+    def positions(self) -> Tensor:
+        """[V] the numbers of the columns."""
+        return torch.arange(len(self.b), device=self.a.device) + self.first_column
+
+    def operands_of(self, traced: Traced) -> tuple[Any, ...]:
+        """The operands that a function uses, be there an argument or not."""
+        return self.operands if traced.scores == 2 else (self.a, self.b, None, None)
+
+    def check_captured(self, traced: Traced, tensors: tuple[Tensor, ...], columns: int) -> None:
+        """Are captured tensors where a is, and have they numbers for all rows and so many columns?
+
+        A GPU's own error names no tensor. Raises ValueError.
+        """
+        for kind in ("row", "column", "row_index", "column_index"):
+            for name, *rest in traced.sources[kind]:
+                if name == "tensor":
+                    self._check_captured(traced, tensors[rest[0]], rest[1], columns)
+
+    def data_of(self, traced: Traced, tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
+        """The data of rows [data, rows] and of columns [data, V], then the integers of both."""
+        rows, columns = self.a.shape[0], self.b.shape[0]
+        if tensors and not torch.compiler.is_compiling():  # which has errors of its own
+            self.check_captured(traced, tensors, self.first_column + columns)
+        real = accumulation_dtype(self.a.dtype)
+        of_kinds = (
+            ("row", rows, real),
+            ("column", columns, real),
+            ("row_index", rows, torch.int64),
+            ("column_index", columns, torch.int64),
+        )
+        stacked: list[Tensor | None] = [None] * 4
+        for i, (kind, size, dtype) in enumerate(of_kinds):
+            if sources := traced.sources[kind]:
+                vectors = [self._vector(traced, tensors, kind, source) for source in sources]
+                vectors = [t if t.dtype == dtype else t.to(dtype) for t in vectors]
+                vectors = [t if t.dim() else t.expand(size) for t in vectors]
+                stacked[i] = torch.stack(vectors) if len(vectors) > 1 else vectors[0].unsqueeze(0)
+        return tuple(stacked)
+
+    def _vector(self, traced: Traced, tensors: tuple[Tensor, ...], kind: str, source: Source) -> Tensor:
+        name, *rest = source
+        if name == "argument":
+            data: dict[str, Tensor] = self.row if kind.startswith("row") else self.column
+            return data[rest[0]]
+        if name in ("label", "counted"):
+            assert self.label is not None and self.ignored is not None
+            return self.label if name == "label" else ~self.ignored
+        if name in ("row", "head", "batch"):
+            number = torch.arange(len(self.a), device=self.a.device)
+            *leading, _ = self.given.shape
+            if name == "row":
+                return number % leading[-1] if len(leading) > 1 and leading[-1] else number
+            _, heads, rows = leading
+            number = number // max(rows, 1)
+            return number % max(heads, 1) if name == "head" else number // max(heads, 1)
+        from monoidreduce.folds.torch.reader import evaluate
+
+        number_of_tensor, indices = rest
+        tensor = tensors[number_of_tensor]
+
+        def leaf(node: tuple[Any, ...]) -> Tensor:
+            if node[0] == "position":
+                return self.positions
+            return self._vector(traced, tensors, node[0], traced.gathered[node[0]][node[1]])
+
+        found = evaluate(traced.nodes, indices, leaf, self.a)
+        if indices and tensor.dtype in (torch.uint16, torch.uint32):
+            tensor = tensor.long()  # torch indexes neither on a GPU
+        try:
+            gathered: Tensor = tensor[tuple(found[i] for i in indices)] if indices else tensor
+        except IndexError as error:  # of data, as labels; a GPU has its own way to say so
+            from monoidreduce.folds.program.tracing import described
+
+            raise IndexError(f"{described(tensor, self.of._function)}: {error}") from None
+        return gathered
+
+    def _check_captured(self, traced: Traced, tensor: Tensor, indices: tuple[int, ...], columns: int) -> None:
+        lengths: dict[Any, int] = {("position",): columns}
+        of_rows = traced.gathered["row_index"]
+        for name, length in zip(("row", "head", "batch"), (*self.given.shape[-2::-1], 1, 1, 1), strict=False):
+            if (name,) in of_rows:
+                lengths["row_index", of_rows.index((name,)), "number"] = length
+        expected: str | None = None
+        given: Any = tensor.device
+        if tensor.device != self.a.device:
+            expected = f"one on {self.a.device} as a"
+        for number, size in zip(indices, tensor.shape, strict=True):
+            if size < lengths.get(traced.nodes[number], 0):
+                expected, given = f"{lengths[traced.nodes[number]]} along an axis", f"{size}"
+        if expected is not None:
+            from monoidreduce.folds.program.tracing import described
+
+            raise ValueError(mismatch(described(tensor, self.of._function), expected, given))
+
+    def named(self, traced: Traced, values: Tensor, indices: Tensor) -> Any:
+        """The results of a call. Of ignored rows they are those of no column."""
+
+        def of_rows(result: Tensor, of_nothing: float) -> Tensor:
+            if self.ignored is not None:
+                result = result.masked_fill(self.ignored, of_nothing)
+            return _like_rows(result, self.given)
+
+        results: list[Any] = []
+        value_of = values.unbind(0)
+        for kind, *at in traced.outputs:
+            if kind in ("logsumexp", "value"):
+                results.append(of_rows(value_of[at[0]], 0 if kind == "value" else -math.inf))
+            elif kind == "index":
+                results.append(of_rows(indices.select(0, at[0]), 0))
+            else:
+                value, index = of_rows(value_of[at[0]], -math.inf), of_rows(indices.select(0, at[1]), -1)
+                results.append(Extremum(-value if kind == "smallest" else value, index))
+        return getattr(RESULTS, traced.result)(*results)

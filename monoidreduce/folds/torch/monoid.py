@@ -1,0 +1,143 @@
+"""A program's statistics as a `Monoid` of torch tensors: for the law check, and for `fold` and `map_reduce`.
+
+The state of some elements is what is known of a row that has no others, so projecting it changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import namedtuple
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from monoidreduce.folds.program.graph import Node
+from monoidreduce.folds.program.program import parse
+from monoidreduce.folds.torch.reader import statistics
+from monoidreduce.monoids import Monoid
+
+__all__ = ["StatisticsMonoid"]
+
+
+@lru_cache(64)
+def _state(text: str) -> Any:
+    """The NamedTuple of a program's states, and the part that each field is of."""
+    program = parse(text)
+    fields = []
+    for i, softmax in enumerate(program.softmaxes):
+        fields += [f"lse{i}", *(f"mean{i}_{k}" for k in range(len(softmax) - 1))]
+    fields += [f"total{i}" for i in range(len(program.totals))]
+    fields += [f"largest{i}" for i in range(len(program.largest))]
+    fields += [f"at{i}" for i in range(len(program.largest))]
+    fields += [f"count{i}" for i in range(len(program.counts))]
+    return namedtuple("StatisticsState", fields)
+
+
+class StatisticsMonoid(Monoid[Any]):
+    """Of a program, given as text. The column of a largest of nothing is behind all others."""
+
+    def __init__(self, text: str) -> None:
+        self.program = parse(text)
+        self.State = _state(text)
+
+    def of_scores(self, score: Tensor, leaf: Callable[[Node], Tensor], first: int = 0) -> Any:
+        """The state of each row of scores [rows, columns]; see `reader.statistics`."""
+        values, indices = statistics(self.program, score, leaf, first)
+        columns = len(self.program.largest)
+        at = [torch.where(i < 0, _LAST, i) for i in indices[:columns]]
+        return self.State(*values, *at, *indices[columns:])
+
+    def of_results(self, values: Tensor, low: Tensor, indices: Tensor, first: int) -> Any:
+        """The state, in float64, of what the op returns for the columns from `first` on."""
+        program, reals = self.program, [value.double() for value in values]
+        for field, word in zip(self.log_sum_exps, low, strict=True):
+            reals[field] = torch.where(reals[field].isfinite(), reals[field] + word, reals[field])
+        count = len(program.largest)
+        at = [torch.where(i < 0, _LAST, i + first) for i in indices[:count]]
+        return self.State(*reals, *at, *indices[count:])
+
+    @property
+    def log_sum_exps(self) -> list[int]:
+        """The fields that are log-sum-exps."""
+        return [first for first, _ in self._softmaxes()]
+
+    def project(self, state: Any) -> tuple[Tensor, Tensor]:
+        """The values and the indices of the rows, as a call of the program has them."""
+        program = self.program
+        values, indices = state[: program.values], state[program.values :]
+        dtype, rows = state[0].dtype if values else torch.float32, state[0].shape
+        return (
+            torch.stack(values) if values else torch.empty((0, *rows), dtype=dtype, device=state[0].device),
+            torch.stack([torch.where(i == _LAST, -1, i) for i in indices])
+            if indices
+            else torch.empty((0, *rows), dtype=torch.int64, device=state[0].device),
+        )
+
+    def identity(self, like: Any) -> Any:
+        fields = [torch.zeros_like(field) for field in like]
+        for first, _ in self._softmaxes():
+            fields[first] = torch.full_like(like[first], -math.inf)
+        for value, at in self._largest():
+            fields[value] = torch.full_like(like[value], -math.inf)
+            fields[at] = torch.full_like(like[at], _LAST)
+        return self.State(*fields)
+
+    def combine(self, a: Any, b: Any) -> Any:
+        fields = [x + y for x, y in zip(a, b, strict=True)]
+        for first, means in self._softmaxes():
+            lse = torch.logaddexp(a[first], b[first])
+            share_a, share_b = _share(a[first], lse), _share(b[first], lse)
+            fields[first] = lse
+            for k in means:
+                fields[k] = _part(share_a, a[k]) + _part(share_b, b[k])
+        for value, at in self._largest():
+            take = _is_larger(b[value], b[at], a[value], a[at])
+            fields[value] = torch.where(take, b[value], a[value])
+            fields[at] = torch.where(take, b[at], a[at])
+        return self.State(*fields)
+
+    def local_gradient(self, c: Any, a: Any, g: Any) -> Any:
+        fields = list(g)
+        for first, means in self._softmaxes():
+            share = _share(a[first], c[first])
+            inner = g[first]
+            for k in means:
+                inner = inner + g[k] * (a[k] - c[k])
+                fields[k] = share * g[k]
+            fields[first] = torch.where(share == 0, 0.0, share * inner)
+        for value, at in self._largest():
+            fields[value] = torch.where(a[at] == c[at], g[value], 0.0)
+        return self.State(*fields)
+
+    def _softmaxes(self) -> list[tuple[int, range]]:
+        """Of each softmax the field of its log-sum-exp, and the fields of its means."""
+        found, field = [], 0
+        for softmax in self.program.softmaxes:
+            found.append((field, range(field + 1, field + len(softmax))))
+            field += len(softmax)
+        return found
+
+    def _largest(self) -> list[tuple[int, int]]:
+        """Of each the fields of its value and of its column."""
+        first, count = self.program.values - len(self.program.largest), len(self.program.largest)
+        return [(first + i, first + count + i) for i in range(count)]
+
+
+_LAST = torch.iinfo(torch.int64).max
+
+
+def _share(lse: Tensor, of: Tensor) -> Tensor:
+    """The part of a sum of weights: of nothing, 0."""
+    return torch.where(lse == -math.inf, 0.0, torch.exp(lse - torch.where(of == -math.inf, 0.0, of)))
+
+
+def _part(share: Tensor, mean: Tensor) -> Tensor:
+    return torch.where(share == 0, 0.0, share * mean)
+
+
+def _is_larger(x: Tensor, j: Tensor, y: Tensor, k: Tensor) -> Tensor:
+    tie = (x == y) | (x.isnan() & y.isnan())
+    return (x > y) | (x.isnan() & ~y.isnan()) | (tie & (j < k))

@@ -1,0 +1,107 @@
+"""A program evaluated by torch, all elements at once: the reference, and what autograd differentiates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from monoidreduce.folds.program.graph import Node
+from monoidreduce.folds.program.operations import LEAVES, OPERATIONS
+from monoidreduce.folds.program.program import Program, operands, reachable
+
+__all__ = ["evaluate", "scores", "statistics", "with_scores"]
+
+
+def evaluate(
+    nodes: Sequence[Node], numbers: Iterable[int], leaf: Callable[[Node], Tensor], like: Tensor
+) -> dict[int, Tensor]:
+    """The values of these nodes and of all that they are made of.
+
+    leaf: the value of a leaf that is no constant; of "gather" and "index_gather" the table.
+    like: has the dtype and device of real constants.
+    """
+    values: dict[int, Tensor] = {}
+    for number in reachable(nodes, numbers):
+        node = nodes[number]
+        name = node[0]
+        if name == "real":
+            # Filled on the device: a copy from the host would wait for it.
+            values[number] = torch.full((), float.fromhex(node[1]), dtype=like.dtype, device=like.device)
+        elif name in ("integer", "boolean"):
+            dtype = torch.int64 if name == "integer" else torch.bool
+            values[number] = torch.full((), node[1], dtype=dtype, device=like.device)
+        elif name in LEAVES:
+            values[number] = leaf(node)
+        elif name == "to_real":
+            values[number] = values[node[1]].to(like.dtype)
+        elif name in ("gather", "index_gather"):
+            values[number] = torch.take(leaf((name,)), values[node[1]])
+        else:
+            values[number] = OPERATIONS[name].evaluate(*(values[i] for i in operands(node)))
+    return values
+
+
+def scores(rows: Tensor, columns: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+    """scale rows @ columns^T, in this dtype also under autocast."""
+    with torch.autocast(rows.device.type, enabled=False):
+        return rows.to(dtype) @ columns.to(dtype).T * scale
+
+
+def with_scores(score: Tensor, leaf: Callable[[Node], Tensor], first: int = 0) -> Callable[[Node], Tensor]:
+    """The values of all leaves, of scores whose first column has that number."""
+
+    def of(node: Node) -> Tensor:
+        if node[0] == "position":
+            return torch.arange(first, first + score.shape[1], device=score.device)
+        return score if node[0] == "score" else leaf(node)
+
+    return of
+
+
+def statistics(
+    program: Program, score: Tensor, leaf: Callable[[Node], Tensor], first: int = 0
+) -> tuple[Tensor, Tensor]:
+    """The statistics of scores [rows, columns]: values [values, rows] and indices [indices, rows].
+
+    leaf: the values of leaves but "score" and "position", broadcastable to the scores. first: the number of
+        the first column.
+    """
+    rows, columns = score.shape
+
+    found = evaluate(program.nodes, program.roots, with_scores(score, leaf, first), score)
+    element = {number: found[number].expand(rows, columns) for number in program.roots}
+    values: list[Tensor] = []
+    for log_weight, *means in program.softmaxes:
+        of_weight = element[log_weight]
+        absent = of_weight == -math.inf
+        nothing = absent.all(1, keepdim=True)
+        of_weight = of_weight.masked_fill(nothing, 0.0)
+        values.append(of_weight.logsumexp(1).masked_fill(nothing[:, 0], -math.inf))
+        share = of_weight.softmax(1)
+        values.extend((share * element[of_mean].masked_fill(absent, 0.0)).sum(1) for of_mean in means)
+    values.extend(element[number].sum(1) for number in program.totals)
+    indices: list[Tensor] = []
+    for number in program.largest:
+        value, index = _largest(element[number])
+        values.append(value)
+        indices.append(torch.where(index < 0, index, index + first))
+    indices.extend(element[number].sum(1) for number in program.counts)
+    return (
+        torch.stack(values) if values else score.new_empty(0, rows),
+        torch.stack(indices) if indices else torch.empty(0, rows, dtype=torch.int64, device=score.device),
+    )
+
+
+def _largest(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest of each row and the first column that has it; -inf and -1 of none."""
+    rows, columns = values.shape
+    if columns == 0:
+        return values.new_full((rows,), -math.inf), torch.full_like(values[:, :0].sum(1), -1).long()
+    best = values.detach().amax(1, keepdim=True)
+    has = (values == best) | (best.isnan() & values.isnan())
+    index: Any = has.to(torch.uint8).argmax(1)
+    return values.gather(1, index[:, None]).squeeze(1), index

@@ -1,0 +1,4 @@
+"""The I/O of attention, under the name that users import; it is in `monoidreduce.theory.io`."""
+
+from monoidreduce.theory.io import *  # noqa: F403
+from monoidreduce.theory.io import __all__ as __all__

@@ -1,0 +1,394 @@
+"""What a call costs: FLOPs, bytes, memory and time, from its own plan and schedule. Nothing is computed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from monoidreduce._validate import mismatch
+from monoidreduce.explanation import OPERANDS, resolved
+from monoidreduce.theory.costs import cpu
+from monoidreduce.theory.costs.dry_run import DryRun, dry_run
+from monoidreduce.theory.costs.model import Time, time_of
+from monoidreduce.theory.costs.work import Band, Work, work_of
+from monoidreduce.theory.hardware import CPU, Hardware, Processor, find, find_gpu, load
+
+__all__ = ["Cost", "Pass", "cost", "cost_of_shard", "kernels"]
+
+CPU_ADVICE: tuple[str, ...] = (
+    "bytes are of operands read once and results written once: caches are not modelled",
+    "peak memory is without the scratch memory of the engine, which it allocates for each thread",
+)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One kernel, or equal ones that follow one another.
+
+    Attributes:
+        name: of the kernel; torch's begin with "torch".
+        backward: is it in the backward pass.
+        launches: how many kernels.
+        flops: executed, of whole tiles.
+        dram_read, dram_written: bytes, by the model.
+        l2_read: bytes that multiprocessors ask of the L2 cache. What several ask for at a time may
+            reach it once, so a counter has less. None where it is not known.
+        l2_added: bytes that they add to sums there, or None.
+        jobs, tiles: of the schedule.
+        seconds: by the model.
+        slowest: seconds if nothing overlaps.
+        bound: what takes longest, "tensor", "dram" or "launch". The L2 cache and exponentials bound
+            no time here: shares of the tensor cores' rate were fitted with what they take.
+    """
+
+    name: str
+    backward: bool
+    launches: int
+    flops: float
+    dram_read: int
+    dram_written: int
+    l2_read: int | None
+    l2_added: int | None
+    jobs: int
+    tiles: int
+    seconds: float
+    slowest: float
+    bound: str
+
+    @property
+    def l2(self) -> int | None:
+        """Bytes read from the L2 cache and added there; None where it is not known."""
+        return None if self.l2_read is None or self.l2_added is None else self.l2_read + self.l2_added
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a call costs on a GPU or a CPU; `str()` of it is a table, one line a pass.
+
+    Attributes:
+        operator: its name.
+        hardware: the GPU or the CPU.
+        passes: of the forward and of the backward pass, in order.
+        useful_flops: of the matrix products in the definition, of kept pairs, recomputation not counted.
+        executed_flops: of whole tiles and with recomputation.
+        compulsory: bytes of inputs read once and of outputs and gradients written once, in each direction.
+        lower_bounds: bytes by the name of the function in `monoidreduce.io.bounds`, for a cache as large as
+            the L2 cache: "compulsory"; "segment" and "theta_forward" of attention; "matmul" of
+            others. "theta_forward" is no bound in bytes: it is asymptotic, its constant set to 1, its n^2
+            the kept pairs.
+        dram: bytes that the passes move.
+        peak_memory: the most bytes at a time beyond inputs, outputs and gradients.
+        intensity: executed FLOPs a byte of DRAM.
+        balance: FLOPs a byte from which on arithmetic is the bound on this GPU.
+        seconds: of all kernels, where in each arithmetic and memory overlap.
+        range: seconds, and those if nothing overlapped.
+        mfu: useful FLOPs a second, as a share of the data sheet's peak; None on a CPU.
+        of_matmul_rate: the same of the measured rate of matrix products; None where nobody measured.
+        bound: what takes longest in most of the time.
+        advice: sentences.
+    """
+
+    operator: str
+    hardware: Hardware | Processor
+    passes: tuple[Pass, ...]
+    useful_flops: float
+    executed_flops: float
+    compulsory: int
+    lower_bounds: dict[str, float]
+    dram: int
+    peak_memory: int
+    intensity: float
+    balance: float
+    seconds: float
+    range: tuple[float, float]
+    mfu: float | None
+    of_matmul_rate: float | None
+    bound: str
+    advice: tuple[str, ...]
+
+    def to_json(self) -> str:
+        """All of it, the GPU by name."""
+        return json.dumps({**asdict(self), "hardware": self.hardware.name}, indent=2)
+
+    def __str__(self) -> str:
+        head = f"{self.operator} on {self.hardware.name}: {1e3 * self.seconds:.3g} ms, bound by {self.bound}"
+        lines = [
+            head,
+            "",
+            f"{'pass':<36}{'launches':>9}{'TFLOP':>10}{'DRAM MB':>10}{'L2 MB':>10}{'ms':>9}  bound",
+        ]
+        for direction in (False, True):
+            for p in (p for p in self.passes if p.backward is direction):
+                dram = (p.dram_read + p.dram_written) / 1e6
+                l2 = "-" if p.l2 is None else f"{p.l2 / 1e6:.4g}"
+                name = ("backward: " if direction else "forward: ") + p.name
+                lines.append(
+                    f"{name:<36}{p.launches:>9}{p.flops / 1e12:>10.4g}{dram:>10.4g}{l2:>10}"
+                    f"{1e3 * p.seconds:>9.3g}  {p.bound}"
+                )
+        rates = {"of the data sheet's peak": self.mfu, "of the measured matmul rate": self.of_matmul_rate}
+        facts = {
+            "time": f"{1e3 * self.range[0]:.4g} to {1e3 * self.range[1]:.4g} ms",
+            "FLOPs": f"{self.useful_flops:.4g} useful, {self.executed_flops:.4g} executed",
+            "MFU": ", ".join(f"{share:.0%} {of}" for of, share in rates.items() if share is not None),
+            "DRAM": f"{self.dram / 1e6:.4g} MB, compulsory {self.compulsory / 1e6:.4g} MB",
+            "intensity": f"{self.intensity:.4g} FLOP a byte, balance {self.balance:.4g}",
+            "peak memory": f"{self.peak_memory / 2**20:.4g} MiB beyond inputs, outputs and gradients",
+            **{
+                f"{'asymptotic' if name == 'theta_forward' else 'at least'}, {name}": f"{b / 1e6:.4g} MB"
+                for name, b in self.lower_bounds.items()
+                if b
+            },
+        }
+        lines += ["", *(f"{name:<26}{fact}" for name, fact in facts.items())]
+        return "\n".join([*lines, *(f"- {sentence}" for sentence in self.advice)])
+
+
+def cost(
+    op: str | Callable[..., Any],
+    /,
+    *arguments: Any,
+    hardware: str | Hardware | Processor | None = None,
+    needed: Iterable[str] | None = None,
+    **options: Any,
+) -> Cost:
+    """What `op(*arguments, **options)` and its backward pass cost. Nothing is computed or allocated.
+
+    The operator plans and goes through its slices as it would there, with tensors that have no memory.
+    So passes and bytes are the same as in the call. docs/cost.md has the formulas of time, and their errors.
+
+    Args:
+        op: as `monoidreduce.explain` takes it.
+        arguments, options: as the call has them; meta, fake or real tensors. Their values do not count, and
+            all targets and tokens are taken to count.
+        hardware: a GPU of `monoidreduce.hardware`, or its name, as "h100", which need not be there. A CPU of
+            yours as a `Processor`, or "cpu", the CPU of bench/results. Or the name of a file, ending in
+            .json, that `python -m monoidreduce calibrate --out` wrote. None: the GPU of the tensors.
+        needed: the names of the tensors whose gradients are wanted; none is the forward pass alone. None:
+            those that require gradients, or where none does, the operator's matrices.
+
+    Raises:
+        TypeError, ValueError: the call would, or it has no model, as one with score_mod (docs/cost.md, "What
+            it does not know"). Or hardware is no GPU of NVIDIA's, or None and the tensors are on none that
+            `monoidreduce.hardware` has. Or needed names no floating tensor of the call.
+        OSError: a file of hardware cannot be read.
+    """
+    return _cost(*resolved(op, arguments, options), hardware, needed, keeps=True)
+
+
+def cost_of_shard(op: str, *arguments: Any, hardware: Hardware, **options: Any) -> Cost:
+    """`cost` of a rank's columns: it keeps local gradients as `rank_may_keep` says. Nothing is sent."""
+    return _cost(*resolved(op, arguments, options), hardware, None, keeps=False)
+
+
+def _cost(
+    operator: str,
+    call: dict[str, Any],
+    hardware: str | Hardware | Processor | None,
+    needed: Iterable[str] | None,
+    keeps: bool,
+) -> Cost:
+    device = _device(hardware, call)
+    names = _needed(operator, call, needed)
+    if isinstance(device, Processor):
+        run = dry_run(operator, call, names, None, keeps)
+        timed = cpu.timed(operator, call, run, device)
+        passes, sheet, bounds, advice = _grouped(timed), None, {}, CPU_ADVICE
+    else:
+        run = dry_run(operator, call, names, device.facts(), keeps)
+        timed = _timed(_works(run, device), device)
+        passes, sheet, bounds = _grouped(timed), device.peak, _bounds(operator, call, run, device)
+        advice = tuple(_advice(operator, names, run, passes, timed))
+    measured = isinstance(device, Processor) or device.measured is not None
+    peak, bandwidth = device.reached(next(iter(call.values())).dtype)
+    useful = run.flops * _share_of_pairs(operator, run)
+    executed, dram = sum(p.flops for p in passes), sum(p.dram_read + p.dram_written for p in passes)
+    seconds = sum(p.seconds for p in passes)
+    by_bound = {
+        bound: sum(p.seconds for p in passes if p.bound == bound) for bound in ("tensor", "dram", "launch")
+    }
+    return Cost(
+        operator=operator,
+        hardware=device,
+        passes=passes,
+        useful_flops=useful,
+        executed_flops=executed,
+        compulsory=run.compulsory,
+        lower_bounds={"compulsory": run.compulsory, **bounds},
+        dram=dram,
+        peak_memory=run.peak,
+        intensity=executed / dram if dram else math.inf,
+        balance=peak / bandwidth,
+        seconds=seconds,
+        range=(seconds, sum(p.slowest for p in passes)),
+        mfu=None if sheet is None else useful / (seconds * sheet) if seconds else 0.0,
+        of_matmul_rate=useful / (seconds * peak) if measured and seconds else None,
+        bound=max(by_bound, key=lambda bound: by_bound[bound]),
+        advice=advice,
+    )
+
+
+def kernels(
+    op: str, *arguments: Any, hardware: str, needed: Iterable[str] | None = None, **options: Any
+) -> list[tuple[bool, Work]]:
+    """What `cost` takes the time of: whether a kernel is of the backward pass, and what it does."""
+    operator, call = resolved(op, arguments, options)
+    gpu = find(hardware)
+    run = dry_run(operator, call, _needed(operator, call, needed), gpu.facts())
+    return _works(run, gpu)
+
+
+def _works(run: DryRun, gpu: Hardware) -> list[tuple[bool, Work]]:
+    return [(launch.backward, work) for launch in run.launches for work in work_of(launch, gpu)]
+
+
+def _timed(works: list[tuple[bool, Work]], gpu: Hardware) -> list[tuple[bool, Work, Time]]:
+    """With the time of each kernel; the first of a pass begins it."""
+    before = [None, *(backward for backward, _ in works)]
+    return [
+        (backward, work, time_of(work, gpu, first=backward != last))
+        for last, (backward, work) in zip(before, works, strict=False)
+    ]
+
+
+def cpu_folds(op: str, *arguments: Any, **options: Any) -> list[cpu.Fold]:
+    """The same of a CPU, of both passes."""
+    operator, call = resolved(op, arguments, options)
+    return [*cpu.folds(operator, call, dry_run(operator, call, _needed(operator, call, None), None))]
+
+
+def _device(hardware: str | Hardware | Processor | None, call: dict[str, Any]) -> Hardware | Processor:
+    if isinstance(hardware, (Hardware, Processor)):
+        return hardware
+    if hardware is not None:
+        if hardware.endswith(".json"):
+            return load(hardware)
+        return CPU if hardware == CPU.name else find(hardware)
+    device = next(iter(call.values())).device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    if known := find_gpu(name):
+        return known
+    raise ValueError(mismatch("hardware", "the name of a GPU, or tensors on one that hardware.py has", name))
+
+
+def _needed(operator: str, call: dict[str, Any], needed: Iterable[str] | None) -> tuple[str, ...]:
+    floating = [n for n, t in call.items() if isinstance(t, Tensor) and t.is_floating_point()]
+    if needed is None:
+        wanted = [name for name in floating if call[name].requires_grad]
+        frozen = () if call.get("teacher_grad") else ("teacher_x", "teacher_weight")
+        operands = [name for name in (*OPERANDS[operator].values(), "gate") if name in floating]
+        return tuple(wanted or (name for name in operands if name not in frozen))
+    names = (needed,) if isinstance(needed, str) else tuple(needed)
+    for name in names:
+        if name not in floating:
+            raise ValueError(mismatch("needed", f"names among {', '.join(floating)}", name))
+    return names
+
+
+def _total(sizes: Iterable[int | None]) -> int | None:
+    """None if any is not known."""
+    known = [*sizes]
+    return None if None in known else sum(size or 0 for size in known)
+
+
+def _grouped(timed: list[tuple[bool, Work, Time]]) -> tuple[Pass, ...]:
+    """Kernels of one name and direction together, in the order in which they first run."""
+    groups: dict[tuple[bool, str], list[tuple[Work, Time]]] = {}
+    for backward, work, time in timed:
+        groups.setdefault((backward, work.name), []).append((work, time))
+    return tuple(
+        Pass(
+            name=name,
+            backward=backward,
+            launches=len(group),
+            flops=sum(w.executed for w, _ in group),
+            dram_read=sum(w.read for w, _ in group),
+            dram_written=sum(w.written for w, _ in group),
+            l2_read=_total(w.l2 and w.l2[0] for w, _ in group),
+            l2_added=_total(w.l2 and w.l2[1] for w, _ in group),
+            jobs=sum(w.jobs.total() for w, _ in group),
+            tiles=sum(w.tiles for w, _ in group),
+            seconds=sum(t.seconds for _, t in group),
+            slowest=sum(t.compute + t.memory + t.launch for _, t in group),
+            bound=max(group, key=lambda pair: pair[1].seconds)[1].bound,
+        )
+        for (backward, name), group in groups.items()
+    )
+
+
+def _band(run: DryRun) -> Band:
+    """That of attention."""
+    a = next(launch.arguments for launch in run.launches if launch.name == "attention_forward")
+    return Band(a["q"].shape[2], a["k"].shape[2], a["left"], a["right"])
+
+
+def _share_of_pairs(operator: str, run: DryRun) -> float:
+    """The kept pairs, of all."""
+    if operator != "attention":
+        return 1.0
+    band = _band(run)
+    return band.pairs() / max(band.rows * band.columns, 1)
+
+
+def _bounds(operator: str, call: dict[str, Any], run: DryRun, hardware: Hardware) -> dict[str, float]:
+    """Lower bounds in bytes of the forward pass's scores, for a cache of the second level's size."""
+    from monoidreduce.theory.io import bounds  # loads as much again as all of costs
+
+    first = next(iter(call.values()))
+    size = first.element_size()
+    measured = hardware.measured.l2 if hardware.measured is not None else None
+    words = int((measured or hardware.l2 or 0) / size)
+    if operator == "attention":
+        band, width, heads = _band(run), first.shape[3], first.shape[0] * first.shape[1]
+        n = math.isqrt(band.pairs())
+        found = (bounds.theta_forward(n, width, words), bounds.segment(n, width, words, band.pairs()))
+        return {b.name: heads * size * b.words for b in found}
+    columns = call[OPERANDS[operator]["b"]]
+    b = bounds.matmul(
+        first.shape.numel() // max(first.shape[-1], 1), columns.shape[0], columns.shape[1], words
+    )
+    return {b.name: size * max(b.words, 0.0)}
+
+
+def _advice(
+    operator: str,
+    needed: tuple[str, ...],
+    run: DryRun,
+    passes: tuple[Pass, ...],
+    timed: list[tuple[bool, Work, Time]],
+) -> list[str]:
+    names = {p.name for p in passes}
+    advice = []
+    if torch.are_deterministic_algorithms_enabled():
+        advice.append(
+            "times are of the default kernels: nobody fitted the deterministic ones, which take longer"
+        )
+    if any(name.endswith(("/dq", "/dx")) for name in names):
+        advice.append("a width is more than 128: each gradient has a pass, 8 products in all instead of 5")
+    written = {name for launch in run.launches for name in launch.arguments if launch.backward}
+    at_once = {"attention": ("q", "k", "v"), "mlp": ("x", "w1", "w2")}.get(operator, ())
+    unused = [name for name in at_once if name not in needed and f"d{name}" in written]
+    if unused:
+        advice.append(f"gradients of {', '.join(unused)} are computed by the same kernel, and not needed")
+    sums = [p for p in passes if p.backward and p.name in ("torch zeros_like", "torch _to_copy")]
+    if operator == "attention" and sums:
+        moved, spent = sum(p.dram_read + p.dram_written for p in sums), sum(p.seconds for p in sums)
+        advice.append(
+            f"d_q is summed in float32: {moved / 1e6:.4g} MB and {1e3 * spent:.3g} ms to clear and round it"
+        )
+    again = sum(p.seconds for p in passes if p.backward and p.name.endswith("local_gradient"))
+    keeps = any(x.plan is not None and x.plan.keeps for x in run.launches if not x.backward)
+    if again and keeps and operator in ("linear_cross_entropy", "linear_distillation"):
+        advice.append(
+            f"{1e3 * again:.3g} ms are for local gradients that a larger workspace may keep from forward"
+        )
+    unknown = sorted({work.kernel for _, work, time in timed if not time.known})
+    if unknown:
+        advice.append(f"not measured, and taken to reach a usual share of the peak: {', '.join(unknown)}")
+    return advice

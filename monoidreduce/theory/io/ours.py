@@ -1,0 +1,140 @@
+"""The two passes of this library's attention on tensor cores, by the tiles that its own plans give.
+
+One multiprocessor's view: its cache holds a tile that stays and one that streams past it. `monoidreduce.cost`
+plays the same tiles past the L2 cache that all multiprocessors share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from monoidreduce._validate import mismatch
+
+from .flash import compute_gradients, forward_by_tiles
+from .masks import keeps
+from .tiles import gradient_from, outer, probabilities, write_v
+from .two_level import Memory, blocks, check_sizes
+
+__all__ = ["OurTiles", "our_tiles", "ours_backward", "ours_forward"]
+
+
+@dataclass(frozen=True)
+class OurTiles:
+    """Tiles of scores of the kernels of one call.
+
+    Attributes:
+        forward: rows that stay and columns that stream past them.
+        backward: rows and columns of a tile where `adds_rows`: columns stay. Otherwise the lines that stay,
+            and those that stream, of each of three passes.
+        adds_rows: does one pass compute all gradients and add to dQ in memory; otherwise each has its own.
+    """
+
+    forward: tuple[int, int]
+    backward: tuple[int, int]
+    adds_rows: bool
+
+
+def our_tiles(
+    n: int, d: int, *, hardware: str = "h100", dtype: torch.dtype = torch.bfloat16, heads: int = 256
+) -> OurTiles:
+    """The tiles that a call of `monoidreduce.attention` has, by its plan. Nothing runs.
+
+    Args:
+        n: queries, and keys.
+        d: width of a head.
+        hardware: a GPU that `monoidreduce.hardware` has; it need not be there.
+        dtype: of the operands.
+        heads: enough of them that no head is split between multiprocessors.
+
+    Raises:
+        ValueError: `n`, `d` or `heads` is below 1. Or the call has no such tiles, as in float32, of heads
+            wider than 256, or where heads are so few that they are split.
+    """
+    from monoidreduce.explanation import resolved
+    from monoidreduce.theory.costs.dry_run import dry_run  # loads as much again as all of io
+    from monoidreduce.theory.costs.sizes import call_of
+    from monoidreduce.theory.hardware import find
+
+    check_sizes(n=n, d=d, heads=heads)
+    tensors, options = call_of("attention", {"B": 1, "H": heads, "L": n, "d": d}, dtype)
+    operator, call = resolved("attention", tuple(tensors), options)
+    run = dry_run(operator, call, ("q", "k", "v"), find(hardware).facts())
+    plans = {launch.name: launch.plan for launch in run.launches if launch.plan is not None}
+    forward, backward = plans["attention_forward"], plans["attention_backward"]
+    if forward.few_rows or not all((*forward.tile, *backward.tile)):
+        expected = "a call of many heads on tensor cores"
+        got = f"{heads} heads of width {d} in {dtype} on {hardware}: {forward.tier}"
+        raise ValueError(mismatch("n, d, heads", expected, got))
+    (rows, columns), (first, second) = forward.tile, backward.tile
+    return OurTiles((rows, columns), (first, second), backward.adds_rows)
+
+
+def ours_forward(memory: Memory, *, tiles: OurTiles, kept: Tensor | None = None) -> None:
+    """The forward pass: O and l. Rows stay; K and V stream past them, a tile at a time."""
+    forward_by_tiles(memory, kept, *tiles.forward)
+
+
+def ours_backward(memory: Memory, *, tiles: OurTiles, kept: Tensor | None = None) -> None:
+    """The backward pass: dQ, dK, dV. v is computed first, as FlashAttention-2 does.
+
+    Up to a width of 128 one pass follows, whose columns stay. dQ is 0 first, every tile adds to it in memory,
+    and at last it is rounded. Wider heads have a pass for each gradient.
+    """
+    rows, columns = tiles.backward
+    write_v(memory, rows)
+    memory.end_phase("v")
+    if not tiles.adds_rows:
+        for name in ("dQ", "dK", "dV"):
+            compute_one(memory, name, tiles.backward, kept)
+            memory.end_phase(name)
+        return
+    n, d = memory.shape("Q")
+    memory.create("dQ", n, d)
+    for i in blocks(n, rows):
+        zeros = memory.zeros(i, slice(0, d))
+        memory.write(zeros, "dQ", i)
+        memory.delete(zeros)
+    memory.end_phase("dQ = 0")
+    compute_gradients(memory, kept, columns, rows=rows, v_in_memory=True, cleared=True)
+    memory.end_phase("dQ, dK, dV")
+    for i in blocks(n, rows):
+        total = memory.read("dQ", i)
+        memory.write(total, "dQ", i)
+        memory.delete(total)
+    memory.end_phase("dQ rounded")
+
+
+def compute_one(memory: Memory, name: str, tile: tuple[int, int], kept: Tensor | None) -> None:
+    """dQ, whose rows stay, or dK or dV, whose columns do. tile: the lines that stay, and that stream."""
+    n, d = memory.shape("Q")
+    needs = ["Q", "dO", "l", "K"] if name == "dV" else ["Q", "dO", "l", "v", "K", "V"]
+    by_rows = name == "dQ"
+    of_columns = [of for of in needs if of in "KV"]
+    of_rows = [of for of in needs if of not in of_columns]
+    stay, stream = (of_rows, of_columns) if by_rows else (of_columns, of_rows)
+    memory.create(name, n, d)
+    for stays in blocks(n, tile[0]):
+        staying = {of: memory.read(of, stays) for of in stay}
+        total = memory.zeros(stays, slice(0, d))
+        for streams in blocks(n, tile[1]):
+            i, j = (stays, streams) if by_rows else (streams, stays)
+            if not keeps(kept, i, j):
+                continue
+            streaming = {of: memory.read(of, streams) for of in stream}
+            held = staying | streaming
+            f = probabilities(memory, held["Q"], held["K"], held["l"], kept, i, j)
+            if name == "dV":
+                memory.add_product(total, f.T, held["dO"])
+                memory.delete(f)
+            else:
+                p = outer(memory, held["dO"], held["V"])
+                gradient_from(memory, p, f, held["v"])
+                memory.delete(f)
+                memory.add_product(total, *((p, held["K"]) if by_rows else (p.T, held["Q"])))
+                memory.delete(p)
+            memory.delete(*streaming.values())
+        memory.write(total, name, stays)
+        memory.delete(total, *staying.values())

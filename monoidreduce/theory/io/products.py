@@ -1,0 +1,62 @@
+"""The standard product of two matrices (section 3) by tiles: naive, tiled, perfect."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from .two_level import Memory, blocks, check_least
+
+__all__ = ["Tile", "gemm_naive", "gemm_perfect", "gemm_tiled", "largest_tile", "product"]
+
+
+class Tile(NamedTuple):
+    """The block of a product that stays in the cache (section B.1), and the depth by which operands come."""
+
+    rows: int
+    columns: int
+    depth: int
+
+
+def largest_tile(words: int) -> Tile:
+    """The largest square that fits beside a column of one operand and a row of the other.
+
+    Its product moves 2 m n k / sqrt(M) words and a few more: the leading term of Lemma E.8 (`matmul`).
+
+    Raises:
+        ValueError: `words` is below 3.
+    """
+    check_least("words", words, 3)
+    size = math.isqrt(words + 1) - 1  # size^2 + 2 size <= words
+    return Tile(size, size, 1)
+
+
+def product(memory: Memory, out: str, a: str, b: str, tile: Tile) -> None:
+    """out = a b by tiles. The loops of Algorithms 2, 3 and 5 are this one, with cubes for tiles."""
+    (rows, depth), (_, columns) = memory.shape(a), memory.shape(b)
+    memory.create(out, rows, columns)
+    for i in blocks(rows, tile.rows):
+        for j in blocks(columns, tile.columns):
+            total = memory.zeros(i, j)
+            for k in blocks(depth, tile.depth):
+                left, right = memory.read(a, i, k), memory.read(b, k, j)
+                memory.add_product(total, left, right)
+                memory.delete(left, right)
+            memory.write(total, out, i, j)
+            memory.delete(total)
+
+
+def gemm_naive(memory: Memory, out: str, a: str, b: str) -> None:
+    """Every entry of the product (section 3) by itself: 2 m n k + m n words."""
+    product(memory, out, a, b, Tile(1, 1, 1))
+
+
+def gemm_tiled(memory: Memory, out: str, a: str, b: str) -> None:
+    """The product by the largest square tile that the cache holds, near the bound of Lemma E.8."""
+    product(memory, out, a, b, largest_tile(memory.words))
+
+
+def gemm_perfect(memory: Memory, out: str, a: str, b: str) -> None:
+    """The whole product (section 3) as one tile: operands are read once. The cache must hold all three."""
+    (rows, depth), (_, columns) = memory.shape(a), memory.shape(b)
+    product(memory, out, a, b, Tile(rows, columns, depth))

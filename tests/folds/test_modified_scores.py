@@ -1,0 +1,256 @@
+"""GPU code of functions that modify scores: the host runs it in float64, NVRTC compiles kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import mods
+import pytest
+import torch
+from host_simt import ScoresData, scores_data
+from mods import CASES
+
+import monoidreduce as mr
+from monoidreduce.folds.block_mask import linked
+from monoidreduce.folds.cuda import compiler, kernels
+from monoidreduce.folds.cuda.cuda_source import scores_source
+from monoidreduce.folds.cuda.kernels import BACKWARD, BACKWARD_IN_TURN, FORWARD
+from monoidreduce.folds.program.derivative import is_of_distance, key_step, modified_sums, slopes
+from monoidreduce.folds.program.mods import LINES, mods_of, tables
+from monoidreduce.folds.program.program import parse
+
+F64, CPU = torch.float64, torch.device("cpu")
+SPILLS = re.compile(r"(\d+) bytes spill stores")
+UNIT = """
+#include "monoidreduce/device/program/score_element.h"
+#include "monoidreduce/monoid.h"
+namespace monoidreduce {
+%s
+}
+using namespace monoidreduce;
+using P = Program<double>;
+extern "C" void run(const double* scores, ModifiedScoresData data, int batch, int head, double* score,
+                    double* slope) {
+  for (int i = 0; i < data.rows; ++i) {
+    for (int j = 0; j < data.columns; ++j) {
+      const int at = i * data.columns + j;
+      const ScoreElement<double> e{scores[at], batch,     head,        i,        j,
+                                   double(i),  double(j), double(j - i), data.tables, data.size};
+      const bool kept = !P::kMasked || P::keeps(e);
+      score[at] = kept ? P::score(e) : -infinity<double>(), slope[at] = kept ? P::slope(e) : 0;
+    }
+  }
+}
+extern "C" bool touches(ModifiedScoresData data, int row0, int rows, int column0, int columns) {
+  return data.touches(1, 0, row0, rows, column0, columns);
+}
+extern "C" bool whole_column_tile(ModifiedScoresData data, int row0, int rows, int tile) {
+  return data.strip_of_rows(1, 0, row0, rows).whole<8>(tile);
+}
+extern "C" bool whole_row_tile(ModifiedScoresData data, int column0, int columns, int tile) {
+  return data.strip_of_columns(1, 0, column0, columns).whole<8>(tile);
+}
+extern "C" int next_column_tile(ModifiedScoresData data, int row0, int rows, int tile, int end) {
+  return data.strip_of_rows(1, 0, row0, rows).next<8>(tile, end);
+}
+extern "C" int next_row_tile(ModifiedScoresData data, int column0, int columns, int tile, int end) {
+  return data.strip_of_columns(1, 0, column0, columns).next<8>(tile, end);
+}
+"""
+
+
+@pytest.fixture
+def nvrtc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONOIDREDUCE_CACHE_DIR", str(tmp_path / "cache"))
+    if compiler.find() is None:
+        pytest.skip("no NVRTC: pip install --group nvrtc")
+
+
+def on_host(text: str, folder: Path) -> Any:
+    """The functions of a program, compiled by the host's compiler."""
+    if shutil.which("c++") is None:
+        pytest.skip("no C++ compiler")
+    unit, library = folder / "unit.cpp", folder / "unit.so"
+    unit.write_text(UNIT % scores_source(text).text)
+    flags = ("-std=c++20", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror")
+    subprocess.run(
+        [os.environ.get("CXX", "c++"), *flags, "-I", mr.get_include(), unit, "-o", library], check=True
+    )
+    found = ctypes.CDLL(str(library))
+    for name in ("touches", "whole_column_tile", "whole_row_tile"):
+        getattr(found, name).restype = ctypes.c_bool
+    return found
+
+
+@pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
+def test_scores_and_slopes(make: Any, tmp_path: Path) -> None:
+    """The generated functions, element by element, against torch and its autograd."""
+    B, H, M, N = 2, 3, 19, 23
+    torch.manual_seed(0)
+    case = make(B, H, M, N, dtype=F64, device=CPU)
+    traced = mods_of(case.score_mod, case.mask_mod)
+    with torch.no_grad():
+        real, integer, sizes = tables(traced, traced.tensors, torch.empty(0, dtype=F64), ())
+    library = on_host(traced.text, tmp_path)
+    data = scores_data((real, integer), sizes, (M, N))
+    i, j = torch.arange(M)[:, None], torch.arange(N)
+    for b, h in ((0, 0), (1, 2)):
+        scores = torch.randn(M, N, dtype=F64, requires_grad=True)
+        found, slope = torch.empty(M, N, dtype=F64), torch.empty(M, N, dtype=F64)
+        pointers = [ctypes.c_void_p(t.data_ptr()) for t in (scores, found, slope)]
+        library.run(pointers[0], data, b, h, *pointers[1:])
+        at = (torch.tensor(b), torch.tensor(h), i, j)
+        expected = scores * 1.0 if case.score_mod is None else case.score_mod(scores, *at)
+        if case.mask_mod is not None:
+            expected = expected.masked_fill(~case.mask_mod(*at), -math.inf)
+        (slopes,) = torch.autograd.grad(expected.masked_fill(expected == -math.inf, 0).sum(), scores)
+        torch.testing.assert_close(found, expected.detach(), rtol=1e-13, atol=1e-13)
+        torch.testing.assert_close(slope, slopes, rtol=1e-13, atol=1e-13)
+
+
+def of_blocks(kinds: torch.Tensor, block: tuple[int, int], rows: int, columns: int) -> ScoresData:
+    """Of a call whose blocks have these kinds."""
+    return scores_data((None, None), [], (rows, columns), linked(kinds), block)
+
+
+def test_tiles_of_blocks(tmp_path: Path) -> None:
+    """Does a tile meet a block that keeps anything; blocks of any size."""
+    kinds = torch.randint(3, (2, 1, 4, 6)) * (torch.rand(2, 1, 4, 6) < 0.3)
+    library = on_host(mods_of(None, lambda b, h, i, j: i >= j).text, tmp_path)
+    data = of_blocks(kinds, (20, 12), 75, 70)
+    kept = kinds[1, 0].repeat_interleave(20, 0).repeat_interleave(12, 1)[:75, :70]
+    for row0 in range(0, 75, 16):
+        for column0 in range(0, 70, 8):
+            part = kept[row0 : row0 + 16, column0 : column0 + 8]
+            assert library.touches(data, row0, 16, column0, 8) == bool(part.any())
+
+
+@pytest.mark.parametrize("block", ((20, 12), (3, 5), (8, 16), (8, 8), (200, 100)), ids=str)
+def test_tiles_of_strips(block: tuple[int, int], tmp_path: Path) -> None:
+    """The next tile of a few rows, or of a few columns, that holds a score; and does a tile hold all."""
+    rows, columns, size = 75, 70, 8
+    shape = (2, 1, -(-rows // block[0]), -(-columns // block[1]))
+    library = on_host(mods_of(None, lambda b, h, i, j: i >= j).text, tmp_path)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        kinds = torch.randint(1, 3, shape) * (torch.rand(shape) < (0.05, 0.3, 0.0, 0.9)[seed])
+        data = of_blocks(kinds, block, rows, columns)
+        of_elements = (
+            kinds[1, 0].repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)[:rows, :columns]
+        )
+        for find, is_whole, found in (
+            (library.next_column_tile, library.whole_column_tile, of_elements),
+            (library.next_row_tile, library.whole_row_tile, of_elements.T),
+        ):
+            end = -(-found.shape[1] // size)
+            for first in range(0, found.shape[0], 16):
+                tiles = [found[first : first + 16, n * size : (n + 1) * size] for n in range(end)]
+                for tile in range(end + 1):
+                    for last in (end, max(end - 3, tile)):
+                        held = (n for n in range(tile, last) if tiles[n].any())
+                        assert find(data, first, 16, tile, last) == next(held, last)
+                    if tile < end:
+                        assert is_whole(data, first, 16, tile) == bool((tiles[tile] == 2).all())
+
+
+def test_indices_are_not_converted() -> None:
+    """What is a sum of the query's and the key's numbers comes from their real numbers."""
+    slopes = torch.rand(4)
+    text = mods_of(lambda score, b, h, i, j: score + slopes[h] * (j - i + 3) * 0.5, None).text
+    assert "(e.real_distance + R(3))" in scores_source(text).text
+    assert "to_real(x" not in scores_source(text).text
+
+
+SLOPES, OF_KEYS = torch.rand(4), torch.rand(60)
+STEPS = {
+    "alibi": (lambda s, b, h, i, j: s + SLOPES[h] * (j - i), "gather"),
+    "negative": (lambda s, b, h, i, j: s - SLOPES[h] * (i - j) / 2, "neg"),
+    "of_rows": (lambda s, b, h, i, j: OF_KEYS[i] * j + s + OF_KEYS[i], "gather"),
+    "constant": (lambda s, b, h, i, j: s - (3 * i - 3 * j) * 0.5, 1.5),
+    "of_queries": (lambda s, b, h, i, j: s + SLOPES[h] * (j - 2 * i), "gather"),
+    "none": (lambda s, b, h, i, j: s + SLOPES[h] * i, None),
+    "distance": (lambda s, b, h, i, j: s - (i - j).abs(), None),
+    "of_keys": (lambda s, b, h, i, j: s + OF_KEYS[j], None),
+    "product": (lambda s, b, h, i, j: s * j, None),
+    "square": (lambda s, b, h, i, j: s + j * j, None),
+    "jump": (lambda s, b, h, i, j: torch.where(s > 0, s, s + 1.0) + j, None),
+    "scaled": (lambda s, b, h, i, j: 2.0 * s + j, None),
+    "rounded": (lambda s, b, h, i, j: s + j // 2, None),
+}
+
+
+OF_DISTANCE = ("alibi", "negative")
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_step_from_key_to_key(name: str) -> None:
+    """It is found where all keys of a row have the same one, and the score is only added to."""
+    score_mod, expected = STEPS[name]
+    graph, score, *_ = slopes(mods_of(score_mod, None).text, None)
+    step = key_step(graph, score)
+    assert (None if step is None else step.constant or graph.nodes[step.number][0]) == expected
+    assert is_of_distance(graph, score) == (name in OF_DISTANCE)
+
+
+def test_sums_of_packed_sequences_are_compiled_once() -> None:
+    """The programs of gradients by captured tensors do not depend on how many tokens there are."""
+    case = mods.learned(2, 4, 37, 53, dtype=F64, device=CPU)
+    traced = mods_of(case.score_mod, case.mask_mod, packed=True)
+    gathers = tuple(n for n, node in enumerate(parse(traced.text).nodes) if node[0] == "gather")
+    texts = set()
+    for tokens in (60, 4000):
+        tensors = [torch.zeros(tokens, 4).long() if t is LINES else t for t in traced.tensors]
+        with torch.no_grad():
+            *_, sizes = tables(traced, tensors, torch.empty(0, dtype=F64), ())
+        (sums,) = modified_sums(traced.text, tuple(sizes), gathers, True, True, 0.125, True, False)
+        texts.add(sums.text)
+    assert len(texts) == 1
+
+
+KERNELS = [
+    *(("sm80", which, width) for which in (FORWARD, BACKWARD) for width in (64, 128, 256)),
+    *(("sm90", which, width) for which in (FORWARD, BACKWARD, BACKWARD_IN_TURN) for width in (64, 128)),
+]
+
+
+@pytest.mark.parametrize("packed", (False, True), ids=("batch", "packed"))
+@pytest.mark.parametrize(("tier", "which", "width"), KERNELS)
+@pytest.mark.parametrize(
+    "make", (mods.alibi, mods.document, mods.learned, mods.relative_position), ids=lambda make: make.__name__
+)
+def test_compiles_and_hardly_spills(
+    nvrtc: None, make: Any, tier: str, which: str, width: int, packed: bool
+) -> None:
+    case = make(2, 4, 37, 53, dtype=torch.float32, device=CPU)
+    text = mods_of(case.score_mod, case.mask_mod, packed=packed).text
+    capability = (9, 0) if tier == "sm90" else (8, 0)
+    steps = tier == "sm90"
+    image = kernels.compiled_scores(text, which, packed, torch.bfloat16, width, tier, capability, steps)
+    assert image.code.startswith(b"\x7fELF") and image.names[0].encode() in image.code
+    # A bias that is gathered by positions within packed sequences spills more than others.
+    most = 128 if (make, tier, width, packed) == (mods.relative_position, "sm90", 128, True) else 64
+    assert max(int(bytes) for bytes in SPILLS.findall(image.log)) <= most, image.log
+    assert "C75" not in image.log  # products that wait for each other
+
+
+WEIGHTS = (lambda s: torch.sigmoid(s - 5.0), lambda s: torch.relu(s) ** 2, lambda s: s**4)
+
+
+@pytest.mark.parametrize(("tier", "which", "width"), KERNELS)
+@pytest.mark.parametrize("weight", WEIGHTS, ids=("sigmoid", "relu2", "power"))
+def test_weights_compile_and_hardly_spill(
+    nvrtc: None, weight: Any, tier: str, which: str, width: int
+) -> None:
+    mask = (lambda b, h, i, j: i >= j) if width == 128 else None
+    text = mods_of(weight, mask, weights=True).text
+    capability = (9, 0) if tier == "sm90" else (8, 0)
+    image = kernels.compiled_scores(text, which, False, torch.bfloat16, width, tier, capability, weights=True)
+    assert max(int(bytes) for bytes in SPILLS.findall(image.log)) <= 64, image.log
+    assert "C75" not in image.log

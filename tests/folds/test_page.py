@@ -1,0 +1,103 @@
+"""The pages docs/statistics.md and score_mod.md: their code runs, and the tables are true."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import monoidreduce as mr
+from monoidreduce.folds.program.vocabulary import BUILDERS
+
+PAGE = (Path(__file__).parents[2] / "docs/statistics.md").read_text("utf-8")
+
+
+def test_code() -> None:
+    torch.manual_seed(0)
+    variables: dict[str, object] = {}
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+    assert len(blocks) == 7
+    for block in blocks:
+        exec(compile(block, "docs/statistics.md", "exec"), variables)
+    for name in ("hidden", "head", "temperature"):
+        assert variables[name].grad.isfinite().all()  # type: ignore[attr-defined]
+    x, y = variables["x"], variables["y"]
+    expected = torch.exp(-0.5 * torch.cdist(x, y) ** 2).sum(1)  # type: ignore[arg-type]
+    torch.testing.assert_close(variables["density"], expected)
+    check_recipes(variables)
+
+
+def check_recipes(page: dict[str, Any]) -> None:
+    """Errors in float32 are as the table says, within twice: as they are, and with digits kept."""
+    x, y = 99 + 2 * torch.rand(200, 3), 99 + 2 * torch.rand(700, 3)
+    exact = (x.double()[:, None] - y.double()).square().sum(2)
+    products = x.square().sum(1)[:, None] + y.square().sum(1) - 2 * x @ y.T
+    centred = (x - y.mean(0)), (y - y.mean(0))
+    by_centre = (
+        centred[0].square().sum(1)[:, None] + centred[1].square().sum(1) - 2 * centred[0] @ centred[1].T
+    )
+    assert (products - exact).abs().max() > 1e-3
+    assert (by_centre - exact).abs().max() < 4e-6
+    found = page["nearest"](x, y)
+    assert (found.value - exact.min(1).values).abs().max() < 1e-8
+    assert torch.equal(found.index, exact.argmin(1))
+
+    a, b = torch.randn(100, 64), torch.randn(1000, 64)
+    a[:, 0], b[:, 0] = 1, b[:, 0] + 300
+    logits = (a.double() @ b.double().T).requires_grad_()
+    p = logits.softmax(1)
+    expected = (p * (logits - (p * logits).sum(1, keepdim=True)) ** 2).sum(1)
+    leaf = a.clone().requires_grad_()
+    found = page["varentropy"](leaf, b)
+    assert (found - expected).abs().max() < 1e-5
+    upstream = torch.randn(100)
+    (gradient,) = torch.autograd.grad(found, leaf, upstream)
+    (of_logits,) = torch.autograd.grad(expected, logits, upstream.double())
+    of_a = of_logits @ b.double()
+    assert (gradient - of_a).norm() < 1e-4 * of_a.norm()
+
+
+def test_code_of_score_mod() -> None:
+    torch.manual_seed(0)
+    page = (Path(__file__).parents[2] / "docs/score_mod.md").read_text("utf-8")
+    variables: dict[str, object] = {}
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    assert len(blocks) == 4
+    for block in blocks:
+        exec(compile(block, "docs/score_mod.md", "exec"), variables)
+    assert variables["slopes"].grad.isfinite().all()  # type: ignore[attr-defined]
+    assert (variables["blocks"].kinds == 0).any()  # type: ignore[attr-defined]
+    assert variables["out_packed"].shape == (256, 4, 64)  # type: ignore[attr-defined]
+
+
+def test_of_no_column() -> None:
+    @mr.statistics
+    def every(score):  # type: ignore[no-untyped-def]
+        p = mr.stat.softmax(score)
+        return dict(
+            lse=p.logsumexp,
+            mean=p.mean(score),
+            total=mr.stat.total(score),
+            largest=mr.stat.largest(score),
+            smallest=mr.stat.smallest(score),
+            count=mr.stat.count(score > 0),
+        )
+
+    s = every(torch.ones(1, 3), torch.ones(0, 3))
+    found = (s.lse, s.mean, s.total, *s.largest, *s.smallest, s.count)
+    assert [float(x) for x in found] == [-math.inf, 0, 0, -math.inf, -1, math.inf, -1, 0]
+
+
+def test_vocabulary() -> None:
+    """Each name of the list is one that functions may use, and all but operators are in the list."""
+    listed = re.search(r"Of torch, as functions and as methods:\s+(.*?), and conversions", PAGE, re.S)
+    assert listed is not None
+    names = set(re.findall(r"\w+", listed[1]))
+    operators = {"add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge", "floor_divide"}
+    operators |= {f"{kind}_{name}" for kind in ("bitwise", "logical") for name in ("and", "or", "not", "xor")}
+    conversions = {"bool", "double", "float", "int", "long", "to"}
+    assert names <= BUILDERS.keys()
+    assert BUILDERS.keys() - operators - conversions - {"clamp_max", "clamp_min"} == names

@@ -1,0 +1,216 @@
+"""The jobs of kernels beside an enumeration of rows and columns, and constants beside the C++ sources."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+import monoidreduce as mr
+from monoidreduce._ops import slices
+from monoidreduce.hardware import HARDWARE
+from monoidreduce.theory.costs import dry_run, work
+from monoidreduce.theory.costs.cost import kernels as kernels_of
+from monoidreduce.theory.costs.sizes import call_of
+from monoidreduce.theory.costs.work import Band, Work
+
+CSRC = Path(__file__).resolve().parents[3] / "csrc"
+
+BANDS = [
+    Band(rows, columns, left, right)
+    for rows, columns in ((7, 7), (5, 12), (12, 5), (1, 9))
+    for left in (-1, 0, 3)
+    for right in (-1, 0, 2)
+]
+
+
+def kept(band: Band) -> torch.Tensor:
+    """[rows, columns]: is a pair kept; the last row sees the last column in the middle of its window."""
+    aligned = torch.arange(band.rows)[:, None] + band.columns - band.rows
+    distance = torch.arange(band.columns) - aligned
+    mask = torch.ones(band.rows, band.columns, dtype=torch.bool)
+    if band.left >= 0:
+        mask &= distance >= -band.left
+    if band.right >= 0:
+        mask &= distance <= band.right
+    return mask
+
+
+@pytest.mark.parametrize("band", BANDS, ids=str)
+def test_pairs(band: Band) -> None:
+    assert band.pairs() == int(kept(band).sum())
+
+
+@pytest.mark.parametrize("by_rows", [True, False])
+@pytest.mark.parametrize("band", BANDS, ids=str)
+def test_jobs_reach_from_the_first_to_the_last_tile_that_is_kept(band: Band, by_rows: bool) -> None:
+    mask = kept(band) if by_rows else kept(band).T
+    staying, streamed = 2, 3
+    expected: Counter[int] = Counter()
+    for lines in mask.split(staying):
+        tiles = [i for i, part in enumerate(lines.any(0).split(streamed)) if part.any()]
+        expected[tiles[-1] - tiles[0] + 1 if tiles else 0] += 1
+    assert band.jobs(by_rows, staying, streamed) == expected
+
+
+@pytest.mark.parametrize(
+    ("length", "steps", "options"),
+    [
+        (1 << 22, work._STEPS_OF_HEAD, {"causal": True}),  # jobs differ in length: it takes many
+        (1 << 19, 1 << 17, {}),
+        (1 << 19, 1 << 14, {"window": (1023, 0)}),
+        (1 << 22, work._STEPS_OF_HEAD, {"window": (2**14, 0)}),
+    ],
+    ids=str,
+)
+def test_jobs_that_are_taken_together_read_as_they_do_apart(
+    length: int, steps: int, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q = torch.empty(1, 1, length, 128, dtype=torch.bfloat16, device="meta")
+    found = []
+    for most in (1 << 24, steps):
+        monkeypatch.setattr(work, "_STEPS_OF_HEAD", most)
+        work._streamed.cache_clear()
+        cost = mr.cost("attention", q, q, q, hardware="h100", **options)
+        found.append([p.dram_read for p in cost.passes if p.tiles])
+    work._streamed.cache_clear()
+    apart, together = found
+    assert together == pytest.approx(apart, rel=0.05)
+
+
+def test_groups_of_a_contraction_that_are_left_out_read_as_the_others_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = (1 << 16, 1 << 15, 1024, (256, 256), HARDWARE["h100"])
+    whole = work._contraction_read(*sizes)
+    monkeypatch.setattr(work, "_TILES", 1 << 11)
+    assert work._contraction_read.__wrapped__(*sizes) == pytest.approx(whole, rel=0.05)
+
+
+@pytest.mark.parametrize("hardware", ["h100", "a100", "cpu"])
+@pytest.mark.parametrize("options", [{"causal": True}, {"window": (1023, 0)}, {}], ids=str)
+def test_a_longest_call_has_a_cost(hardware: str, options: dict[str, object]) -> None:
+    """Of pairs that are counted in closed form, it has all."""
+    length = dry_run.MOST
+    q = torch.empty(1, 1, length, 128, dtype=torch.bfloat16, device="meta")
+    found = mr.cost("attention", q, q, q, hardware=hardware, **options)
+    pairs = {1: length**2, 2: length * (length + 1) // 2, 3: 1024 * length - 1023 * 1024 // 2}
+    kept = pairs[1 if not options else 2 if "causal" in options else 3]
+    assert found.useful_flops == pytest.approx(12 * 128 * kept, rel=1e-12) and found.seconds > 0
+
+
+@pytest.mark.parametrize("hardware", ["h100", "cpu"])
+def test_a_longer_call_is_refused(hardware: str) -> None:
+    q = torch.empty(1, 1, 64, 64, device="meta")
+    k = torch.empty(1, 1, 1 << 40, 64, device="meta")
+    complaint = rf"^k: expected at most {dry_run.MOST} along each axis, .*, got \[1, 1, {1 << 40}, 64\]$"
+    with pytest.raises(ValueError, match=complaint):
+        mr.cost("attention", q, k, k, hardware=hardware)
+
+
+# Jobs of a plan
+
+
+def works(op: str, *tensors: torch.Tensor, **options: object) -> list[tuple[bool, Work]]:
+    return kernels_of(op, *tensors, hardware="h100", **options)
+
+
+def meta(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+
+def test_jobs_of_few_rows_are_splits_of_packed_tiles() -> None:
+    """8 heads of 512 rows are 64 tiles. 128 rows of an MLP are 2, with 64 tiles of units, in 64 splits."""
+    q, x, w1, w2 = meta(1, 8, 512, 64), meta(128, 128), meta(8192, 128), meta(128, 8192)
+    assert works("attention", q, q, q)[0][1].jobs == Counter({4: 64})
+    forward, combining, *_ = works("mlp", x, w1, w2)
+    assert forward[1].jobs == Counter({1: 128}) and combining[1].name == "combine_splits"
+    assert forward[1].written == combining[1].read == 4 * 64 * 128 * 128  # sums of each split
+
+
+def test_a_causal_tile_of_few_rows_has_the_tiles_that_its_rows_keep() -> None:
+    q = meta(1, 8, 512, 64)
+    assert works("attention", q, q, q, causal=True)[0][1].jobs == Counter({1: 16, 2: 16, 3: 16, 4: 16})
+
+
+def test_heads_of_a_group_share_a_tile_of_few_rows() -> None:
+    """A decoding step: 8 heads for each of 2 key heads, so 2 tiles of 8 lines, in splits."""
+    q, k = meta(1, 16, 1, 128), meta(1, 2, 8192, 128)
+    jobs = works("attention", q, k, k, needed=())[0][1].jobs
+    assert sum(tiles * count for tiles, count in jobs.items()) == 2 * 8192 // 128
+    assert 2 < jobs.total() <= 132
+
+
+def test_the_last_jobs_of_attention_are_split_as_planned() -> None:
+    """2048 jobs on 132 multiprocessors leave 68. 32 jobs of 4 tiles are too short, and masks allow none."""
+    long, short = meta(8, 16, 2048, 128), meta(1, 8, 512, 64)
+
+    def split(q: torch.Tensor, causal: bool) -> int:
+        return next(w.shared for _, w in works("attention", q, q, q, causal=causal) if "backward" in w.kernel)
+
+    assert [split(long, False), split(long, True), split(short, False)] == [2048 % 132, 0, 0]
+
+
+# What a profiler saw on an H100 at commit 96b0de2, less kernels of the bench and a second one of torch's sum.
+# Later code has no product of upstream gradients in the losses' backward passes; it is left out too. Nor does
+# it fill sums of the MLP with zeros, as it did once in its forward pass and three times in its backward pass.
+LAUNCHES = [
+    ("attention", {"B": 1, "H": 8, "L": 512, "d": 64}, (1, 4)),
+    ("attention", {"B": 1, "H": 8, "L": 512, "d": 64, "causal": True}, (2, 6)),
+    ("attention", {"B": 1, "H": 8, "L": 512, "d": 256, "causal": True}, (2, 6)),
+    ("mlp", {"B": 128, "K": 8192, "d": 128}, (2, 3)),
+    ("mlp", {"B": 1024, "K": 1024, "d": 512}, (3, 7)),
+    ("linear_cross_entropy", {"N": 256, "V": 2048, "D": 512}, (7, 14)),
+    ("linear_log_probs", {"N": 256, "V": 2048, "D": 512}, (4, 6)),
+    ("linear_distillation", {"N": 256, "V": 2048, "D": 512, "E": 1024}, (5, 6)),
+    ("logsumexp_matmul", {"M": 1024, "N": 1024, "F": 64}, (1, 2)),
+    ("logsumexp_matmul", {"M": 256, "N": 2048, "F": 512}, (2, 5)),
+]
+
+
+@pytest.mark.parametrize(("op", "given", "launches"), LAUNCHES, ids=str)
+def test_launches_are_those_of_a_profile(op: str, given: dict[str, int], launches: tuple[int, int]) -> None:
+    tensors, options = call_of(op, given, torch.bfloat16)
+    passes = [backward for backward, _ in works(op, *tensors, **options)]
+    assert (passes.count(False), passes.count(True)) == launches
+
+
+# Constants of the sources
+
+
+def in_source(file: str, pattern: str) -> list[str]:
+    """What the groups of a pattern are in a C++ source that has it once."""
+    (found,) = re.finditer(pattern, (CSRC / file).read_text("utf-8"))
+    return [*found.groups()]
+
+
+def test_sections_are_those_of_the_launch() -> None:
+    (megabytes,) = in_source("include/monoidreduce/launch/fold_shape.cuh", r"kCacheBytes = (\d+) << 20;")
+    assert int(megabytes) << 20 == work._SECTION
+
+
+def test_tiles_of_few_rows_have_as_many_lines() -> None:
+    (lines,) = in_source("include/monoidreduce/device/schedule/packing.h", r"kPackedLines = (\d+);")
+    assert int(lines) == work._PACKED_LINES
+
+
+def test_tiles_of_contractions_are_those_of_the_plan() -> None:
+    """ContractionSizes: blocks of a cluster, rows and columns of its tile."""
+    blocks, rows, columns = map(int, in_source("plan/tiles.h", r"kSm90Loss\{(\d+), (\d+), (\d+), "))
+    assert (blocks, rows, columns) == (work._CLUSTER, slices.TILE_ROWS, slices.TILE_COLUMNS)
+
+
+def test_tiles_of_products_are_those_of_the_kernel() -> None:
+    """Of 256 columns, or of 192 where that is done first."""
+    source = "cuda/sm90/loss_gradients.cu"
+    wide, narrow = (
+        int(*in_source(source, rf"using {name} = ContractionTile<(\d+), 4, 1, kRowsTransposed>;"))
+        for name in ("Wide", "Narrow")
+    )
+    (factor,) = map(float, in_source(source, r"cost\(Narrow\{\}\) \* ([\d.]+) < cost\(Wide"))
+    columns, clusters = 1920, 2  # 7.5 wide tiles, 10 narrow ones
+    assert slices.product_waves(1, columns, clusters) == (factor * 5 * narrow, narrow)
+    assert slices.product_waves(1, 8 * wide, clusters) == (4 * wide, wide)
