@@ -1,4 +1,4 @@
-"""Attention with other weights than a softmax's: sigmoid, squared relu, and powers that are normalized.
+"""Attention with sigmoid, squared relu or normalized powers in place of a softmax.
 
 Each is compared with the dense matrix of scores.
 """
@@ -16,7 +16,7 @@ BATCH, HEADS, LENGTH, WIDTH = 2, 4, 256, 16
 
 
 def sigmoid(score: Tensor) -> Tensor:
-    """Ramapuram et al., Theory, Analysis, and Best Practices for Sigmoid Self-Attention (2024)."""
+    """Ramapuram et al., Theory [...] for Sigmoid Self-Attention (2024)."""
     return torch.sigmoid(score - math.log(LENGTH))
 
 
@@ -28,12 +28,20 @@ def power(score: Tensor) -> Tensor:
     return score**4
 
 
-def dense(q: Tensor, k: Tensor, v: Tensor, weight: Callable[[Tensor], Tensor], normalized: bool) -> Tensor:
+def dense(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weight: Callable[[Tensor], Tensor],
+    normalized: bool,
+) -> Tensor:
     weights = weight(q @ k.mT * WIDTH**-0.5)
     return (weights / weights.sum(-1, keepdim=True) if normalized else weights) @ v
 
 
-def show(weight: Callable[[Tensor], Tensor], normalized: bool, inputs: dict[str, Tensor]) -> None:
+def show(
+    weight: Callable[[Tensor], Tensor], normalized: bool, inputs: dict[str, Tensor]
+) -> None:
     def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return mr.attend(q, k, v, weight=weight, normalized=normalized)
 

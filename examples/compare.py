@@ -1,4 +1,4 @@
-"""What the examples have in common: run two implementations on one input, print how far they are apart."""
+"""Runs two implementations on one input and prints how far they are apart."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ import torch
 from torch import Tensor
 
 
-def compare(ours: Callable[..., Tensor], theirs: Callable[..., Tensor], inputs: dict[str, Tensor]) -> None:
-    """Print the largest difference of the outputs, and of the gradients of all floating inputs.
+def compare(
+    ours: Callable[..., Tensor],
+    theirs: Callable[..., Tensor],
+    inputs: dict[str, Tensor],
+) -> None:
+    """Print the largest difference of outputs, and of gradients of floating inputs.
 
     Raises:
-        AssertionError: a difference is larger, relative to the largest entry, than float64 inputs explain.
+        AssertionError: a difference is larger than float64 inputs explain, relative to
+            the largest entry.
     """
-    leaves = {name: x.requires_grad_() for name, x in inputs.items() if x.is_floating_point()}
+    leaves = {
+        name: x.requires_grad_() for name, x in inputs.items() if x.is_floating_point()
+    }
     upstream: Tensor | None = None
     results = []
     for implementation in (ours, theirs):
@@ -30,7 +37,9 @@ def compare(ours: Callable[..., Tensor], theirs: Callable[..., Tensor], inputs: 
 
 
 def compare_memory(
-    ours: Callable[..., Tensor], theirs: Callable[..., Tensor], inputs: dict[str, Tensor]
+    ours: Callable[..., Tensor],
+    theirs: Callable[..., Tensor],
+    inputs: dict[str, Tensor],
 ) -> None:
     """Print the bytes that each keeps for its backward pass beside its inputs."""
     for name, implementation in (("monoidreduce", ours), ("plain torch", theirs)):
@@ -44,4 +53,5 @@ def compare_memory(
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             implementation(**inputs)
         own = {x.untyped_storage().data_ptr() for x in inputs.values()}
-        print(f"{name:<27} keeps {sum(n for at, n in saved.items() if at not in own):,} bytes")
+        kept = sum(n for at, n in saved.items() if at not in own)
+        print(f"{name:<27} keeps {kept:,} bytes")

@@ -1,6 +1,7 @@
-"""Losses between images and texts: SigLIP's, of all pairs, and CLIP's, by rows and by columns.
+"""Losses between images and texts: SigLIP's of all pairs, CLIP's by rows and columns.
 
-The temperature multiplies the images before the call, so it has a gradient; SigLIP's bias is data of rows.
+The temperature multiplies the images before the call, so it has a gradient; SigLIP's
+bias is data of rows.
 """
 
 from typing import Any
@@ -16,7 +17,9 @@ import monoidreduce as mr
 @mr.statistics
 def pairs(score: Tensor, column: Tensor, label: Tensor, bias: Tensor) -> dict[str, Any]:
     logit = score + bias
-    return dict(loss=mr.stat.total(F.softplus(torch.where(column == label, -logit, logit))))
+    return dict(
+        loss=mr.stat.total(F.softplus(torch.where(column == label, -logit, logit)))
+    )
 
 
 @mr.statistics
@@ -28,8 +31,11 @@ def choices(score: Tensor, column: Tensor, label: Tensor) -> dict[str, Any]:
 def fused(image: Tensor, text: Tensor, log_scale: Tensor, bias: Tensor) -> Tensor:
     """[2] SigLIP's loss and CLIP's of N images [N, D] and their texts [N, D]."""
     number, scaled = torch.arange(len(image)), image * log_scale.exp()
-    siglip = pairs(scaled, text, label=number, row={"bias": bias.expand(len(image))}).loss.mean()
-    of_image, of_text = choices(scaled, text, label=number), choices(text, scaled, label=number)
+    siglip = pairs(
+        scaled, text, label=number, row={"bias": bias.expand(len(image))}
+    ).loss.mean()
+    of_image = choices(scaled, text, label=number)
+    of_text = choices(text, scaled, label=number)
     clip = (of_image.lse - of_image.target + of_text.lse - of_text.target).mean() / 2
     return torch.stack([siglip, clip])
 

@@ -1,6 +1,7 @@
-"""A monoid of your own: mean and variance of the scores <a_i, b_j> of each row, which are never stored.
+"""A monoid of your own: mean and variance of each row of scores that are never stored.
 
-Three methods are all there is to write. check_monoid tries the laws and says which one a mistake breaks.
+Three methods are all there is to write. check_monoid tries the laws and says which one
+a mistake breaks.
 """
 
 from typing import NamedTuple
@@ -13,7 +14,7 @@ import monoidreduce as mr
 
 
 class Moments(mr.Monoid):
-    """How many numbers there are, their mean, and the sum of their squared deviations from it."""
+    """The count of numbers, their mean, and the sum of their squared deviations."""
 
     class State(NamedTuple):
         number: Tensor  # [*batch]
@@ -25,17 +26,21 @@ class Moments(mr.Monoid):
 
     def combine(self, a: State, b: State) -> State:
         number = a.number + b.number
-        share_a, share_b = (part.number.to(part.mean) / number.clamp(min=1) for part in (a, b))
+        share_a, share_b = (
+            part.number.to(part.mean) / number.clamp(min=1) for part in (a, b)
+        )
         mean = share_a * a.mean + share_b * b.mean
         between = a.number * share_b * (a.mean - b.mean) ** 2
         return self.State(number, mean, a.deviation + b.deviation + between)
 
     def local_gradient(self, c: State, a: State, g: State) -> State:
-        """What a.mean and a.deviation do to c depends on c and a alone, so the fold has a backward pass."""
+        """Depends on c and a alone, so the fold has a backward pass."""
         to_mean = a.number.to(a.mean) / c.number.clamp(min=1)
         to_deviation = 2 * a.number * (a.mean - c.mean)
         return self.State(
-            torch.zeros_like(a.number), g.mean * to_mean + g.deviation * to_deviation, g.deviation
+            torch.zeros_like(a.number),
+            g.mean * to_mean + g.deviation * to_deviation,
+            g.deviation,
         )
 
 
@@ -43,7 +48,9 @@ def samples(generator: torch.Generator, shape: tuple[int, ...]) -> Moments.State
     def normal() -> Tensor:
         return torch.randn(shape, generator=generator)
 
-    return Moments.State(torch.randint(1, 9, shape, generator=generator), normal(), normal() ** 2)
+    return Moments.State(
+        torch.randint(1, 9, shape, generator=generator), normal(), normal() ** 2
+    )
 
 
 def project_fold(a: Tensor, b: Tensor) -> Moments.State:
@@ -63,7 +70,7 @@ def plain(a: Tensor, b: Tensor) -> Tensor:
 
 
 class Forgetful(Moments):
-    """A mistake: the deviation between the two means is left out, which local_gradient does not expect."""
+    """A mistake: the deviation between the two means is left out."""
 
     def combine(self, a: Moments.State, b: Moments.State) -> Moments.State:
         return super().combine(a, b)._replace(deviation=a.deviation + b.deviation)

@@ -1,4 +1,4 @@
-"""The log-density of points under a mixture of Gaussians, one at each sample: kernel density estimation."""
+"""Kernel density estimation: log-densities of points under a mixture of Gaussians."""
 
 import math
 from typing import Any
@@ -19,12 +19,13 @@ def mixture(score: Tensor, half: Tensor) -> dict[str, Any]:
 
 def fused(x: Tensor, sample: Tensor) -> Tensor:
     """[N] log-densities at x [N, D], of samples [M, D]."""
-    origin = sample.mean(0)  # distances from it are shorter, so that their squares lose fewer digits
+    # Distances from it are shorter, so that their squares lose fewer digits.
+    origin = sample.mean(0)
     x, sample = x - origin, sample - origin
     half = 0.5 * sample.square().sum(1) / WIDTH**2
     lse = mixture(x, sample, column={"half": half}, scale=WIDTH**-2).lse
-    constant = math.log(len(sample)) + x.shape[1] * math.log(WIDTH * math.sqrt(2 * math.pi))
-    return lse - 0.5 * x.square().sum(1) / WIDTH**2 - constant
+    constant = x.shape[1] * math.log(WIDTH * math.sqrt(2 * math.pi))
+    return lse - 0.5 * x.square().sum(1) / WIDTH**2 - math.log(len(sample)) - constant
 
 
 def plain(x: Tensor, sample: Tensor) -> Tensor:

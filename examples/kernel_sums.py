@@ -1,6 +1,7 @@
-"""Sums of Gaussian kernels, and entropic optimal transport (Sinkhorn), between two clouds of points.
+"""Sums of Gaussian kernels, and entropic optimal transport, between two point clouds.
 
-|x - y|^2 = |x|^2 - 2 <x, y> + |y|^2: the product is the score, the squares are data of rows and columns.
+|x - y|^2 = |x|^2 - 2 <x, y> + |y|^2: the product is the score, the squares are data of
+rows and columns.
 """
 
 from typing import Any
@@ -15,7 +16,9 @@ WIDTH, BLUR, ROUNDS = 1.5, 2.0, 5
 
 
 @mr.statistics
-def gaussian(score: Tensor, half: Tensor, other_half: Tensor, mass: Tensor) -> dict[str, Any]:
+def gaussian(
+    score: Tensor, half: Tensor, other_half: Tensor, mass: Tensor
+) -> dict[str, Any]:
     return dict(sum=mr.stat.total(mass * torch.exp(score - half - other_half)))
 
 
@@ -29,11 +32,14 @@ def half_square(x: Tensor) -> Tensor:
 
 
 def fused(x: Tensor, y: Tensor, mass: Tensor) -> Tensor:
-    """[N + 1] the kernel sums at x [N, D] of y [M, D] with mass [M]; last, the cost of transport."""
-    origin = y.mean(0)  # distances from it are shorter, so that their squares lose fewer digits
+    """[N + 1] kernel sums at x [N, D] of y [M, D] with mass [M], and the cost."""
+    # Distances from it are shorter, so that their squares lose fewer digits.
+    origin = y.mean(0)
     x, y = x - origin, y - origin
     squares = {"other_half": half_square(y) / WIDTH**2, "mass": mass}
-    sums = gaussian(x, y, row={"half": half_square(x) / WIDTH**2}, column=squares, scale=WIDTH**-2).sum
+    sums = gaussian(
+        x, y, row={"half": half_square(x) / WIDTH**2}, column=squares, scale=WIDTH**-2
+    ).sum
 
     def dual(a: Tensor, b: Tensor, of_b: Tensor) -> Tensor:
         potential = (of_b - half_square(b)) / BLUR
@@ -48,7 +54,10 @@ def plain(x: Tensor, y: Tensor, mass: Tensor) -> Tensor:
 
     def dual(a: Tensor, b: Tensor, of_b: Tensor) -> Tensor:
         of_pairs = cost if a is x else cost.T
-        return -BLUR * (((of_b - of_pairs) / BLUR).logsumexp(1) - torch.log(torch.tensor(float(len(b)))))
+        return -BLUR * (
+            ((of_b - of_pairs) / BLUR).logsumexp(1)
+            - torch.log(torch.tensor(float(len(b))))
+        )
 
     return torch.cat([(-cost / WIDTH**2).exp() @ mass, transport_cost(dual, x, y)])
 
@@ -65,6 +74,10 @@ def transport_cost(dual: Any, x: Tensor, y: Tensor) -> Tensor:
 if __name__ == "__main__":
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
-    inputs = {"x": torch.randn(400, 3), "y": 0.5 + torch.randn(500, 3), "mass": torch.rand(500)}
+    inputs = {
+        "x": torch.randn(400, 3),
+        "y": 0.5 + torch.randn(500, 3),
+        "mass": torch.rand(500),
+    }
     compare(fused, plain, inputs)
     compare_memory(fused, plain, inputs)

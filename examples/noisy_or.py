@@ -1,4 +1,4 @@
-"""Noisy-or: the probability that at least one of many causes acts, each of its own logit."""
+"""Noisy-or: the probability that at least one of many causes acts."""
 
 from typing import Any
 
@@ -12,7 +12,8 @@ import monoidreduce as mr
 
 @mr.statistics
 def causes(score: Tensor, bias: Tensor) -> dict[str, Any]:
-    return dict(log_none=mr.stat.total(-softplus(score + bias)))  # log prod (1 - sigmoid)
+    # log prod (1 - sigmoid)
+    return dict(log_none=mr.stat.total(-softplus(score + bias)))
 
 
 def fused(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -27,6 +28,10 @@ def plain(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 if __name__ == "__main__":
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
-    inputs = {"x": torch.randn(300, 16) / 4, "weight": torch.randn(900, 16), "bias": torch.randn(900) - 7}
+    inputs = {
+        "x": torch.randn(300, 16) / 4,
+        "weight": torch.randn(900, 16),
+        "bias": torch.randn(900) - 7,
+    }
     compare(fused, plain, inputs)
     compare_memory(fused, plain, inputs)

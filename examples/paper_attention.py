@@ -1,4 +1,7 @@
-"""Attention as the paper writes it: P_i = fold over j of (<q_i, k_j> / sqrt(F), v_j), in monoid LogWSum."""
+"""Attention as the paper writes it: the fold of (<q_i, k_j> / sqrt(F), v_j) over j.
+
+The monoid is LogWSum.
+"""
 
 import torch
 from compare import compare
@@ -16,7 +19,9 @@ def project_fold(q: Tensor, kv: tuple[Tensor, Tensor]) -> LogWSum.State:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return mr.map_reduce(LogWSum(), project_fold, q, (k, v), a_chunk=256, b_chunk=512).value
+    return mr.map_reduce(
+        LogWSum(), project_fold, q, (k, v), a_chunk=256, b_chunk=512
+    ).value
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -26,5 +31,9 @@ def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 if __name__ == "__main__":
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
-    inputs = {"q": torch.randn(1000, 64), "k": torch.randn(1500, 64), "v": torch.randn(1500, 64)}
+    inputs = {
+        "q": torch.randn(1000, 64),
+        "k": torch.randn(1500, 64),
+        "v": torch.randn(1500, 64),
+    }
     compare(attention, fused, inputs)

@@ -1,6 +1,7 @@
-"""Cross entropy against class indices, for a vocabulary whose logits never exist all at once.
+"""Cross entropy against class indices, whose logits never exist all at once.
 
-The element of class j is (its logit, its logit if j is the target, else 0), in the monoid CrossEntropy.
+The element of class j is (its logit, its logit if j is the target, else 0), in the
+monoid CrossEntropy.
 """
 
 import torch
@@ -11,8 +12,10 @@ import monoidreduce as mr
 from monoidreduce.monoids import CrossEntropy
 
 
-def project_fold(tokens: tuple[Tensor, Tensor], classes: tuple[Tensor, Tensor]) -> CrossEntropy.State:
-    """x [n, D], target [n], weight [v, D], index [v] -> the n partial folds over these v classes."""
+def project_fold(
+    tokens: tuple[Tensor, Tensor], classes: tuple[Tensor, Tensor]
+) -> CrossEntropy.State:
+    """x [n, D], target [n], weight [v, D], index [v] -> the n folds of v classes."""
     (x, target), (weight, index) = tokens, classes
     logits = x @ weight.T
     of_target = torch.where(target[:, None] == index, logits, 0.0)
@@ -22,7 +25,12 @@ def project_fold(tokens: tuple[Tensor, Tensor], classes: tuple[Tensor, Tensor]) 
 def cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     index = torch.arange(len(weight), device=weight.device)
     state = mr.map_reduce(
-        CrossEntropy(), project_fold, (x, target), (weight, index), a_chunk=256, b_chunk=1024
+        CrossEntropy(),
+        project_fold,
+        (x, target),
+        (weight, index),
+        a_chunk=256,
+        b_chunk=1024,
     )
     return state.lse - state.target
 

@@ -1,8 +1,8 @@
-"""Listing 1 of the paper, line by line: attention one element at a time, forward and backward.
+"""Listing 1 of the paper: attention one element at a time, forward and backward.
 
-The loops say what every kernel of this library does in tiles. Each pair (i, j) could run on its own. The
-forward pass keeps the final states a_i alone. The backward pass computes each element h again from q_i and
-k_j. Nothing here is fast.
+The loops say what every kernel of this library does in tiles. Each pair (i, j) could
+run on its own. The forward pass keeps the final states a_i alone. The backward pass
+computes each element h again from q_i and k_j. Nothing here is fast.
 """
 
 from typing import Any
@@ -62,11 +62,17 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    out, lse = mr.attention(q[None, None], k[None, None], v[None, None], scale=1.0, return_lse=True)
+    out, lse = mr.attention(
+        q[None, None], k[None, None], v[None, None], scale=1.0, return_lse=True
+    )
     return torch.cat((out[0, 0], lse[0, 0, :, None]), 1)
 
 
 if __name__ == "__main__":
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
-    compare(attention, fused, {"q": torch.randn(20, 4), "k": torch.randn(30, 4), "v": torch.randn(30, 3)})
+    compare(
+        attention,
+        fused,
+        {"q": torch.randn(20, 4), "k": torch.randn(30, 4), "v": torch.randn(30, 3)},
+    )

@@ -1,4 +1,4 @@
-"""Attention by functions of one score: ALiBi, T5's bias, a window, documents, a neighbourhood, a softcap.
+"""Attention by functions of a score: ALiBi, T5's bias, windows, documents, a softcap.
 
 They are written as for FlexAttention. Each is compared with the dense matrix of scores.
 """
@@ -44,14 +44,15 @@ def alibi(slopes: Tensor) -> Callable[..., Any]:
 
 
 def t5_bias(of_bucket: Tensor) -> Callable[..., Any]:
-    """of_bucket: [HEADS, 32], not learned here: a learned one by query and key is `bias=` of attention.
+    """of_bucket: [HEADS, 32], not learned. A learned one is `bias=` of attention.
 
-    Raffel et al., Exploring the Limits of Transfer Learning (2020), section 2.1. Near keys have a bucket
-    each. Far keys share buckets by the logarithm of their distance. Kernels round no numbers, so a table has
-    the buckets.
+    Raffel et al., Exploring the Limits of Transfer Learning (2020), section 2.1. Near
+    keys have a bucket each. Far keys share buckets by the logarithm of their distance.
+    Kernels round no numbers, so a table has the buckets.
     """
     behind = torch.arange(LENGTH)
-    far = 16 + (torch.log(behind.clamp(min=1) / 16) / math.log(128 / 16) * 16).clamp(max=15).long()
+    octaves = torch.log(behind.clamp(min=1) / 16) / math.log(128 / 16)
+    far = 16 + (octaves * 16).clamp(max=15).long()
     bucket = torch.where(behind < 16, behind, far)
 
     def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -61,19 +62,27 @@ def t5_bias(of_bucket: Tensor) -> Callable[..., Any]:
 
 
 def dense(
-    q: Tensor, k: Tensor, v: Tensor, score_mod: Any = None, mask_mod: Any = None, scale: float = WIDTH**-0.5
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    score_mod: Any = None,
+    mask_mod: Any = None,
+    scale: float = WIDTH**-0.5,
 ) -> Tensor:
     b, h = torch.arange(BATCH)[:, None, None, None], torch.arange(HEADS)[:, None, None]
     i, j = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
     score = q @ k.mT * scale
     score = score if score_mod is None else score_mod(score, b, h, i, j)
-    return (score if mask_mod is None else score.masked_fill(~mask_mod(b, h, i, j), -torch.inf)).softmax(
-        -1
-    ) @ v
+    if mask_mod is not None:
+        score = score.masked_fill(~mask_mod(b, h, i, j), -torch.inf)
+    return score.softmax(-1) @ v
 
 
 def show(
-    name: str, ours: Callable[..., Tensor], theirs: Callable[..., Tensor], inputs: dict[str, Tensor]
+    name: str,
+    ours: Callable[..., Tensor],
+    theirs: Callable[..., Tensor],
+    inputs: dict[str, Tensor],
 ) -> None:
     print(name)
     compare(ours, theirs, inputs)

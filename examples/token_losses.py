@@ -1,6 +1,7 @@
-"""Losses of tokens that are functions of three statistics: focal, poly-1, smoothed labels and z-loss.
+"""Losses that are functions of three statistics: focal, poly-1, smoothed, z-loss.
 
-The statistics are one pass over the head. What is a function of the finished row is ordinary torch.
+The statistics are one pass over the head. What is a function of the finished row is
+ordinary torch.
 """
 
 from typing import Any
@@ -17,11 +18,13 @@ SMOOTHING, GAMMA, EPSILON, Z = 0.1, 2.0, 1.0, 1e-2
 @mr.statistics
 def pieces(score: Tensor, column: Tensor, label: Tensor) -> dict[str, Any]:
     target = mr.stat.total(torch.where(column == label, score, 0.0))
-    return dict(lse=mr.stat.softmax(score).logsumexp, target=target, sum=mr.stat.total(score))
+    return dict(
+        lse=mr.stat.softmax(score).logsumexp, target=target, sum=mr.stat.total(score)
+    )
 
 
 def losses(lse: Tensor, target: Tensor, mean: Tensor) -> Tensor:
-    """Of the log-sum-exp of a token's logits, the target's logit, and the mean of all."""
+    """Losses from a token's log-sum-exp, its target's logit, and the mean of all."""
     nll = lse - target
     missed = 1 - (-nll).exp()
     focal = missed**GAMMA * nll
@@ -37,7 +40,9 @@ def fused(hidden: Tensor, weight: Tensor, token: Tensor) -> Tensor:
 
 def plain(hidden: Tensor, weight: Tensor, token: Tensor) -> Tensor:
     logits = hidden @ weight.T
-    return losses(logits.logsumexp(1), logits.gather(1, token[:, None]).squeeze(1), logits.mean(1))
+    return losses(
+        logits.logsumexp(1), logits.gather(1, token[:, None]).squeeze(1), logits.mean(1)
+    )
 
 
 if __name__ == "__main__":

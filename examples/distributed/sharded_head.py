@@ -1,9 +1,10 @@
-"""A language model whose head is split over two processes has the losses of one process.
+"""A language model whose head is split over two processes has the same losses.
 
     python examples/distributed/sharded_head.py
 
-Each process has the whole body and half of the classes, which are pairs of bytes. Both compute the same loss.
-The text is that of the demo: the source of Python's standard library.
+Each process has the whole body and half of the classes, which are pairs of bytes. Both
+compute the same loss. The text is that of the demo: the source of Python's standard
+library.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def train(mesh: dist.DeviceMesh | None) -> list[float]:
 
 
 def of_rank(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS
+    )
     losses = train(init_device_mesh("cpu", (RANKS,)))
     Path(folder, f"losses{rank}").write_text(" ".join(loss.hex() for loss in losses))
     dist.destroy_process_group()
@@ -66,9 +69,12 @@ def of_rank(rank: int, folder: str) -> None:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(of_rank, (folder,), nprocs=RANKS)
-        found = [Path(folder, f"losses{rank}").read_text().split() for rank in range(RANKS)]
+        found = [
+            Path(folder, f"losses{rank}").read_text().split() for rank in range(RANKS)
+        ]
     alone = train(None)
-    print(f"{RANKS} processes have the same losses: {all(losses == found[0] for losses in found)}")
+    same = all(losses == found[0] for losses in found)
+    print(f"{RANKS} processes have the same losses: {same}")
     split = [float.fromhex(loss) for loss in found[0]]
     for step, (one, two) in enumerate(zip(alone, split, strict=True)):
         print(f"step {step}: loss {one:.6f} in one process, {two:.6f} in {RANKS}")
