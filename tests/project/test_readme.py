@@ -1,4 +1,4 @@
-"""README.md is short, and its examples run and leave no operator out."""
+"""The README's examples run and leave no operator out, and the check runs its commands."""
 
 from __future__ import annotations
 
