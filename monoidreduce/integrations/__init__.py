@@ -1,4 +1,4 @@
-"""Adapters to training libraries. The modules for transformers and for TRL import these.
+"""Adapters to training libraries.
 
-`import monoidreduce` imports none of them.
+The modules for transformers and TRL import those libraries, so `import monoidreduce` imports no adapter.
 """

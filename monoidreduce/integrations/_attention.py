@@ -1,14 +1,15 @@
 """transformers' attention and mask interfaces over `mr.attention`.
 
-transformers calls the mask function once per forward pass and kind of layer, and hands what it returns to the
-attention function of every layer. What it returns is one of:
+transformers calls the mask function once per forward pass and kind of layer, and passes the result to the
+attention function of every layer. The result is one of:
 
-- a Band: which keys lie near enough, and which are padding. Nothing of queries times keys is stored.
-- Packed: sequences that are packed in the rows of a batch.
-- Stored: which pairs of queries and keys count, where nothing less says it: chunks, static caches.
+- Band: a window around the diagonal, and a padding mask [B, N]. Nothing of size M x N is stored.
+- Packed: several sequences packed in each row of the batch, as cu_seqlens.
+- Stored: a bool tensor [B, 1, M, N], for masks with no shorter form (chunked attention, static caches).
 
-It is never None, so that a layer need not be causal by itself. Layers that compute something of a mask get
-the tensor that transformers' eager attention would have. Masks of users come as tensors [B, 1, M, N].
+It is never None: transformers takes None to mean that the layer itself decides whether it is causal. A layer
+that computes with its mask gets the tensor that eager attention would get. Users' own masks arrive as tensors
+[B, 1, M, N].
 """
 
 from __future__ import annotations
@@ -34,27 +35,28 @@ try:
     from transformers.utils.output_capturing import _active_collector
 except ImportError:  # before 5.2
     _active_collector = None
-CAPTURES = _active_collector is not None  # else layers do not know that their weights are wanted
+# Whether a layer can see that the caller asked for attention weights. If not, a hook of the model checks.
+CAPTURES = _active_collector is not None
 
-# What other implementations of attention take in place of a mask, or beside it. All other arguments that are
-# not known come from the model's caller: eager attention makes nothing of them either.
+# Arguments with which other attention implementations change the result; they are refused here. Any other
+# unknown argument comes from the model's caller and is ignored, as eager attention ignores it.
 OF_OTHERS = ("block_indices", "cache", "head_mask", "indices", "sinks")
 
 
 @dataclass(frozen=True)
 class Mask:
-    """Takes little memory until something computes with it, which turns it into eager attention's tensor."""
+    """A mask in compact form. It turns into eager attention's tensor once something computes with it."""
 
     make: Callable[[], Tensor] = field(kw_only=True)
 
     def dense(self) -> Tensor:
-        """[B, 1, M, N]: 0 where a key counts, and the least number of the dtype elsewhere."""
+        """[B, 1, M, N]: 0 where a query sees a key, and the lowest finite number of the dtype elsewhere."""
         if "made" not in vars(self):
             object.__setattr__(self, "made", self.make())
         return vars(self)["made"]  # type: ignore[no-any-return]
 
-    # generate() makes masks before it calls a model with a static cache. It takes them for tensors, and the
-    # model hands the one that it got to its own mask function.
+    # With a static cache generate() makes the masks before it calls the model. It treats them as tensors, and
+    # the model passes them through its own mask function again.
     @property
     def ndim(self) -> int:
         return 4
@@ -62,7 +64,7 @@ class Mask:
     def contiguous(self) -> Mask:
         return self
 
-    # accelerate moves the arguments of a layer to its GPU, where a model's layers are on several.
+    # accelerate calls this to move a layer's arguments, if the model's layers are on several GPUs.
     def to(self, *place: Any, **options: Any) -> Any:
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         tensors = {name: t.to(*place, **options) for name, t in given.items() if isinstance(t, Tensor)}
@@ -93,9 +95,10 @@ Mask.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 @dataclass(frozen=True, eq=False)
 class Band(Mask):
-    """`window` of `mr.attention` around the key that a query is aligned with, less the padding.
+    """The keys inside `window` (as in `mr.attention`) that are not padding.
 
-    The last query is aligned with the last key, or the first with the first: more keys are to come then.
+    The last query is aligned with the last key. With from_first the first query is aligned with the first
+    key instead: a static cache has room for keys that do not exist yet.
     """
 
     window: tuple[int | None, int | None]
@@ -105,23 +108,26 @@ class Band(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Packed(Mask):
-    """`window` of `mr.attention_varlen` within sequences of the tokens of all batches [B * L]."""
+    """Packed sequences with a `window` as in `mr.attention_varlen`.
+
+    The batch is flattened to B * L tokens.
+    """
 
     window: tuple[int | None, int | None]
-    starts: Tensor  # its cu_seqlens
+    starts: Tensor  # cu_seqlens over the B * L tokens
 
 
 @dataclass(frozen=True, eq=False)
 class Stored(Mask):
-    pairs: Tensor  # [B, 1, M, N] bool, True where a key counts
+    pairs: Tensor  # [B, 1, M, N] bool, True where the query sees the key
 
 
-# Before transformers 5.4 masks are told where their queries are by a tensor, cache_position [queries].
+# Before transformers 5.4 mask functions get the positions of their queries as a tensor, cache_position [M].
 BY_POSITION = "cache_position" in inspect.signature(masking_utils.sdpa_mask).parameters
 
 
 def _made_by(make: Callable[..., Any]) -> Callable[..., Any]:
-    """A mask function of transformers with the arguments that it has since 5.4."""
+    """Wrap a mask function of any transformers version so that it takes the arguments of 5.4 and later."""
 
     def mask(
         batch: int, q_length: int, keys: int, q_offset: Any, kv_offset: int, *others: Any,
@@ -138,9 +144,9 @@ sdpa_mask, eager_mask = _made_by(masking_utils.sdpa_mask), _made_by(masking_util
 def attention_mask_by_position(
     cache_position: Tensor, kv_length: int, kv_offset: int = 0, **options: Any
 ) -> Mask:
-    """`attention_mask` as transformers before 5.4 calls for it.
+    """`attention_mask` with the signature of transformers before 5.4.
 
-    The host waits for the first position where there is a cache.
+    With a cache, the host waits for the device to read the first position.
     """
     queries = len(cache_position)
     offset: Tensor | int = kv_offset
@@ -169,24 +175,26 @@ def attention_mask(
     config: Any = None,
     **options: Any,
 ) -> Mask:
-    """The mask of one kind of layer, as `AttentionMaskInterface` calls for it.
+    """The mask of one kind of layer, with the signature of transformers' `AttentionMaskInterface`.
 
-    Where transformers allows a mask to be skipped, it is causal or bidirectional. It has a window of
-    local_size or none, and the padding that attention_mask [B, all keys] has. Query i is at q_offset + i, and
-    key j at kv_offset + j. Causal masks of packed sequences are known by their functions. Other masks are
-    made of mask_function, and so are masks of static caches, whose last key is not the last query's.
+    Query i is at position q_offset + i, key j at kv_offset + j; attention_mask [B, all keys] marks padding.
+
+    If transformers allows the mask to be skipped, it is known to be causal or bidirectional, with at most a
+    window of local_size: a Band. A causal mask of packed sequences is recognised by the functions that
+    transformers composed it of: Packed. Any other mask is evaluated from mask_function and stored. So is the
+    mask of a static cache, because its last key does not belong to the last query.
     """
     if isinstance(attention_mask, Mask):
         return attention_mask
     lengths = batch_size, q_length, kv_length, q_offset, kv_offset
     make = partial(eager_mask, *lengths, mask_function, attention_mask, **options)
-    # torch.compile can not look into functions.
+    # torch.compile cannot trace through closures' cells.
     ids = None if torch.compiler.is_compiling() else _sequence_ids(mask_function, local_size)
     if ids is not None and attention_mask is None:
         return Packed((None if local_size is None else local_size - 1, 0), _starts(ids), make=make)
     plain = allow_is_causal_skip or allow_is_bidirectional_skip
     chunked = local_size is not None and getattr(config, "attention_chunk_size", None) is not None
-    # A bidirectional mask without a window needs no alignment: it is that of cross attention too.
+    # Without a window a bidirectional mask does not depend on alignment; cross attention has such masks.
     aligned = not isinstance(q_offset, Tensor) and q_offset + q_length == kv_offset + kv_length
     aligned = aligned or (allow_is_bidirectional_skip and local_size is None)
     if not plain or chunked or not aligned:
@@ -195,7 +203,8 @@ def attention_mask(
         pairs = sdpa_mask(*lengths, mask_function, attention_mask, local_size, **options)
         if pairs is not None:
             return Stored(pairs, make=make)
-        # Nothing but what is causal excludes a key. A single query sees all; more are the first of a cache.
+        # sdpa_mask returned None: only causality excludes keys. A single query is the last one and sees all
+        # keys; several queries are the first ones of a static cache.
         causal = allow_is_causal_skip and q_length > 1
         return Band((None, 0 if causal else None), from_first=causal, make=make)
     keys = _padding(attention_mask, kv_offset, kv_length)
@@ -207,7 +216,7 @@ def attention_mask(
 
 
 def _closure(function: Any, name: str) -> dict[str, Any]:
-    """The variables around a function that one of transformers' masking_utils made, if that is its name."""
+    """Closure variables of a function made by transformers' `masking_utils.name`; empty for any other."""
     known = getattr(function, "__module__", None) == masking_utils.__name__
     if not known or function.__qualname__ != f"{name}.<locals>.{function.__name__}":
         return {}
@@ -218,8 +227,8 @@ def _closure(function: Any, name: str) -> dict[str, Any]:
 
 
 def _sequence_ids(mask_function: Any, local_size: int | None) -> Tensor | None:
-    """The number of each token's sequence [B, L] where a mask is causal within packed sequences, with this
-    window or none, and nothing else."""
+    """The sequence index of each token [B, L] if the mask is exactly "causal within packed sequences", with a
+    window of local_size if that is not None. Otherwise None."""
 
     def both(function: Any) -> tuple[Any, ...]:
         parts = _closure(function, "and_masks").get("mask_functions", ())
@@ -227,7 +236,7 @@ def _sequence_ids(mask_function: Any, local_size: int | None) -> Tensor | None:
 
     of_sequences, of_positions = both(mask_function)
     within = _closure(of_positions, "remap_positions_for_packed_sequence").get("mask_function")
-    if within is None:  # transformers 5.4: in the other order, and of positions among all tokens
+    if within is None:  # transformers 5.4 swaps the two parts, and does not remap positions
         within, of_sequences = of_sequences, of_positions
     if local_size is not None:
         window, within = both(within)
@@ -239,9 +248,9 @@ def _sequence_ids(mask_function: Any, local_size: int | None) -> Tensor | None:
 
 
 def _starts(ids: Tensor) -> Tensor:
-    """Where sequences start among the tokens of all batches: as many as there could be, most of them empty.
+    """cu_seqlens over the flattened batch, with B * L sequences, most of them empty.
 
-    The host need not know how many there are.
+    B * L is the most there can be, so the host need not wait to learn how many there are.
     """
     batch, length = ids.shape
     flat = (ids + length * torch.arange(batch, device=ids.device)[:, None]).flatten()
@@ -249,13 +258,16 @@ def _starts(ids: Tensor) -> Tensor:
 
 
 def _padding(mask: Tensor | None, offset: int, length: int) -> Tensor | None:
-    """Which of the keys are not padding [B, length], None if all are. Keys beyond the mask are padding."""
+    """[B, length], True for keys that are not padding; None if no key is.
+
+    Keys beyond the mask are padding.
+    """
     if mask is None:
         return None
     keys = mask[:, offset : offset + length]
     keys = nn.functional.pad(keys, (0, length - keys.shape[1])) if keys.shape[1] < length else keys
     if torch.compiler.is_compiling() or (keys.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return keys  # whose values can not be read
+        return keys  # their values cannot be read here
     return None if keys.all() else keys
 
 
@@ -277,28 +289,28 @@ def attention_forward(
     cu_seq_lens_k: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one layer, as `AttentionInterface` calls for it.
+    """Attention of one layer, with the signature of transformers' `AttentionInterface`.
 
     Args:
-        module: the layer. Where a model makes no mask, its `is_causal` says what that means, unless is_causal
-            is given.
+        module: the layer. If there is no mask and is_causal is None, its attribute `is_causal` decides.
         query: [B, H, M, F].
         key, value: [B, Hkv, N, F] and [B, Hkv, N, D].
-        attention_mask: what `attention_mask` above returned, or a mask [B or 1, H or 1, M, N], bool or
-            additive. Such a mask is then all that limits the keys.
-        sliding_window: of the layer. The mask has it already.
-        s_aux: [H] sinks, one more score of each row, whose value is 0.
+        attention_mask: the result of the function `attention_mask` of this module, or a tensor
+            [B or 1, H or 1, M, N], bool or additive. A tensor alone decides which keys are seen, without
+            further causality or window.
+        sliding_window: the layer's window. The mask already contains it.
+        s_aux: [H] sinks. A sink is one more score in each row's softmax, and its value vector is 0.
         position_bias: [B or 1, H, M, N], added to the scores before the mask.
-        cu_seq_lens_q, cu_seq_lens_k: [sequences + 1] where packed sequences of each row of the batch begin,
-            and the end. With a mask that is stored or a position_bias each is a call of its own, for which
-            the host waits for the lengths.
-        others: what else the model was called with. eager attention makes nothing of it either.
+        cu_seq_lens_q, cu_seq_lens_k: [sequences + 1], cu_seqlens of the packed sequences in each row of the
+            batch. With a stored mask or a position_bias each sequence becomes a call of its own, and the host
+            waits for the device to read the lengths.
+        others: further arguments of the model's call; ignored, as in eager attention.
 
     Returns:
-        [B, M, H, D], and None in place of the weights.
+        The output [B, M, H, D], and None in place of the attention weights.
 
     Raises:
-        ValueError, TypeError: an argument that would change the result is not supported.
+        ValueError, TypeError: an unsupported argument that would change the result.
     """
     if dropout:
         raise ValueError(f"{type(module).__name__}: {dropout_error(module, dropout)}")
@@ -317,7 +329,7 @@ def attention_forward(
     if attention_mask is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         packed = cu_seq_lens_q is not None or cu_seq_lens_k is not None
-        from_first = causal and rows > 1 and not packed  # as torch's attention aligns them
+        from_first = causal and rows > 1 and not packed  # torch's causal attention aligns the first key
         if sliding_window is not None and sliding_window < columns and rows > 1:
             expected = f"a mask of this window, or one of at least the {columns} keys"
             raise ValueError(mismatch("sliding_window", expected, f"{sliding_window} and no mask"))
@@ -338,7 +350,7 @@ def attention_forward(
         mask = list(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask)
         raise TypeError(mismatch("attention_mask", "None or a tensor [B, 1, M, N]", mask))
 
-    if from_first and rows < columns:  # more keys are to come: a static cache
+    if from_first and rows < columns:  # a static cache: its other keys are not filled yet
         key, value, columns = key[:, :, :rows], value[:, :, :rows], rows
         bias = bias if bias is None or bias.shape[-1] == 1 else bias[..., :rows]
     options: Any = {"scale": scaling, "window": window, "softcap": softcap, "sinks": s_aux}
@@ -370,8 +382,8 @@ def attention_forward(
     return out.transpose(1, 2).contiguous(), None
 
 
-# Arguments that a model may give attention by name. eager attention makes nothing of the last six; head_mask,
-# of transformers 4, is checked in the call.
+# Keyword arguments that a layer may pass to attention. head_mask (transformers 4) is checked in the call; the
+# other six in this list are ignored, as in eager attention.
 KEYWORDS = frozenset(inspect.signature(attention_forward).parameters) | {
     "head_mask", "cache_position", "deterministic", "max_length_k", "max_length_q", "output_attentions",
     "position_ids",
@@ -379,7 +391,7 @@ KEYWORDS = frozenset(inspect.signature(attention_forward).parameters) | {
 
 
 def refuse_weights(_: Any, args: Any, others: dict[str, Any]) -> None:
-    """Raise ValueError if a call is to return weights; a hook before it."""
+    """Forward pre-hook that raises ValueError if the call asks for attention weights."""
     if others.get("output_attentions"):
         expected = (
             "None or False: monoidreduce stores no weights (monoidreduce.integrations.transformers.undo"
@@ -389,23 +401,24 @@ def refuse_weights(_: Any, args: Any, others: dict[str, Any]) -> None:
 
 
 def _weights_are_captured() -> bool:
-    """Whether the model that runs was asked for its attention weights, which it takes from its layers."""
+    """Whether the running model was called with output_attentions, which collects weights from its layers."""
     if _active_collector is None or torch.compiler.is_compiling():
         return False
     return any("attentions" in name for name in _active_collector.get() or ())
 
 
 def _varlen(query: Tensor, key: Tensor, value: Tensor, starts: tuple[Tensor, Tensor], options: Any) -> Tensor:
-    """[B, M, H, D] of packed sequences among the tokens of all batches."""
+    """`attention_varlen` of the batch flattened to B * M tokens; returns [B, M, H, D]."""
     q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in (query, key, value))
     out: Tensor = attention_varlen(q, k, v, *starts, **options)
     return out.reshape(len(query), query.shape[2], *out.shape[1:]).contiguous()
 
 
 def _of_all_rows(starts: Tensor, batch: int, length: int, others: Tensor | None) -> Tensor:
-    """The starts in every row of a batch, as among the tokens of all rows, and others that are so already.
+    """cu_seqlens over the flattened batch, from cu_seqlens that hold in every row.
 
-    The end of a row is the start of the next: between them is an empty sequence.
+    others: starts over the flattened batch, which are merged in. The end of a row equals the start of the
+    next row, so an empty sequence lies between them.
     """
     if batch == 1 and others is None:
         return starts
@@ -415,14 +428,14 @@ def _of_all_rows(starts: Tensor, batch: int, length: int, others: Tensor | None)
 
 
 def _masked(bias: Tensor | None, mask: Tensor) -> Tensor:
-    """Both, broadcast: what is added to the scores, and a mask that is bool or is added too."""
+    """One additive or bool bias from a bias of the scores and a mask, bool or additive; they broadcast."""
     if bias is None:
         return mask
     return torch.where(mask, bias, -torch.inf) if mask.dtype == torch.bool else bias + mask
 
 
 def _part(bias: Tensor, q0: int, q1: int, k0: int, k1: int) -> Tensor:
-    """Rows and columns of a bias, whose axes of size 1 are broadcast."""
+    """Queries q0 to q1 and keys k0 to k1 of a bias; an axis of size 1 broadcasts and stays."""
     bias = bias[..., q0:q1, :] if bias.shape[-2] > 1 else bias
     return bias[..., k0:k1] if bias.shape[-1] > 1 else bias
 
@@ -446,7 +459,7 @@ def _both(of_queries: Tensor | None, of_keys: Tensor | None, query: Tensor) -> l
 def _sequences(
     of_queries: Tensor, of_keys: Tensor, rows: int, columns: int
 ) -> list[tuple[int, int, int, int]]:
-    """The ranges of queries and of keys of each sequence."""
+    """(first query, last query + 1, first key, last key + 1) of each sequence."""
     q, k = of_queries.tolist(), of_keys.tolist()
     for name, starts, end in (("cu_seq_lens_q", q, rows), ("cu_seq_lens_k", k, columns)):
         if starts[:1] != [0] or starts[-1] != end or starts != sorted(starts) or len(starts) != len(q):

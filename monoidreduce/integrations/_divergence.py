@@ -1,4 +1,4 @@
-"""The divergence of a student from a teacher, as TRL's distillation trainers ask for it."""
+"""The divergence of a student from a teacher, for TRL's distillation trainers."""
 
 from __future__ import annotations
 
@@ -30,27 +30,29 @@ def divergence(
     *,
     entropy: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """TRL's `ChunkedDivergenceFunction.apply`. Logits are logit_scale * (hidden @ weight^T + bias) / T.
+    """A replacement for TRL's `ChunkedDivergenceFunction.apply`, without logits in memory.
+
+    Logits are logit_scale * (hidden @ weight^T + bias) / T.
 
     Args:
         student_hidden: [N, D].
         student_weight: [V, D].
         student_bias: [V].
         teacher_hidden, teacher_weight, teacher_bias: [N, E], [V, E] and [V], without gradients.
-        beta: 0 for "forward_kl" of `monoidreduce.linear_distillation`, 1 for "reverse_kl". Between them it is
-            beta of "jsd": the mixture is beta times the teacher and 1 - beta times the student.
+        beta: 0 selects "forward_kl" of `monoidreduce.linear_distillation`, 1 selects "reverse_kl". Values
+            between are beta of "jsd": the mixture is beta times the teacher and 1 - beta times the student.
         temperature: T.
-        student_logit_scale, teacher_logit_scale: more than 0. Where they differ, the teacher's hidden states
-            are multiplied by their ratio, and rounded once.
-        student_final_logit_softcapping, teacher_final_logit_softcapping: None.
-        entropy: not an argument of TRL's; return the entropy of the student too.
+        student_logit_scale, teacher_logit_scale: positive. If they differ, the teacher's hidden states are
+            multiplied by their ratio, which rounds them once.
+        student_final_logit_softcapping, teacher_final_logit_softcapping: must be None.
+        entropy: whether to return the student's entropy too. TRL's function has no such argument.
 
-    Hidden states and weights take part in the dtype of the former, or that of autocast. Where student and
-    teacher differ in dtype, it is the one that holds both. Biases are rounded for the entropy alone.
+    Weights are cast to the dtype of the hidden states, or to autocast's dtype. If student and teacher differ
+    in dtype, both use the promoted one. Biases stay in the accumulation dtype, except in the entropy.
 
     Returns:
-        The divergence [N], and the entropy of the student [N], which has no gradient and is another pass over
-        its head, or None. Both are at temperature T, in nats.
+        The divergence [N], and the student's entropy [N] or None. The entropy has no gradient and takes one
+        more pass over the student's head. Both are at temperature T, in nats.
 
     Raises:
         ValueError: a softcap, or a logit scale that is not more than 0.

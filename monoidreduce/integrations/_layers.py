@@ -1,8 +1,9 @@
-"""Layers of transformers' models compiled by torch, in training.
+"""torch.compile for the layers of transformers models, in training only.
 
-torch fuses what lies between matrix products: norms, rotary embeddings, activations, residual sums. What is
-cheap to compute again it does not keep. Layers of one class share what is compiled. Evaluation and generation
-run as before: their caches and lengths change from call to call, and each change would be compiled again.
+torch.compile fuses what lies between the matrix products: norms, rotary embeddings, activations, residual
+sums. It recomputes cheap results in backward instead of saving them. Layers of one class share the compiled
+code. Evaluation and generation run uncompiled: their caches and lengths change from call to call, and each
+change would compile again.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from monoidreduce._validate import mismatch
 
 __all__ = ["compile_in_training", "give_back_layers", "layers_of"]
 
-# The share of the activations that torch.compile may save, of those that it would save for the backward pass.
-# Below 1 it recomputes the results of activation functions, which cost little.
+# Fraction of the activations that torch.compile may save for backward, relative to what it saves by default.
+# Below 1 it recomputes the outputs of activation functions, which are cheap.
 KEPT = 0.9
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The layers that the model can recompute, which it repeats.
+    """The repeated layers of the model: those that support gradient checkpointing.
 
     Raises:
-        TypeError: it has none, or something else has replaced the forward of one.
+        TypeError: the model has none, or something else has replaced the forward of one.
     """
     layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
     expected = "layers that transformers can checkpoint (compile_layers=False leaves them)"
@@ -50,7 +51,10 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 
 
 def compile_in_training(layers: list[nn.Module], on_gpus_alone: bool = False) -> None:
-    """Compile layers when they first run in training, in place."""
+    """Patch the layers so that they are compiled when they first run in training.
+
+    on_gpus_alone: compile only where a layer's inputs are on a GPU and Triton works there.
+    """
     for layer in layers:
         layer.forward = MethodType(_forward_on_gpus if on_gpus_alone else _forward, layer)
 
@@ -64,8 +68,9 @@ def give_back_layers(model: nn.Module) -> None:
 
 def _forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     kind: Any = type(layer)
-    # A layer that is recomputed may first run without recording, of inputs that require gradients and with no
-    # cache. Both runs have to be alike. Generation has a cache.
+    # Under gradient checkpointing a layer first runs without grad mode, then again with it, and both runs
+    # must take the same path. The first run shows by inputs that require gradients and by having no cache;
+    # generation has one.
     recorded = torch.is_grad_enabled() or (
         kwargs.get("past_key_values") is None
         and any(t.requires_grad for t in _tensors(*args, *kwargs.values()))
@@ -87,7 +92,7 @@ def _tensors(*values: Any) -> list[Tensor]:
 
 @functools.cache
 def _compiles_for_gpus() -> bool:
-    """Whether torch has Triton, and Triton a C compiler. Warns where it has not."""
+    """Whether Triton and the C compiler that it needs are installed. Warns if not."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if compiler and importlib.util.find_spec("triton"):
         return True

@@ -1,14 +1,17 @@
-"""The loss of a causal language model of transformers without its logits.
+"""The loss of a transformers causal language model, without its logits in memory.
 
-The forward of a model calls its head, may scale or cap the logits, and calls `self.loss_function`. In
-training with labels, the head returns DeferredLogits in place of logits. They hold the loss, which is
-computed inside the head's forward, where FSDP has gathered the weight. They also record what the model does
-to its logits. The loss function compares that with what the loss was computed for: the record of the forward
-before, at first no change. If they differ, it calls the head once more. So no table says what each model does
-to its logits.
+A model's forward calls its head, may scale or cap the logits, and then calls `self.loss_function`. In
+training with labels, the patched head returns DeferredLogits in place of logits. They hold the loss, which is
+computed inside the head's forward because FSDP has gathered the weight there. They also record what the model
+does to its logits afterwards: scale, tanh cap, a cut to the first classes.
 
-Where a model does something else with its logits, the head computes them then, and from there on the forward
-is as transformers wrote it. From the next step on the head returns logits at once. A warning says so.
+The head has to compute the loss before it can see that record, so it assumes the record of the previous
+forward (at first: no change). The loss function compares the two, and calls the head again if they differ.
+So there is no table of what each model does to its logits.
+
+If a model does anything else with its logits, the head computes them at that point, and the rest of the
+forward runs as transformers wrote it. From the next step on the head returns plain logits, and a warning says
+so.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ log = logging.getLogger("monoidreduce.integrations.transformers")
 
 
 class Squashing(NamedTuple):
-    """What a model does to its logits z: inner * z, or outer * tanh(inner * z), of the first classes."""
+    """What a model does to its logits z: inner * z or outer * tanh(inner * z), cut to the first classes."""
 
     inner: float = 1.0
     outer: float | None = None
@@ -48,20 +51,20 @@ class Squashing(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """What `loss_function` is given beside logits."""
+    """The arguments of `loss_function` other than logits."""
 
-    labels: Tensor | None  # [B, T], that of token t is predicted at t - 1
-    shift_labels: Tensor | None  # [B, T], in place of labels, those predicted at each token
-    num_items: Tensor | int | None  # what the sum of losses is divided by; None: how many are not ignored
+    labels: Tensor | None  # [B, T]; the label of token t is predicted at position t - 1
+    shift_labels: Tensor | None  # [B, T]; replaces labels: the label that each position predicts
+    num_items: Tensor | int | None  # divisor of the summed losses; None: the number of labels not ignored
     ignore_index: int
 
     def are(self, others: Targets) -> bool:
-        """Are they the same objects."""
+        """Whether both hold the same tensor objects and the same ignore_index."""
         same = (given is other for given, other in zip(self[:3], others[:3], strict=True))
         return all(same) and self.ignore_index == others.ignore_index
 
     def shifted(self) -> Tensor:
-        """[tokens], what each token predicts."""
+        """[B * T], the label that each position predicts."""
         if self.shift_labels is not None:
             return self.shift_labels.reshape(-1)
         assert self.labels is not None
@@ -69,15 +72,15 @@ class Targets(NamedTuple):
 
 
 class DeferredLogits(NamedTuple):
-    """What the head returns in place of logits.
+    """Returned by the head in place of logits.
 
-    A tuple, so that what hooks into the outputs of modules finds the loss in it. Scaling and capping are
-    recorded. All else is done to logits, which the head then computes.
+    It is a tuple so that hooks on module outputs (FSDP, DDP) find the loss tensor in it. Scaling and capping
+    are recorded; any other operation makes the head compute the logits and applies to them.
     """
 
     loss: Tensor
     fused: FusedLoss
-    squashing: Squashing = Squashing()  # what the model did since
+    squashing: Squashing = Squashing()  # what the model did to the logits since the head returned
 
     def logits(self, operation: str) -> Tensor:
         return self.fused.logits(self.squashing, operation)
@@ -96,7 +99,7 @@ class DeferredLogits(NamedTuple):
         return self._scaled(1 / divisor)
 
     def _made(self) -> bool:
-        """Whether there are logits, which the model may have changed in place."""
+        """Whether the logits were already computed; the model may have changed those in place."""
         return self.squashing in self.fused.made
 
     def _scaled(self, factor: Any) -> DeferredLogits:
@@ -158,7 +161,7 @@ class DeferredLogits(NamedTuple):
     def dim(self) -> int:
         return len(self.shape)
 
-    # What hooks of tensor parallel styles ask for: a loss is the same on all ranks.
+    # Hooks of tensor parallel styles use these three as on a DTensor. The loss is the same on all ranks.
     @property
     def placements(self) -> None:
         return None
@@ -199,17 +202,17 @@ for _name in ("add", "radd", "sub", "rsub", "rtruediv", "neg", "pow", "matmul", 
 
 
 class FusedLoss:
-    """Of one model: what its head and its loss function need while its forward runs."""
+    """State of one model that its head and its loss function share while its forward runs."""
 
     def __init__(self, model: str) -> None:
-        self.model = model  # the name of its class
-        self.squashing = Squashing()  # that of the forward before
+        self.model = model  # class name
+        self.squashing = Squashing()  # recorded in the previous forward
         self.targets: Targets | None = None  # None: the head returns logits
         self.head: nn.Module | None = None
         self.hidden: Tensor | None = None  # the head's input
         self.shape, self.dtype = torch.Size(), torch.float32  # of the logits
-        self.made: dict[Squashing, Tensor] = {}  # logits, where the model does something else with them
-        self.given_up: str | None = None  # why transformers computes the loss
+        self.made: dict[Squashing, Tensor] = {}  # logits computed because the model needs them
+        self.given_up: str | None = None  # the reason why transformers computes the loss; None: it does not
 
     def give_up(self, reason: str) -> None:
         self.given_up = reason
@@ -217,7 +220,7 @@ class FusedLoss:
         log.warning(message, self.model, reason)
 
     def at_head(self, head: nn.Module, hidden: Tensor) -> DeferredLogits | None:
-        """In the head's forward: the loss of the hidden states [..., D], or None if the head is another."""
+        """Called in the head's forward: the loss of hidden [..., D]; None if this head is not supported."""
         assert self.targets is not None
         try:
             x, weight, bias = operands(head, hidden)
@@ -230,7 +233,7 @@ class FusedLoss:
         logit_scale, softcap = self.squashing.options()
         num_items = self.targets.num_items
         loss = linear_cross_entropy(
-            x.flatten(0, -2).to(weight.device),  # of a model whose layers are on several devices
+            x.flatten(0, -2).to(weight.device),  # a model's layers may be on several devices
             weight,
             self.targets.shifted().to(weight.device),
             bias=None if bias is None else bias * logit_scale,
@@ -248,7 +251,7 @@ class FusedLoss:
         return DeferredLogits(loss, self)
 
     def logits(self, squashing: Squashing, operation: str) -> Tensor:
-        """What the model would have in place of deferred logits."""
+        """The logits that the unpatched model would have at this point of its forward."""
         if squashing not in self.made:
             if self.given_up is None:
                 self.give_up(f"its forward does more with them than scale and cap them ({operation})")
@@ -262,7 +265,7 @@ class FusedLoss:
         return self.made[squashing]
 
     def at_loss(self, logits: DeferredLogits, targets: Targets) -> Tensor:
-        """In the loss function: the loss for these targets, of the logits as the model has changed them."""
+        """Called in the loss function: the loss, recomputed if the model changed its logits or targets."""
         assert self.targets is not None and self.head is not None
         if logits.squashing != self.squashing or not targets.are(self.targets):
             self.squashing, self.targets = logits.squashing, targets
@@ -271,8 +274,8 @@ class FusedLoss:
 
 
 def operands(head: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """x [..., D], weight [V, D] and bias [V]: the head's logits are x @ weight^T + bias."""
-    if hasattr(head, "modules_to_save"):  # copies of the head that PEFT trains
+    """x [..., D], weight [V, D] and bias [V] with which the head's logits are x @ weight^T + bias."""
+    if hasattr(head, "modules_to_save"):  # PEFT trains copies of the head
         whole = head.disable_adapters or not head.active_adapters
         return operands(
             head.original_module if whole else head.modules_to_save[head.active_adapters[0]], hidden
@@ -295,10 +298,10 @@ def _not_linear(head: Any) -> str:
 def _of_rank(
     x: Tensor, weight: Tensor, bias: Tensor | None, targets: Targets, classes: int | None
 ) -> tuple[Tensor, Tensor, Tensor | None, dict[str, Any]]:
-    """x, and the weight and bias of the first classes; options that say where other ranks have the others."""
+    """x, this rank's weight and bias cut to the first `classes`, options of a vocabulary-parallel loss."""
     if not is_dtensor(weight):
         return x, weight[:classes], None if bias is None else bias[:classes], {}
-    # Tensor parallelism's, since FSDP has gathered what it splits.
+    # The DTensor comes from tensor parallelism: FSDP has already gathered what it shards.
     from monoidreduce.distributed.dtensor import of_plain_rows, replicated_rows
 
     labels = targets.labels if targets.shift_labels is None else targets.shift_labels
@@ -310,7 +313,7 @@ def _of_rank(
     x = replicated_rows(x, weight, labels.shape[-1])
     if not ranks:
         return x, own[:classes], None if bias is None else bias[:classes], ranks
-    if classes is not None:  # what lies behind them is padding, which parts of one size may have
+    if classes is not None:  # later classes count as padding, which needs shards of equal size
         if len(weight) % ranks["process_group"].size():
             expected = f"{classes} classes, or a number that the ranks divide, where they are split"
             raise TypeError(mismatch("lm_head", expected, len(weight)))
@@ -319,7 +322,10 @@ def _of_rank(
 
 
 def _of_lora(head: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """x @ W^T + s * a(x) @ B^T is [x, s * a(x)] @ [W, B]^T, of width D and the ranks."""
+    """Operands of a head with LoRA: x @ W^T + s * a(x) @ B^T = [x, s * a(x)] @ [W, B]^T.
+
+    The width becomes D plus the LoRA ranks of the active adapters.
+    """
     x, weight, bias = operands(head.base_layer, hidden)
     if head.disable_adapters and head.merged:
         head.unmerge()
@@ -365,7 +371,7 @@ def _loss_function(
     shift_labels: Tensor | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """ForCausalLMLoss, also of deferred logits."""
+    """transformers' ForCausalLMLoss that also accepts deferred logits."""
     if isinstance(logits, DeferredLogits):
         fused = logits.fused
         if not fused.made and vocab_size in (None, logits.shape[-1]):
@@ -376,9 +382,9 @@ def _loss_function(
 
 
 def _model_forward(original: Callable[..., Any], signature: inspect.Signature) -> Callable[..., Any]:
-    """The forward of a model, unbound, with a fused loss where there are labels in training.
+    """Wrap a model's unbound forward: with labels, in training, the loss is fused with the head.
 
-    signature is that of the bound forward, which trainers read.
+    signature: of the bound forward. The result shows it, because trainers inspect it.
     """
     position = list(signature.parameters).index("labels")
 
@@ -411,7 +417,7 @@ def _model_forward(original: Callable[..., Any], signature: inspect.Signature) -
 
 
 class WithoutLogits:
-    """Of outputs that have a loss in place of logits."""
+    """Mixin for model outputs without logits: output["logits"] raises a KeyError that says why."""
 
     def __getitem__(self, key: Any) -> Any:
         if key == "logits":
@@ -427,7 +433,7 @@ def _hinting(kind: Any) -> Any:
 
 
 def _without_logits(output: Any) -> Any:
-    """The output of a model, with None for deferred logits."""
+    """The model's output without its deferred logits."""
     if isinstance(output, ModelOutput):
         kept = {name: value for name, value in output.items() if not isinstance(value, DeferredLogits)}
         if len(kept) == len(output):
@@ -438,7 +444,10 @@ def _without_logits(output: Any) -> Any:
 
 
 def _patched(head: Any, fused: FusedLoss) -> nn.Module:
-    """The head, whose forward asks `fused` first. FSDP's wrapper shows the attribute of what it wraps."""
+    """Patch the head's forward so that it asks `fused` first; returns the head.
+
+    An FSDP wrapper forwards attribute reads to the wrapped module, so `_fused_loss` is found through it.
+    """
     if getattr(head, "_fused_loss", None) is not fused:
         head._fused_loss = fused
         head._forward_to_logits = head.forward
@@ -447,7 +456,7 @@ def _patched(head: Any, fused: FusedLoss) -> nn.Module:
 
 
 def loss_error(model: PreTrainedModel) -> TypeError | None:
-    """Why the loss of a model can not be fused."""
+    """The error that says why the model's loss cannot be fused; None if it can."""
     name = type(model).__name__
     head: Any = model.get_output_embeddings()
     if head is None or "labels" not in inspect.signature(model.forward).parameters:
@@ -461,17 +470,17 @@ def loss_error(model: PreTrainedModel) -> TypeError | None:
     if model.loss_function not in (ForCausalLMLoss, _loss_function):
         given = getattr(model.loss_function, "__name__", model.loss_function)
         return TypeError(mismatch("model.loss_function", "ForCausalLMLoss", given))
-    while hasattr(head, "base_layer") or hasattr(head, "original_module"):  # of PEFT
+    while hasattr(head, "base_layer") or hasattr(head, "original_module"):  # PEFT's wrappers
         head = getattr(head, "base_layer", None) or head.original_module
     return None if _is_linear(head) else TypeError(_not_linear(head))
 
 
 def fuse_loss(model: PreTrainedModel) -> None:
-    """Let a fusible model compute its loss without logits in training."""
+    """Patch a model (`loss_error` is None for it) so that it computes its training loss without logits."""
     forward = model.forward
     if isinstance(forward, MethodType) and forward.__self__ is model:
-        unbound: Callable[..., Any] = forward.__func__  # so that a copy of the model has its own
-    else:  # of a hook, bound to this model
+        unbound: Callable[..., Any] = forward.__func__  # a deep copy of the model then binds its own
+    else:  # a hook replaced it by a function that is bound to this model
         unbound = functools.wraps(forward)(lambda _, *args, **kwargs: forward(*args, **kwargs))
     before = {name: vars(model)[name] for name in ("forward", "_loss_function") if name in vars(model)}
     model._before_fused_loss = before
@@ -482,7 +491,7 @@ def fuse_loss(model: PreTrainedModel) -> None:
 
 
 def fused_loss(model: nn.Module) -> FusedLoss | None:
-    """What `fuse_loss` left at a model."""
+    """The state that `fuse_loss` attached to a model; None if it was not fused."""
     return vars(model).get("_fused_loss")
 
 
@@ -508,7 +517,7 @@ def give_back_loss(model: nn.Module) -> None:
     for head in heads:
         forward = vars(head).pop("_forward_to_logits")
         del head.forward, head._fused_loss
-        if forward != head.forward:  # of a hook
+        if forward != head.forward:  # a hook had replaced it before
             head.forward = forward
     del model.forward, model._loss_function, model._fused_loss
     vars(model).update(vars(model).pop("_before_fused_loss"))

@@ -1,8 +1,8 @@
-"""Gated MLPs of layers that torch compiles and recomputes.
+"""Gated MLPs in layers that are compiled by torch and recomputed by gradient checkpointing.
 
-`monoidreduce.mlp` keeps nothing for its backward pass, and holds hidden values in parts of the workspace. In
-a layer that is recomputed it takes as many products as the model's own MLP: of 11, two compute hidden values
-again. In other layers the model's own takes 9, so it is left as it is.
+`monoidreduce.mlp` saves nothing for backward and holds hidden values in slices of the workspace. In a
+recomputed layer it takes 11 matrix products, two of which recompute hidden values, and so does the model's
+own MLP. Without recomputation the model's own takes 9, so it stays.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ _ACTIVATIONS = {
     ACT2CLS["gelu"]: "gelu",
     ACT2CLS["gelu_pytorch_tanh"]: "gelu_tanh",
 }
-# Since transformers 5.23 a layer's forward recomputes. Before, what calls it does: the recomputation is no
-# part of what is compiled then, and would compute the MLP's result, which nobody reads.
+# Since transformers 5.23 gradient checkpointing happens inside a layer's forward. Before, it happened in the
+# layer's __call__, outside the compiled code: the recomputation would compute the MLP's output, which nobody
+# reads.
 _WITHIN_FORWARD = "__call__" not in vars(GradientCheckpointingLayer)
 
 
 def replace_gated_mlps(layers: list[nn.Module]) -> None:
-    """Let MLPs like Llama's be computed by `monoidreduce.mlp` where a layer is compiled and recomputed."""
+    """Patch MLPs like Llama's so that `monoidreduce.mlp` computes them in compiled, recomputed layers."""
     for layer in layers if _WITHIN_FORWARD else ():
         for part in layer.modules():
             if _is_like_llamas(part) and "forward" not in vars(part):
@@ -42,7 +43,7 @@ def replace_gated_mlps(layers: list[nn.Module]) -> None:
 
 
 def replaced_gated_mlps(model: nn.Module) -> tuple[str, ...]:
-    """The names of MLPs that `replace_gated_mlps` has replaced."""
+    """Module names of the MLPs that `replace_gated_mlps` has patched."""
     forwards = {name: vars(part).get("forward") for name, part in model.named_modules()}
     return tuple(name for name, forward in forwards.items() if getattr(forward, "__func__", None) is _forward)
 
@@ -54,7 +55,7 @@ def give_back_gated_mlps(model: nn.Module) -> None:
 
 
 def _is_like_llamas(module: nn.Module) -> bool:
-    """Whether the forward of its class is that of LlamaMLP, to the instruction."""
+    """Whether the bytecode of its class's forward equals LlamaMLP's."""
     code = getattr(type(module).forward, "__code__", None)
     return code is not None and (code.co_code, code.co_names) == (_OF_LLAMA.co_code, _OF_LLAMA.co_names)
 
@@ -80,5 +81,5 @@ def _forward(layer_and_mlp: tuple[Any, Any], x: Tensor) -> Tensor:
 
 
 def _is_plain(linear: nn.Module) -> bool:
-    """Neither an adapter, nor quantized, nor sharded; and nobody looks on."""
+    """Whether it is a plain nn.Linear: no adapter, not quantized, not sharded, and without hooks."""
     return type(linear) is nn.Linear and type(linear.weight) is nn.Parameter and not has_hooks(linear)

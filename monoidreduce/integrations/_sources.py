@@ -1,8 +1,8 @@
-"""What the classes of a model of transformers do with attention, read from their source.
+"""How the classes of a transformers model use attention, read from their source code.
 
-A model can not be tried when it is patched: it may be too large, or have no weights yet. So its source says
-what a call would show later: that a layer gives attention an argument which eager attention has not, looks
-at its mask, or drops weights in training.
+A model cannot be run when it is patched: it may be too large, or have no weights yet. Its source tells in
+advance what a call would show later: that a layer passes attention an argument which eager attention does not
+have, inspects its mask, or drops attention weights in training.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 class AttentionCalls(NamedTuple):
     """How a class of layers calls transformers' AttentionInterface."""
 
-    keywords: frozenset[str]  # of its calls
+    keywords: frozenset[str]  # keyword arguments of its calls
     dropout: tuple[
         str, ...
-    ]  # the attributes of the layer that say how much: "attention_dropout", "dropout.p"
-    asks_for_tensor: bool  # whether it asks if its mask is a tensor
-    module: str  # that defines the class
-    definition: ast.ClassDef | None  # None where there is no source
+    ]  # attributes of the layer that hold the dropout rate: "attention_dropout", "dropout.p"
+    asks_for_tensor: bool  # whether it checks isinstance(mask, Tensor)
+    module: str  # module that defines the class
+    definition: ast.ClassDef | None  # None if the source is not available
 
 
 def _functions(kind: type) -> Iterator[tuple[type, Any]]:
-    """The classes that define a layer's methods, and the methods' code."""
+    """For each method of a layer's class: the base class that defines it, and its code object."""
     for base in kind.__mro__:
         if base in (nn.Module, PreTrainedModel):
             return
@@ -49,7 +49,7 @@ def _functions(kind: type) -> Iterator[tuple[type, Any]]:
 
 
 def attention_calls(layer: nn.Module) -> AttentionCalls | None:
-    """None for a layer that does not call the AttentionInterface."""
+    """How the layer's class calls the AttentionInterface; None if it does not."""
     kind: Any = type(layer)
     return _calls(kind)
 
@@ -95,7 +95,7 @@ def _calls(kind: Any) -> AttentionCalls | None:
 
 @functools.cache
 def _classes(module: str) -> tuple[ast.ClassDef, ...]:
-    """Of a module's source, () where there is none."""
+    """The class definitions in a module's source; () if the source is not available."""
     try:
         source = inspect.getsource(sys.modules[module])
     except (KeyError, OSError, TypeError):
@@ -104,7 +104,7 @@ def _classes(module: str) -> tuple[ast.ClassDef, ...]:
 
 
 def dropout_of(module: nn.Module) -> float:
-    """How much of its weights a layer of attention drops in training."""
+    """The fraction of attention weights that a layer drops in training; 0.0 if none."""
     calls = attention_calls(module)
     for name in () if calls is None else calls.dropout:
         try:
@@ -126,8 +126,11 @@ def dropout_error(module: nn.Module, given: float) -> str:
 
 @functools.cache
 def _dropout_keys(kind: Any) -> tuple[str, ...]:
-    """The keys of the config that say how much attention drops: of `self.dropout = nn.Dropout(config.key)`,
-    or of `Layer(dropout=config.key)` where another class makes the layer."""
+    """The config keys that set a layer's attention dropout.
+
+    They are found in `self.dropout = nn.Dropout(config.key)`, or in `Layer(dropout=config.key)` where another
+    class of the module creates the layer.
+    """
     calls = _calls(kind)
     if calls is None or calls.definition is None:
         return ()
@@ -151,7 +154,7 @@ def _dropout_keys(kind: Any) -> tuple[str, ...]:
 
 
 def _given(module: str, name: str, argument: str) -> list[ast.expr]:
-    """What the classes of a module give a class of this name for an argument."""
+    """The expressions that a module's classes pass for `argument` when they create the class `name`."""
     return [
         word.value
         for definition in _classes(module)

@@ -1,4 +1,4 @@
-"""Refuses a transformers that is too old, by its version, before anything that it lacks is imported."""
+"""Raises ImportError for a transformers that is too old, before an import of something it lacks fails."""
 
 from packaging.version import Version
 from transformers import __version__

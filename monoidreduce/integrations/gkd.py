@@ -1,4 +1,4 @@
-"""TRL's experimental `GKDTrainer` (tested with 1.15 and 1.16) without logits of the student and the teacher.
+"""TRL's experimental `GKDTrainer` (tested with 1.15 and 1.16), without logits of student and teacher.
 
 from monoidreduce.integrations.gkd import GKDTrainer
 """
@@ -27,21 +27,21 @@ __all__ = ["GKDTrainer"]
 
 
 class GKDTrainer(TrlGKDTrainer):  # type: ignore[misc]
-    """TRL's `GKDTrainer` with the loss of its `DistillationTrainer`, of hidden states and heads.
+    """TRL's `GKDTrainer` with the loss of TRL's `DistillationTrainer`, computed from hidden states and heads.
 
-    The arguments are TRL's. Making a trainer replaces what `monoidreduce.integrations.trl.apply` replaces. As
-    in TRL, the temperature of `GKDConfig` is for sampling alone, and the loss is at temperature 1. A
-    `compute_loss` that is to return outputs is TRL's own, with logits.
+    It takes TRL's arguments. Creating a trainer also does what `monoidreduce.integrations.trl.apply` does. As
+    in TRL, the temperature of `GKDConfig` is for sampling only; the loss is at temperature 1. If
+    `compute_loss` is called with return_outputs, TRL's own runs, with logits.
 
     Raises:
-        TypeError: the head of a model is no `torch.nn.Linear`, such as one with an adapter.
-        ValueError: model has prompts that PEFT learns. In the first step: a model caps its logits.
+        TypeError: a model's head is not a `torch.nn.Linear` (it has an adapter, for example).
+        ValueError: the model has prompts that PEFT learns. In the first step: a model caps its logits.
     """
 
     _compute_loss = DistillationTrainer._compute_loss
     _get_last_hidden_state = DistillationTrainer._get_last_hidden_state
     _forward_redirection = _ForwardRedirection()  # runs a function inside the forward of FSDP or DDP
-    model_kwarg_keys = ()  # of the model's body, whose hidden states of all tokens are asked for
+    model_kwarg_keys = ()  # no extra arguments for the model's body: hidden states of all tokens are needed
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         replace()
@@ -53,7 +53,7 @@ class GKDTrainer(TrlGKDTrainer):  # type: ignore[misc]
                 raise TypeError(mismatch(f"{name}: its head", "a torch.nn.Linear", type(head).__name__))
             if any(adapter.is_prompt_learning for adapter in getattr(unwrapped, "peft_config", {}).values()):
                 raise ValueError(mismatch(name, "no prompts that PEFT learns", unwrapped.peft_config))
-        self.temperature = 1.0  # of _compute_loss; generation has its own
+        self.temperature = 1.0  # read by _compute_loss; generation has its own
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -70,6 +70,6 @@ class GKDTrainer(TrlGKDTrainer):  # type: ignore[misc]
         }
         student = self.accelerator.unwrap_model(model)
         given = self._compute_loss, student, of_distillation, num_items_in_batch
-        with without_entropy():  # which it does not log
+        with without_entropy():  # this trainer does not log it
             loss, _, _ = self._forward_redirection(model, student, *given)
         return loss

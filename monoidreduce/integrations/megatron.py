@@ -1,4 +1,7 @@
-"""Cross entropy of the input of a Megatron model's output layer, over ranks too. Megatron is not imported."""
+"""Cross entropy fused with a Megatron model's output layer, also vocabulary-parallel.
+
+Megatron is not imported.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +28,20 @@ def linear_cross_entropy(
     ignore_index: int = -100,
     sequence_parallel: bool = False,
 ) -> Tensor:
-    """The loss of Megatron's `ColumnParallelLinear` over classes, without its logits.
+    """Cross entropy of the output of Megatron's `ColumnParallelLinear`, without logits in memory.
 
     Args:
-        hidden: [s, b, h] or [tokens, h]. With sequence_parallel it is this rank's part of the first axis.
-        weight: [V, h], or with a group this rank's part of the classes, equally many on each rank.
-        labels: [s, b] or [tokens] class indices, of all tokens, the same on all ranks.
-        tp_group: the ranks that have the classes.
+        hidden: [s, b, h] or [tokens, h]. With sequence_parallel, this rank's shard of the first axis.
+        weight: [V, h], or with a group this rank's shard of the classes, of equal size on each rank.
+        labels: [s, b] or [tokens] class indices of all tokens, the same on all ranks.
+        tp_group: the ranks that the classes are sharded over.
         reduction: "none", "sum" or "mean". The mean is over labels that are not ignored.
         ignore_index: a label with loss 0 that does not count in the mean.
-        sequence_parallel: whether each rank has other rows of hidden, equally many.
+        sequence_parallel: whether the rows of hidden are sharded too, in shards of equal size.
 
     Returns:
-        The loss of all tokens, [tokens] or a scalar, the same on all ranks and in the accumulation dtype. The
-        gradient of hidden needs no further sum over ranks.
+        The loss of all tokens, [tokens] or a scalar, in the accumulation dtype and the same on all ranks. The
+        gradient of hidden is already summed over ranks.
 
     Raises:
         TypeError, ValueError, IndexError: as `monoidreduce.linear_cross_entropy`.
@@ -67,11 +70,11 @@ def vocab_parallel_linear_cross_entropy(
     ignore_index: int = -100,
     sequence_parallel: bool = False,
 ) -> Tensor:
-    """The loss of each token as `LanguageModule.compute_language_model_loss` has it, without logits.
+    """The loss of each token, as from `LanguageModule.compute_language_model_loss`, without logits.
 
     Args:
-        hidden: [s, b, h]. With sequence_parallel it is this rank's part of the first axis.
-        weight, tp_group, ignore_index, sequence_parallel: as `linear_cross_entropy` has them.
+        hidden: [s, b, h]. With sequence_parallel, this rank's shard of the first axis.
+        weight, tp_group, ignore_index, sequence_parallel: as in `linear_cross_entropy`.
         labels: [b, s] class indices, the same on all ranks.
 
     Returns:
@@ -89,9 +92,9 @@ def vocab_parallel_linear_cross_entropy(
 def _check(
     hidden: Any, labels: Any, tp_group: dist.ProcessGroup | None, own_rows: bool, batch_first: bool = False
 ) -> None:
-    """Raises TypeError or ValueError unless labels are class indices of the tokens of hidden.
+    """Raise TypeError or ValueError unless labels are class indices for the tokens of hidden.
 
-    batch_first: labels are [b, s].
+    own_rows: hidden is this rank's shard of the first axis. batch_first: labels are [b, s].
     """
     group = None if tp_group is None else Group.of(tp_group)
 

@@ -13,19 +13,19 @@ __all__ = ["LinearCrossEntropyLoss"]
 
 
 class LinearCrossEntropyLoss:
-    """Cross entropy of models that return their head's input, as torchtitan's do for a chunked loss.
+    """Cross entropy for models that return the input of their head, as torchtitan's do for a chunked loss.
 
-    The head computes the loss in its own forward, where FSDP has gathered its weight. It is the model's
-    `lm_head`, a `monoidreduce.nn.LinearCrossEntropyHead` with reduction="sum".
+    The model's `lm_head` must be a `monoidreduce.nn.LinearCrossEntropyHead` with reduction="sum". It computes
+    the loss in its own forward, because FSDP has gathered its weight there.
     """
 
     lm_head: LinearCrossEntropyHead | None = None
 
     def set_lm_head(self, lm_head: Any) -> None:
-        """Say which head computes the loss, before the first call.
+        """Set the head that computes the loss. To be called before the first loss.
 
         Raises:
-            TypeError: lm_head is no `LinearCrossEntropyHead`.
+            TypeError: lm_head is not a `LinearCrossEntropyHead`.
             ValueError: its reduction is not "sum".
         """
         if not isinstance(lm_head, LinearCrossEntropyHead):
@@ -39,15 +39,15 @@ class LinearCrossEntropyLoss:
     def __call__(
         self, pred: Tensor, labels: Tensor, global_valid_tokens: Tensor | None = None, **loss_inputs: Any
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The sum of the losses over global_valid_tokens, or the sum itself; and no metrics.
+        """The summed loss, divided by global_valid_tokens if given, and an empty dict of metrics.
 
         Args:
-            pred: [..., D], what the model returned: the head's input.
-            labels: [...] class indices; -100, or ignore_index of the head, for a token that does not count.
-            global_valid_tokens: how many tokens of all ranks count.
+            pred: [..., D], the model's output, which is the head's input.
+            labels: [...] class indices; -100, or the head's ignore_index, marks a token that does not count.
+            global_valid_tokens: number of tokens that count, over all ranks.
 
         Raises:
-            TypeError: an argument that is not known here.
+            TypeError: an unknown argument.
             ValueError: no head was set.
         """
         if loss_inputs:

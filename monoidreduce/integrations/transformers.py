@@ -4,9 +4,9 @@
 
     model = apply(AutoModelForCausalLM.from_pretrained(name))
 
-`apply` patches one model: its attention, its loss in training, and its layers in training on GPUs. `replaced`
-says what it has replaced, and `undo` gives it back. `register` makes the attention known by name, for
-`from_pretrained(name, attn_implementation="monoidreduce")`.
+`apply` patches one model: its attention, its training loss, and on GPUs it compiles its layers for training.
+`replaced` lists what is patched, and `undo` restores it. `register` makes the attention available by name,
+for `from_pretrained(name, attn_implementation="monoidreduce")`.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class Replaced(NamedTuple):
-    """The parts of a model that MonoidReduce computes, by the names of their modules."""
+    """The parts of a model that MonoidReduce computes, by module name."""
 
-    attention: tuple[str, ...]  # layers
-    attention_left: tuple[str, ...]  # layers of attention that are as before
-    loss: bool  # in training
-    mlps: tuple[str, ...]  # in training, where their layer is compiled and recomputed
+    attention: tuple[str, ...]  # attention layers that MonoidReduce computes
+    attention_left: tuple[str, ...]  # attention layers that are unchanged
+    loss: bool  # the loss in training
+    mlps: tuple[str, ...]  # MLPs, replaced only in training while their layer is compiled and recomputed
 
 
 def register() -> None:
-    """Make `attn_implementation="monoidreduce"` known to transformers: the attention and its masks.
+    """Register `attn_implementation="monoidreduce"` with transformers: the attention and its masks.
 
-    A model that is loaded with this name, or `model.set_attn_implementation("monoidreduce")`, then computes
-    attention by `monoidreduce.attention`. Its layers raise ValueError or TypeError for what that has not:
-    dropout, the weights (`output_attentions`), paged caches and sparse attention by indices. Of a model that
-    has such layers `apply` says so before a call.
+    A model that is loaded with this name, or set to it by `model.set_attn_implementation("monoidreduce")`,
+    computes attention by `monoidreduce.attention`. Its layers raise ValueError or TypeError for what is not
+    supported: dropout, returned weights (`output_attentions`), paged caches, and sparse attention by indices.
+    `apply` detects such layers before the first call.
     """
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, attention_mask_by_position if BY_POSITION else attention_mask)
@@ -70,37 +70,38 @@ def register() -> None:
 def apply(
     model: Model, attention: bool = True, loss: bool = True, compile_layers: bool | None = None
 ) -> Model:
-    """Let a model of transformers compute its attention and its training loss by MonoidReduce, in place.
+    """Patch a transformers model, in place, so that MonoidReduce computes its attention and training loss.
 
-    It logs what it replaces (`logging`, logger "monoidreduce.integrations.transformers"). What an earlier
-    call replaced is given back first.
+    It logs what it replaces (`logging`, logger "monoidreduce.integrations.transformers"). Replacements of an
+    earlier call are undone first.
 
     Args:
-        model: a `PreTrainedModel`, or PEFT's model of one. Apply it before FSDP, DDP or torch.compile.
-        attention: see `register`. Every part of the model must take attention from transformers' interface.
-        loss: of a causal language model whose loss function is transformers' `ForCausalLMLoss`. In training,
-            calls with labels return a loss by `monoidreduce.linear_cross_entropy` and None for logits. Calls
-            without labels, or in evaluation, are as before. The argument `skip_logits` of the model's call
-            overrides this: False for logits in training, True for none in evaluation. A model that does
-            something else with its logits than scale and cap them keeps transformers' loss, from its first
-            step on, and a warning is logged.
-        compile_layers: let torch.compile fuse, in training, what its layers do between matrix products. The
-            first step then takes seconds more, and so may one of another length. By default (None) layers
-            that train on a GPU are compiled, if torch can and nothing has replaced the forward of one. True
-            also compiles layers on a CPU. Since transformers 5.23, MLPs like Llama's in compiled layers that
-            are recomputed are computed by `monoidreduce.mlp`.
+        model: a `PreTrainedModel`, or a PEFT model of one. Call `apply` before FSDP, DDP or torch.compile.
+        attention: replace the attention; see `register`. Every part of the model must use transformers'
+            AttentionInterface.
+        loss: replace the loss of a causal language model, which must be transformers' `ForCausalLMLoss`. In
+            training, calls with labels return a loss by `monoidreduce.linear_cross_entropy`, and None for
+            logits. Calls without labels, or in evaluation, are unchanged. The argument `skip_logits` of the
+            model's call overrides this: False asks for logits in training, True for none in evaluation. If
+            the model does more with its logits than scale and cap them, it keeps transformers' loss from its
+            first step on, and a warning is logged.
+        compile_layers: let torch.compile fuse, in training, what the layers do between matrix products. The
+            first step then takes seconds more, and so may a step with another sequence length. By default
+            (None), layers that train on a GPU are compiled if torch can compile there and nothing has
+            replaced a layer's forward. True also compiles layers on a CPU. With transformers 5.23 or later,
+            `monoidreduce.mlp` computes MLPs like Llama's in compiled layers under gradient checkpointing.
 
     Returns:
         The model.
 
     Raises:
-        TypeError: the model is none of transformers, or has no such attention, loss or layers. The message
-            names the model's class and what can be left as it is.
-        ValueError: the model drops attention weights in training, or its config asks for them.
+        TypeError: this is not a transformers model, or it has no such attention, loss or layers. The message
+            names the model's class and which argument leaves that part unchanged.
+        ValueError: the model drops attention weights in training, or its config asks to return them.
         RuntimeError: see `undo`.
 
     Warns:
-        UserWarning: in training on a GPU, where by default layers are compiled and Triton is not installed.
+        UserWarning: in training on a GPU with compile_layers=None, if Triton is not installed.
     """
     base = _base(model)
     refusals = {"attention": attention_error(base), "loss": loss_error(base)}
@@ -130,7 +131,7 @@ def apply(
 
 
 def replaced(model: nn.Module) -> Replaced:
-    """What `apply` has replaced in a model."""
+    """The parts of a model that `apply` has replaced."""
     base = _base(model)
     ours, left = [], []
     for name, part in base.named_modules():
@@ -145,13 +146,13 @@ def replaced(model: nn.Module) -> Replaced:
 
 
 def undo(model: Model) -> Model:
-    """Give a model back all that `apply` has replaced, in place.
+    """Restore everything that `apply` has replaced in a model, in place.
 
     Returns:
         The model.
 
     Raises:
-        RuntimeError: something else has replaced a forward of the model since.
+        RuntimeError: something else has replaced a forward of the model since `apply`.
     """
     base = _base(model)
     give_back_loss(base)
@@ -165,7 +166,7 @@ def undo(model: Model) -> Model:
 
 
 def _base(model: nn.Module) -> PreTrainedModel:
-    unwrapped = getattr(model, "get_base_model", None)  # of PEFT
+    unwrapped = getattr(model, "get_base_model", None)  # a PEFT model has it
     base = model if unwrapped is None else unwrapped()
     if not isinstance(base, PreTrainedModel):
         raise TypeError(mismatch("model", "a PreTrainedModel or PEFT's model of one", type(base).__name__))
@@ -173,7 +174,7 @@ def _base(model: nn.Module) -> PreTrainedModel:
 
 
 def attention_error(model: PreTrainedModel) -> Exception | None:
-    """Why the attention of a model can not be that of `attention_forward`."""
+    """The error that says why `attention_forward` cannot replace a model's attention; None if it can."""
     if getattr(model.config, "output_attentions", False):
         return ValueError(mismatch("output_attentions", "False in the config: no weights are stored", True))
     for part in model.modules():
@@ -195,7 +196,7 @@ def attention_error(model: PreTrainedModel) -> Exception | None:
 
 
 def _configs(config: Any) -> Iterator[Any]:
-    """A config and all within it."""
+    """A config and its nested sub-configs."""
     yield config
     for name in getattr(config, "sub_configs", ()):
         if getattr(config, name, None) is not None:
@@ -225,7 +226,7 @@ def _implementation(model: PreTrainedModel, layer: nn.Module) -> Any:
 
 
 def _is_attention(module: nn.Module) -> bool:
-    """Whether transformers calls it attention, and none of its parts is one."""
+    """Whether its class name says attention, and that of no submodule does."""
     names = [type(part).__name__ for part in module.modules()]
     of_others = isinstance(module, (GradientCheckpointingLayer, nn.MultiheadAttention))
     return "Attention" in names[0] and not of_others and not any("Attention" in name for name in names[1:])

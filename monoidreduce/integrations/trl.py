@@ -5,9 +5,9 @@
     apply()
     trainer = GRPOTrainer(...)
 
-TRL gives some trainers' models a fused head, which calls one function on chunks of logits. `apply` puts
-`log_probs` in its place, which stores no logits. `DistillationTrainer` calls another one on chunks of the
-student's and the teacher's logits. `apply` puts one over `divergence` in its place.
+TRL patches the models of some trainers with a fused head, which computes log-probabilities from chunks of
+logits. `apply` replaces that function by `log_probs`, which stores no logits. `DistillationTrainer` calls
+another function on chunks of student and teacher logits; `apply` replaces it by one that calls `divergence`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if VERSION < (1, 9):
 
 OPTIONAL = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
 
-# The trainers whose losses call what `apply` replaces, and the first version of TRL where they do.
+# Trainers whose losses call a function that `apply` replaces, and the first TRL version in which they do.
 REACHED = {
     "SFTTrainer": (1, 9),
     "AsyncGRPOTrainer": (1, 9),
@@ -61,14 +61,15 @@ _logger = logging.getLogger(__name__)
 
 
 def apply() -> None:
-    """Let TRL's trainers, in this process, compute log-probabilities and divergences by MonoidReduce.
+    """Let TRL's trainers in this process compute log-probabilities and divergences by MonoidReduce.
 
-    The first call logs a warning that names the trainers which it reaches, and those of the installed TRL
-    which it does not: they go on with logits. Not for DeepSpeed's ZeRO-3, which takes the weight of the head
-    away before the backward pass.
+    The first call logs a warning that names the trainers that use the replacements, and those of the
+    installed TRL that do not and keep their logits. Do not use it with DeepSpeed's ZeRO-3, which frees the
+    head's weight before the backward pass.
 
     Raises:
-        ImportError: this version of TRL has other functions than those to replace. Then none is replaced.
+        ImportError: this version of TRL lacks one of the functions, or its arguments differ. Nothing is
+            replaced.
     """
     if replace():
         reached, others = trainers()
@@ -81,7 +82,7 @@ def apply() -> None:
 
 
 def undo() -> None:
-    """Let TRL's trainers call TRL's own functions again."""
+    """Restore TRL's own functions."""
     for module_name, name, _ in _places():
         module = import_module(module_name)
         instead = getattr(module, name, None)
@@ -90,7 +91,7 @@ def undo() -> None:
 
 
 def trainers() -> tuple[list[str], list[str]]:
-    """The names of the installed TRL's trainers: those that `apply` reaches, and the others."""
+    """Names of the installed TRL's trainers: those that `apply` affects, and the others."""
     package = Path(trl.__file__).parent
     files = [*package.glob("trainer/*.py"), *package.glob("experimental/**/*.py")]
     declared = re.compile(r"^class ([A-Z]\w*Trainer)\(", re.MULTILINE)
@@ -100,7 +101,7 @@ def trainers() -> tuple[list[str], list[str]]:
 
 
 def replace() -> bool:
-    """Replaces TRL's functions; False if they are replaced already. Raises as `apply`."""
+    """Replace TRL's functions; returns False if they already were. Raises as `apply` does."""
     found = []
     for module_name, name, ours in _places():
         module = import_module(module_name)
@@ -115,7 +116,7 @@ def replace() -> bool:
 
 
 def _places() -> list[tuple[str, str, Callable[..., Any]]]:
-    """What is replaced in this version of TRL: the module, the name there, and our function."""
+    """The functions to replace in this version of TRL: (module, name in it, our function)."""
     newer = VERSION >= (1, 15)
     places: list[tuple[str, str, Callable[..., Any]]] = [
         ("trl.trainer.utils", "_ChunkedLogProbFunction", _log_probs if newer else _older_log_probs)
@@ -128,15 +129,15 @@ def _places() -> list[tuple[str, str, Callable[..., Any]]]:
 
 
 class _InPlace:
-    """Stands for a function of TRL, which may be one of autograd, and calls ours.
+    """Takes the place of a TRL function or autograd.Function, and calls ours.
 
-    Arguments are passed on by the names that they have in the installed version.
+    Positional arguments are passed on by the names that they have in the installed TRL.
     """
 
     def __init__(self, name: str, theirs: Any, ours: Callable[..., Any]) -> None:
         self.theirs, self.ours = theirs, ours
         known = inspect.signature(ours).parameters
-        # TRL 1.15 has None where there is no Triton.
+        # In TRL 1.15 `theirs.forward` is None if Triton is not installed.
         of = inspect.signature(getattr(theirs, "forward", theirs) or ours)
         self.names = [argument for argument in of.parameters if argument != "ctx"]
         needed = {argument for argument, p in known.items() if p.default is p.empty}
@@ -156,7 +157,7 @@ def _unknown(name: str, found: str) -> str:
     )
 
 
-# In place of TRL's functions, with the names that their arguments have.
+# Replacements for TRL's functions. Their parameters are named as in TRL.
 
 
 def _log_probs(
@@ -184,7 +185,7 @@ def _older_log_probs(
     logit_scale: float = 1.0,
     bias: Tensor | None = None,
 ) -> Any:
-    """Of TRL 1.9 to 1.14, which has a bias from 1.13 on."""
+    """The signature of TRL 1.9 to 1.14; 1.13 added the bias."""
     head = temperature, chunk_size, final_logit_softcapping, logit_scale
     return log_probs(last_hidden, weight, bias, targets, *head, ("entropy",))[:2]
 
@@ -200,7 +201,8 @@ def _cross_entropy(
     final_logit_softcapping: float | None = None,
     lm_head_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The loss; over its tokens, how many have the largest logit, the sum of entropies, and their number."""
+    """The loss, the number of tokens whose target has the largest logit, the sum of entropies, the number of
+    tokens. All are over the tokens that are not ignored."""
     if shift_labels is None:
         assert labels is not None
         hidden_states, shift_labels = hidden_states[..., :-1, :], labels[..., 1:]
@@ -230,7 +232,10 @@ def _divergence(
     teacher_final_logit_softcapping: float | None = None,
     temperature: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss; over its tokens, the sum of the student's entropies, and their number."""
+    """The loss, the sum of the student's entropies, the number of tokens.
+
+    All over the completion's tokens.
+    """
     counted = completion_mask != 0
     student, teacher = (
         (hidden[counted], _whole(weight), _whole(bias))
@@ -250,20 +255,20 @@ def _divergence(
         teacher_final_logit_softcapping,
         entropy=_needs_entropy.get(),
     )
-    # NaN, so that nobody takes that for an entropy.
+    # NaN, so that nobody mistakes it for an entropy.
     summed = found.new_tensor(torch.nan) if entropy is None else entropy.sum()
     return _mean(found, counted, num_items_in_batch), summed, counted.sum()
 
 
 def _mean(losses: Tensor, counted: Tensor, number: Tensor | int | None) -> Tensor:
-    """Over `number` tokens, or those that are counted; 0 of none."""
+    """The sum of the losses divided by `number`, or by the number of counted tokens; 0 if there are none."""
     if isinstance(number, Tensor):
         number = number.to(losses.device)
     return losses.sum() / (counted.sum().clamp(min=1) if number is None else number)
 
 
 def _whole(parameter: Any) -> Any:
-    """Of a parameter that FSDP2 has split, all parts."""
+    """The full parameter; FSDP2 shards it as a DTensor."""
     return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
 
 
@@ -272,7 +277,10 @@ _needs_entropy = ContextVar("_needs_entropy", default=True)
 
 @contextmanager
 def without_entropy() -> Iterator[None]:
-    """Within it, in this thread, TRL's loss of hidden states has NaN in place of the student's entropy."""
+    """Context in which `_divergence` returns NaN for the student's entropy, which saves a pass over the head.
+
+    It holds for the current thread.
+    """
     token = _needs_entropy.set(False)
     try:
         yield
@@ -291,22 +299,26 @@ def log_probs(
     logit_scale: float = 1.0,
     outputs: Sequence[str] = OPTIONAL,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """TRL's `ChunkedLogProbFunction.apply`. Logits are softcap(logit_scale * (hidden @ weight^T + bias)) / T.
+    """A replacement for TRL's `ChunkedLogProbFunction.apply`, without logits in memory.
+
+    Logits are softcap(logit_scale * (hidden @ weight^T + bias)) / T.
 
     Args:
         hidden: [N, D].
-        weight: [V, D]. It and the bias take part in the dtype of hidden, or that of autocast.
+        weight: [V, D]. It and the bias are cast to the dtype of hidden, or to autocast's dtype.
         bias: [V].
-        targets: [N] class indices; -100 for a token without one, whose results are 0.
+        targets: [N] class indices. -100 marks a token without a target; its results are 0.
         temperature: T.
-        chunk_size: of TRL's function, which has that many classes at a time; not used.
+        chunk_size: number of classes that TRL's function processes at a time; ignored here.
         softcap: c replaces each logit by c * tanh(logit / c).
-        logit_scale: of the logits, before the softcap.
-        outputs: which results beside the first are computed; others are None, other names count for nothing.
+        logit_scale: factor of the logits, before the softcap.
+        outputs: names of the results to compute beside log_probs; the others are None. Unknown names are
+            ignored.
 
     Returns:
-        log_probs; entropy; log_sum_sq_probs, log sum_v p_v^2; mean_logits, over classes and with T; is_top1:
-        is the target the first of the largest logits. Each is [N]. The first two are differentiable.
+        Five tensors [N]: log_probs; entropy; log_sum_sq_probs = log sum_v p_v^2; mean_logits, the mean over
+        classes at temperature T; is_top1, whether the target is the first of the largest logits. The first
+        two are differentiable.
 
     Raises:
         TypeError, ValueError: as `monoidreduce.linear_log_probs`.
@@ -334,7 +346,7 @@ def log_probs(
 def _mean_logits(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None, logit_scale: float
 ) -> Tensor:
-    """[N]: without a softcap the product with the mean of the classes, since logits are linear in them."""
+    """Mean logit of each row [N]. Without a softcap it is the product with the mean class vector."""
     dtype = accumulation_dtype(hidden.dtype)
     bias = hidden.new_zeros(1, dtype=dtype) if bias is None else bias.to(dtype)
     if softcap is None:

@@ -19,20 +19,21 @@ def linear_cross_entropy(
     reduction: str | None = "none",
     dist_process_group: dist.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`verl.utils.kernel.linear_cross_entropy.linear_cross_entropy` over `monoidreduce.linear_log_probs`.
+    """`verl.utils.kernel.linear_cross_entropy.linear_cross_entropy`, by `monoidreduce.linear_log_probs`.
 
     Args:
-        hidden: [..., D]. With a group it is the same on all ranks.
-        weight: [V, D], or with a group this rank's part of the classes, equally many on each rank.
-        labels: [...] class indices. One of -100 has results 0 and no gradient.
-        temperature: of the logits, or [...] one of each token. None is 1.
-        reduction: "none", "sum" or "mean", of the log-probabilities over all tokens. None is "none".
-        dist_process_group: the ranks that have the classes. As in verl the gradient of hidden is then the sum
-            of what the ranks have. Megatron's layers, which gather hidden, take that sum.
+        hidden: [..., D]. With a group, the same on all ranks.
+        weight: [V, D], or with a group this rank's shard of the classes, of equal size on each rank.
+        labels: [...] class indices. A token with label -100 has results 0 and no gradient.
+        temperature: a number, or a tensor [...] with one temperature for each token. None means 1.
+        reduction: "none", "sum" or "mean" of the log-probabilities over all tokens. None means "none".
+        dist_process_group: the ranks that the classes are sharded over. As in verl, each rank's gradient of
+            hidden is then a part, and the gradient is the sum over ranks. Megatron's layers, which gather
+            hidden, take that sum.
 
     Returns:
-        The log-probabilities, [tokens] or a scalar, and the entropies [tokens]. Both are differentiable, and
-        have the accumulation dtype.
+        The log-probabilities, [tokens] or a scalar, and the entropies [tokens]. Both are differentiable and
+        in the accumulation dtype.
 
     Raises:
         TypeError, ValueError, IndexError: as `monoidreduce.linear_log_probs`.
@@ -40,9 +41,9 @@ def linear_cross_entropy(
     reduction = "none" if reduction is None else reduction
     check_choice("reduction", reduction, ("none", "sum", "mean"))
     if dist_process_group is not None and hidden.requires_grad:
-        # All ranks have the whole gradient.
+        # linear_log_probs gives every rank the whole gradient, so each takes an equal part of it.
         ranks = dist.get_world_size(dist_process_group)
-        hidden = hidden.view_as(hidden)  # for a hook that the caller's tensor has not
+        hidden = hidden.view_as(hidden)  # the hook must not stay on the caller's tensor
         hidden.register_hook(lambda grad: grad / ranks)  # type: ignore[no-untyped-call]
     found = linear_log_probs(
         hidden,
