@@ -1,6 +1,6 @@
-"""Folds over several devices: the fold of a state from each rank, and parts of tensors.
+"""Folds over several ranks: combining one state from each rank, and sharding tensors.
 
-The operators take `process_group` themselves; see `monoidreduce.functional` and docs/distributed.md.
+The operators themselves take a `process_group`; see `monoidreduce.functional` and docs/distributed.md.
 """
 
 from monoidreduce.distributed.dtensor import MLPParallel, VocabParallel

@@ -1,8 +1,9 @@
-"""Attention with its sequence split over ranks.
+"""Attention with the sequence sharded over ranks (context parallelism).
 
-"ulysses" moves heads: each rank gets some heads of all positions, folds them as one device does, and sends
-the results back. "all_gather" moves keys and values: each rank folds, for its own queries, the keys that they
-see. Gradients of keys and values are summed over ranks. Neither splits a row's keys, so nothing is merged.
+"ulysses" exchanges heads for positions: each rank receives some heads of all positions, computes attention as
+one device would, and sends the results back. "all_gather" gathers keys and values: each rank computes its own
+queries over the keys that they see, and gradients of keys and values are summed over ranks. In both, one rank
+sees all keys of a query, so no partial results are merged.
 """
 
 from __future__ import annotations
@@ -45,28 +46,36 @@ OPTIONS = ("scale", "softcap", "left", "right", "compensated")  # of the op
 
 @dataclass(frozen=True)
 class Call:
-    """options: see OPTIONS. sent: the dtype of partial gradients on their way; None is that of sums."""
+    """A checked call on a group.
+
+    queries, keys: how the positions are sharded. options: values of OPTIONS. sent: dtype in which partial
+    gradients are communicated; None is the accumulation dtype. with_lse: return lse too. in_full: return the
+    sum of both words of the op's 16-bit output, in the accumulation dtype, because `functional.finished`
+    still rescales it (sinks, a bias that is constant along keys).
+    """
 
     queries: Split
     keys: Split
     options: tuple[Any, ...]
     sent: torch.dtype | None
     with_lse: bool
-    in_full: bool  # is the output returned in both words, in the accumulation dtype
+    in_full: bool
 
     @property
     def group(self) -> Group:
         return self.queries.group
 
 
-Whole = Callable[[int, int], tuple[int, int]]  # the queries and keys of all ranks, where one has so many
+# Maps this rank's numbers of queries and keys to those of all ranks together.
+Whole = Callable[[int, int], tuple[int, int]]
 
 
 class Checked(NamedTuple):
-    """Arguments of a call.
+    """Checked arguments of a call.
 
-    tensors: q, k and v as the op takes them, bias or None and, of packed sequences, cu_seqlens_q and
-    cu_seqlens_k. options: as OPTIONS. of_rows: a bias by rows, left to `finished`. facts: of the tensors.
+    tensors: q, k and v as the op takes them, bias or None, and for packed sequences cu_seqlens_q and
+    cu_seqlens_k. options: values of OPTIONS. of_rows: a bias that is constant along keys, which
+    `functional.finished` adds to the results. facts: what must agree between ranks.
     """
 
     tensors: tuple[Any, ...]
@@ -89,7 +98,7 @@ def attention_over_ranks(
     return_lse: bool,
     **options: Any,
 ) -> Any:
-    """`functional.attention`, where each rank has a part of the queries and of the keys."""
+    """`functional.attention` with queries and keys sharded over ranks along the sequence."""
 
     def check(whole: Whole) -> Checked:
         check_bool("compensated", options["compensated"])
@@ -114,7 +123,7 @@ def over_ranks(
     sinks: Tensor | None,
     return_lse: bool,
 ) -> tuple[Tensor, Tensor] | None:
-    """out and lse of this rank's queries; None in a group of one rank, whose call is that of no group.
+    """out and lse of this rank's queries. None if the group has one rank: the caller then ignores the group.
 
     ranks: process_group, method, layout, length and grad_dtype. check: checks the other arguments.
     """
@@ -146,7 +155,7 @@ def over_ranks(
             seen = {"window (causal is one that ends at 0)": (options.pop("left"), options.pop("right"))}
             return checked.facts.tell() | found | options | seen
 
-        # The sizes of parts are in the key of the tensors.
+        # key_of(tensors) already contains the sizes of this rank's shards.
         key = (checked.facts.key, method, layout, length, sent, with_lse, key_of(checked.options))
         return (call, by_heads, checked), Facts((*key, group.size), facts, checked.facts.waiting)
 
@@ -170,7 +179,7 @@ mark_untraced(over_ranks, UNTRACED)
 
 
 def _by_heads(method: str, heads: int, key_heads: int, ranks: int) -> bool:
-    """Does a call take ulysses: ranks then have as many query heads, of as many key heads."""
+    """Whether the call uses ulysses, which needs query heads (and key heads) that the ranks share evenly."""
     check_choice("method", method, METHODS)
     even = heads > 0 == heads % ranks and (key_heads % ranks == 0 or ranks % key_heads == 0)
     if method == "ulysses" and not even:
@@ -188,7 +197,8 @@ class _Ulysses(torch.autograd.Function):
         ctx.own = slice(call.group.rank * heads, (call.group.rank + 1) * heads)
         ctx.call, ctx.key_heads = call, k.shape[HEADS]
         ctx.options = (*call.options, 0, call.queries.length) if starts else call.options
-        splits = call.keys, call.keys, call.queries  # the longest comes last: others are joined meanwhile
+        # q is sent last: it is the largest, and k and v are joined while it is on its way.
+        splits = call.keys, call.keys, call.queries
         k, v, q = _arrived(*(_start_to_heads(t, split) for t, split in zip((k, v, q), splits, strict=True)))
         inputs = (q, k, v, part_of_bias(bias, heads=ctx.own), *starts)
         with call.group.failing_together():
@@ -212,7 +222,7 @@ class _Ulysses(torch.autograd.Function):
         if grad_lse is not None:
             grad_lse = _start_to_heads(grad_lse[..., None], call.queries)()[..., 0]
         inputs = (q, k, v, part_of_bias(bias, heads=ctx.own), *starts)
-        partial = ctx.key_heads < call.group.size  # ranks share a key head
+        partial = ctx.key_heads < call.group.size  # several ranks share a key head: dk, dv are partial sums
         with call.group.failing_together(any(needed[:4])):
             found = gradients((grad_out, grad_lse), inputs, results, ctx.options, needed, unrounded=partial)
         arrivals: list[Arrival | None] = [None] * 3
@@ -220,7 +230,7 @@ class _Ulysses(torch.autograd.Function):
             if needed[i]:
                 part = found[i] if call.sent is None or not partial else found[i].to(call.sent)
                 arrivals[i] = _start_to_positions(part, call.keys)
-        if needed[0]:  # the longest, packed while others are on their way
+        if needed[0]:  # the largest comes last: it is packed while dk and dv are on their way
             arrivals[0] = _start_to_positions(found[0].to(q.dtype), call.queries)
         result = [None if arrival is None else arrival() for arrival in arrivals]
         if partial:
@@ -240,7 +250,7 @@ def _arrived(*arrivals: Arrival) -> list[Tensor]:
 def _start_to_heads(part: Tensor, split: Split) -> Arrival:
     """All heads of this rank's positions -> this rank's heads of all positions.
 
-    Of fewer heads than ranks neighbours get the same one.
+    If there are fewer heads than ranks, neighbouring ranks get the same head.
     """
     ranks, part = split.group.size, split.padded(part, POSITIONS)
     if part.shape[HEADS] < ranks:
@@ -258,7 +268,7 @@ def _start_to_positions(whole: Tensor, split: Split) -> Arrival:
 
 
 def _summed_heads(t: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
-    """[B, ranks, ...] -> [B, heads, ...], the sums of what neighbours have of one head."""
+    """[B, ranks, ...] -> [B, heads, ...], summed over the neighbouring ranks that share a head."""
     batch, ranks, *others = t.shape
     shared = t.reshape(batch, heads, ranks // heads, *others)
     return shared.sum(2, dtype=accumulation_dtype(t.dtype)).to(dtype)
@@ -302,6 +312,6 @@ class _AllGather(torch.autograd.Function):
 
 
 def _start_own_sum(parts: Tensor, call: Call, dtype: torch.dtype) -> Arrival:
-    """The gradients of this rank's keys, summed over ranks. parts: of all keys, a part for each rank."""
+    """Gradients of this rank's keys, summed over ranks. parts: gradients of all keys, [ranks, ...]."""
     arrival = start_sum(parts, call.group, dtype, sent=call.sent, own=True)
     return lambda: arrival()[0].narrow(POSITIONS, 0, call.keys.own)

@@ -1,7 +1,7 @@
-"""Attention of some queries of a sequence over the keys that they see. Nothing is sent.
+"""Attention of a contiguous range of queries over the keys that they see. There is no communication here.
 
-Packed sequences are given as one sequence that is as long as all of them. Then `starts` are cu_seqlens_q and
-cu_seqlens_k of all ranks. Else there are no starts.
+Packed sequences are passed as one sequence of their total length, with `starts` = (cu_seqlens_q,
+cu_seqlens_k) over the tokens of all ranks. Without packing `starts` is empty.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ ALL = slice(None)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *starts: Tensor, options: Any) -> Any:
-    """What the op returns, with its options. Sinks are left to `functional.finished`."""
+    """Call the attention op, without recording it for autograd.
+
+    Sinks are not passed; `functional.finished` joins them afterwards.
+    """
     if starts:
         return unrecorded("attention_varlen")[0](q, k, v, None, *starts, *options)
     return unrecorded("attention")[0](q, k, v, bias, None, *options)
@@ -38,14 +41,15 @@ def gradients(
     needed: Sequence[bool],
     unrounded: bool,
 ) -> list[Tensor]:
-    """The gradients from the backward op of `attend`, whose keys are all that its queries see.
+    """Gradients of `attend`, from the backward op.
 
-    inputs, options: of attend. results: what it returned. unrounded: as `UNROUNDED` says.
+    grads: of out and lse. inputs, options: arguments of attend. results: its results. needed: which inputs
+    need a gradient. unrounded: return gradients in the accumulation dtype; see `UNROUNDED`.
     """
     q, k, v, bias, *starts = inputs
     if starts:
         packed = unrecorded("attention_varlen")[1]
-        wanted = [*needed[:3], False]  # of sinks
+        wanted = [*needed[:3], False]  # the last is for sinks
         return [*packed(*grads, q, k, v, None, *starts, *results, *options, wanted, unrounded)]
     backward = unrecorded("attention")[1]
     wanted = [*needed[:4], False]
@@ -53,7 +57,10 @@ def gradients(
 
 
 def part_of_bias(bias: Tensor | None, heads: slice = ALL, queries: slice = ALL, keys: slice = ALL) -> Any:
-    """A view of what some scores have of a bias [B, H, M, N]; an axis of size 1 is all they have."""
+    """A view of a bias [B, H, M, N] for some heads, queries and keys.
+
+    An axis of size 1 broadcasts and stays.
+    """
     if bias is None:
         return None
     parts = zip(bias.shape, (ALL, heads, queries, keys), strict=True)
@@ -62,11 +69,11 @@ def part_of_bias(bias: Tensor | None, heads: slice = ALL, queries: slice = ALL, 
 
 @dataclass(frozen=True)
 class Fold:
-    """Queries that follow each other, and the keys that they see.
+    """A contiguous range of queries, and the range of keys that they see.
 
-    own: where the queries are in their rank's part. queries, keys: where they are in the whole sequence.
-    options: of the op, which aligns the last of these queries with the last of these keys. Of packed
-    sequences the keys are all.
+    own: the queries' range in this rank's shard. queries, keys: ranges in the whole sequence. For packed
+    sequences keys is everything. options: options of the op, which aligns the last of these queries with the
+    last of these keys; the window is shifted to suit.
     """
 
     own: slice
@@ -78,11 +85,14 @@ class Fold:
     def of_rank(
         cls, queries: Split, keys: Split, options: tuple[Any, ...], packed: bool = False
     ) -> list[Fold]:
-        """The one or two folds of a rank. options: of the op, for the whole sequence, or packed ones."""
+        """The folds of this rank: one, or two with the zigzag layout.
+
+        options: options of the op for the whole sequence. packed: there are cu_seqlens.
+        """
         found, at = [], 0
         for first, end in queries.spans(queries.group.rank):
             own, at = slice(at, at + end - first), at + end - first
-            if packed:  # which queries these are tells the op what they see
+            if packed:  # the op finds the visible keys itself, from cu_seqlens and the first query's index
                 seen, here = slice(0, keys.length), (*options, first, queries.length)
             else:
                 seen, here = _seen(first, end, keys.length - queries.length, keys.length, options)
@@ -92,17 +102,21 @@ class Fold:
     def inputs(
         self, q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, *starts: Tensor
     ) -> tuple[Any, ...]:
-        """q: of the rank. keys, values, bias: of the whole sequence."""
+        """Inputs of `attend`. q: this rank's shard. keys, values, bias: of the whole sequence."""
         of_bias = part_of_bias(bias, queries=self.queries, keys=self.keys)
         return q[:, :, self.own], keys[:, :, self.keys], values[:, :, self.keys], of_bias, *starts
 
 
 def _seen(first: int, end: int, shift: int, keys: int, options: tuple[Any, ...]) -> tuple[slice, Any]:
-    """The keys that queries from first to end see, if query i is aligned with key i + shift; the options."""
+    """The range of keys that queries first to end see, and the options of the op for this range.
+
+    Query i is aligned with key i + shift.
+    """
     scale, softcap, left, right, compensated = options
     stop = keys if right < 0 else min(max(end + shift + right, 0), keys)
     start = 0 if left < 0 else min(max(first + shift - left, 0), stop)
-    moved = stop - (end + shift)  # the key that the last query is aligned with
+    # The op aligns the last query with the last key passed; `moved` is how far that is from the true key.
+    moved = stop - (end + shift)
     window = left if left < 0 else left + moved, right if right < 0 else max(right - moved, 0)
     return slice(start, stop), (scale, softcap, *window, compensated)
 
@@ -110,15 +124,15 @@ def _seen(first: int, end: int, shift: int, keys: int, options: tuple[Any, ...])
 def fold_rows(
     folds: Sequence[Fold], q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, *starts: Tensor
 ) -> tuple[Tensor, ...]:
-    """What the op returns of a rank's queries."""
+    """The results of the op for all queries of this rank."""
     found = (attend(*fold.inputs(q, keys, values, bias, *starts), options=fold.options) for fold in folds)
     return tuple(map(_in_order, zip(*found, strict=True)))
 
 
 class KeyGradient:
-    """The gradient of all keys, in parts for their ranks: [ranks, B, H, longest, D].
+    """The gradient of all keys, laid out by the ranks that own them: [ranks, B, H, longest, D].
 
-    Of the accumulation dtype.
+    It is in the accumulation dtype. `longest` is the size of the longest shard; shorter ones are padded by 0.
     """
 
     def __init__(self, split: Split) -> None:
@@ -126,7 +140,7 @@ class KeyGradient:
         self.parts: Tensor | None = None
 
     def add(self, found: Tensor, at: slice) -> None:
-        """The gradient of these keys."""
+        """Add the gradient `found` of the keys in the range `at`."""
         pieces = [*self.split.pieces(at)]
         if self.parts is not None:
             for rank, place, first, count in pieces:
@@ -151,17 +165,20 @@ def fold_gradients(
     results: tuple[Tensor, ...],
     needed: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the inputs of fold_rows that are needed.
+    """Gradients of q, k, v and bias, those that are needed, for this rank's queries.
 
-    The gradient of q is whole. The gradients of k, v and bias are this rank's part of a sum, in the
-    accumulation dtype. KeyGradient says how the parts of k and v lie. grads: of out and lse. results: what
-    fold_rows returned.
+    The gradient of q is final. Those of k, v and bias are this rank's part of a sum over ranks, in the
+    accumulation dtype; for k and v in the layout of KeyGradient.parts.
+
+    grads: of out and lse. inputs, results: arguments and results of fold_rows.
     """
     q, _, _, bias, *_ = inputs
     dk, dv = KeyGradient(key_split), KeyGradient(key_split)
     dbias = accumulator(bias) if needed[3] else None
     of_queries: list[Tensor] = []
-    for fold in reversed(folds):  # where masking is causal the last one has most keys
+    # The last fold goes first, because with a causal mask it sees most keys: KeyGradient.add copies the first
+    # gradient and only adds later ones.
+    for fold in reversed(folds):
         upstream = [None if g is None else g[:, :, fold.own] for g in grads]
         of_own = [t[:, :, fold.own] for t in results]
         found = gradients(upstream, fold.inputs(*inputs), of_own, fold.options, needed, unrounded=True)

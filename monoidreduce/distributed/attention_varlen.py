@@ -1,8 +1,9 @@
-"""Attention over packed sequences whose tokens are split over ranks, as `distributed.attention` does it.
+"""Attention over packed sequences with the tokens sharded over ranks, by the methods of
+`distributed.attention`.
 
-A part of a sequence cannot be told to the op as a shorter sequence. The last query of a sequence is aligned
-with its last key. Under a window a part sees keys on both sides of the key that its own last query is aligned
-with. So a rank's op has the starts of all sequences, and which tokens its queries are.
+A shard of a sequence cannot be passed to the op as a shorter sequence: the op aligns the last query of a
+sequence with its last key, but under a window a shard may also see keys behind the one that its last query is
+aligned with. So each rank passes the cu_seqlens of all sequences, and the index of its first query.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def varlen_over_ranks(
     return_lse: bool,
     **options: Any,
 ) -> Any:
-    """`varlen.attention_varlen`, where each rank has a part of the tokens."""
+    """`varlen.attention_varlen` with the tokens sharded over ranks."""
 
     def check(_: Whole) -> Checked:
         (*qkv, of_queries, of_keys), of_op = varlen.check_varlen(
@@ -69,7 +70,7 @@ def varlen_over_ranks(
 
 
 def _values(tensor: Tensor) -> str:
-    """A fact about the values of a tensor, for which the host waits for a GPU."""
+    """A digest of a tensor's values, to compare between ranks. For a GPU tensor the host waits."""
     values = tensor.tolist()
     digest = sha256(repr(values).encode()).hexdigest()[:12]
     return f"{tensor.dtype} {list(tensor.shape)} up to {values[-1]}, digest {digest}"

@@ -1,6 +1,7 @@
-"""The collectives that calls over several devices use.
+"""Collectives of calls over several ranks.
 
-Sums are taken in the order of ranks, in one place, so they have the same bits in every run and on every rank.
+A sum over ranks is computed in rank order, each element on one rank. So it has the same bits in every run and
+on every rank.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ __all__ = ["gather_states", "start_sum", "sum_over_ranks"]
 
 
 def gather_states(fields: Sequence[Tensor], group: Group) -> list[Tensor]:
-    """Each field [...] -> [ranks, ...], all of them by one collective."""
-    alike = len({field.dtype for field in fields}) == 1  # else they travel as bytes
+    """All-gather each field [...] -> [ranks, ...], all of them in one collective."""
+    alike = len({field.dtype for field in fields}) == 1  # fields of several dtypes are sent as bytes
     flat = [field.reshape(-1) if alike else field.contiguous().view(-1).view(torch.uint8) for field in fields]
     found = group.gather(torch.cat(flat))
     ends = accumulate(len(part) for part in flat)
@@ -40,12 +41,13 @@ def sum_over_ranks(
     own: bool = False,
     headed: bool = False,
 ) -> Tensor:
-    """The sum of every rank's part [rows, ...], rounded once, to dtype.
+    """The sum over ranks of `part` [rows, ...], rounded once, to dtype.
 
-    A rank sums a share of the elements, in the accumulation dtype and in the order of ranks.
+    Each rank sums an equal share of the elements, in the accumulation dtype and in rank order.
 
-    sent: the dtype of parts on their way, the same on all ranks; None: that of sums. own: only this rank's
-    rows, which are as many on each rank, else all. headed: have parts a header also on a GPU.
+    sent: dtype in which parts are communicated, the same on all ranks; None is the accumulation dtype. own:
+    return only this rank's rows (a reduce-scatter; the ranks have equally many) instead of all. headed: send
+    a header with the parts even on a GPU; see Channel.start.
     """
     return start_sum(part, group, dtype, sent=sent, own=own, headed=headed)()
 
@@ -59,7 +61,7 @@ def start_sum(
     own: bool = False,
     headed: bool = False,
 ) -> Arrival:
-    """sum_over_ranks whose parts are on their way."""
+    """Start `sum_over_ranks`; the returned function waits for the parts and returns the sum."""
     shape, elements = part.shape, part.numel()
     share = -(-elements // group.size)
     part = part.to(accumulation_dtype(part.dtype) if sent is None else sent)
@@ -78,11 +80,11 @@ def start_sum(
 
 
 def _sum(parts: Tensor, dtype: torch.dtype) -> Tensor:
-    """[ranks, n] -> [n], their sum in the order of ranks. The last addition rounds it to dtype."""
+    """[ranks, n] -> [n], summed in rank order. The last addition rounds to dtype."""
     if len(parts) == 1:
         return parts[0].to(dtype)
     total, *others, last = parts.unbind()
-    if not others and dtype == parts.dtype:  # torch adds two numbers of 16 bits in float32, as below
+    if not others and dtype == parts.dtype:  # torch adds 16-bit numbers in float32, so this is the same
         return total + last
     total = total.to(accumulation_dtype(parts.dtype))
     for other in others:

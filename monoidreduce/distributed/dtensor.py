@@ -1,4 +1,4 @@
-"""Operators of DTensors, and the styles that split a head's classes or an MLP's hidden units over a mesh."""
+"""Operators on DTensors, and ParallelStyles that shard a head's classes or an MLP's hidden units."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ __all__ = [
 
 
 class VocabParallel(ParallelStyle):
-    """Splits the classes of a `LinearCrossEntropyHead` over a one-dimensional mesh.
+    """Shards the classes of a `LinearCrossEntropyHead` over a one-dimensional mesh.
 
-    For `torch.distributed.tensor.parallel.parallelize_module`. Parameters become Shard(0). All
-    ranks call the head with the same rows; loss and logits are the same on all of them.
+    For `torch.distributed.tensor.parallel.parallelize_module`. Parameters become Shard(0). All ranks must
+    call the head with the same rows; loss and logits are the same on all of them.
 
     Raises:
-        TypeError: where it is applied to another module.
+        TypeError: the module is not a `LinearCrossEntropyHead`.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -50,13 +50,14 @@ class VocabParallel(ParallelStyle):
 
 
 class MLPParallel(ParallelStyle):
-    """Splits the hidden units of a `monoidreduce.nn.MLP` over a one-dimensional mesh.
+    """Shards the hidden units of a `monoidreduce.nn.MLP` over a one-dimensional mesh.
 
     For `torch.distributed.tensor.parallel.parallelize_module`. w1, bias1, gate and gate_bias become Shard(0),
-    w2 Shard(1) and bias2 Replicate. All ranks call the module with the same rows, and have the same result.
+    w2 Shard(1) and bias2 Replicate. All ranks must call the module with the same rows; the result is the same
+    on all of them.
 
     Raises:
-        TypeError: where it is applied to another module.
+        TypeError: the module is not a `monoidreduce.nn.MLP`.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -80,7 +81,7 @@ def _split_module(module: nn.Module, mesh: DeviceMesh, kind: type[nn.Module]) ->
 
 
 class Head(NamedTuple):
-    """A rank's part of a weight and bias, and the options that tell an operator so."""
+    """This rank's shard of a weight and bias, and the keyword arguments that an operator needs with it."""
 
     weight: Tensor
     bias: Tensor | None
@@ -88,10 +89,11 @@ class Head(NamedTuple):
 
 
 def of_plain_rows(weight: Any, bias: Any) -> Head:
-    """What a head's DTensors are beside rows in plain tensors, which are the same on all ranks of its mesh.
+    """Local shards of a head's DTensors, for a call with plain rows that are the same on all ranks of the
+    mesh.
 
     Raises:
-        TypeError: they are not Shard(0) on one dimension of a mesh and Replicate on the others.
+        TypeError: the tensors are not Shard(0) on one mesh dimension and Replicate on the others.
     """
     split = _split_dimension("weight", weight)
     if split is None:
@@ -105,10 +107,10 @@ def of_plain_rows(weight: Any, bias: Any) -> Head:
 
 
 def replicated_rows(x: Tensor, weight: Any, positions: int) -> Tensor:
-    """Rows [..., positions, D] in a plain tensor that all ranks with a part of the weight's columns have.
+    """x as plain rows [..., positions, D], the same on all ranks that the classes of weight are sharded over.
 
-    x: such rows, in a DTensor too; or in a plain tensor a rank's part of the positions, as torch.chunk makes
-    it.
+    x: a DTensor; or a plain tensor with all positions; or a plain tensor with this rank's positions, as
+    torch.chunk would split them.
     """
     split = _split_dimension("weight", weight)
     if isinstance(x, DTensor):
@@ -120,7 +122,7 @@ def replicated_rows(x: Tensor, weight: Any, positions: int) -> Tensor:
 
 
 def loss_of_head(head: LinearCrossEntropyHead, x: Tensor, target: Tensor) -> Any:
-    """The loss of a head whose parameters are DTensors."""
+    """The loss of a head with DTensor parameters."""
     if isinstance(x, DTensor):
         return functional.linear_cross_entropy(x, head.weight, target, bias=head.bias, **head.options)
     weight, bias, ranks = of_plain_rows(head.weight, head.bias)
@@ -128,7 +130,7 @@ def loss_of_head(head: LinearCrossEntropyHead, x: Tensor, target: Tensor) -> Any
 
 
 def mlp_of_module(module: MLP, x: Tensor) -> Tensor:
-    """The result of an MLP whose parameters are DTensors."""
+    """The result of an MLP with DTensor parameters."""
     names = ("bias1", "bias2", "gate", "gate_bias")
     others: dict[str, Any] = {name: getattr(module, name) for name in names}
     if isinstance(x, DTensor):
@@ -142,7 +144,7 @@ def mlp_of_module(module: MLP, x: Tensor) -> Tensor:
 
 
 def logits(head: LinearCrossEntropyHead, x: Tensor) -> Tensor:
-    """x @ weight^T + bias of a head whose parameters are DTensors, of all classes."""
+    """x @ weight^T + bias for all classes, of a head with DTensor parameters."""
     weight: Any = head.weight
     if isinstance(x, DTensor):
         return nn.functional.linear(x, weight, head.bias)
@@ -153,7 +155,11 @@ def logits(head: LinearCrossEntropyHead, x: Tensor) -> Tensor:
 
 
 def _split_dimension(name: str, weight: DTensor, axis: int = 0) -> int | None:
-    """The mesh dimension that the columns are split over; None if all ranks have them all."""
+    """The mesh dimension over which `weight` is sharded along `axis`; None if it is replicated.
+
+    Raises:
+        TypeError: any other placements.
+    """
     placements = weight.placements
     split = [i for i, placement in enumerate(placements) if placement == Shard(axis)]
     if len(split) > 1 or any(p != Replicate() for i, p in enumerate(placements) if i not in split):
@@ -166,15 +172,15 @@ def _split_dimension(name: str, weight: DTensor, axis: int = 0) -> int | None:
 
 
 class _Columns(NamedTuple):
-    """The DTensors of an operator that all ranks of a mesh, or some each, have the columns of."""
+    """The DTensor arguments of an operator that belong to its columns (classes or hidden units)."""
 
     tensors: dict[str, Any]
     mesh: DeviceMesh
-    split: int | None  # the mesh dimension that columns are split over
+    split: int | None  # the mesh dimension that the columns are sharded over; None: replicated
 
     @classmethod
     def of(cls, operator: str, tensors: dict[str, Any]) -> _Columns:
-        """Raises TypeError unless they are placed alike on one mesh."""
+        """Raises TypeError unless the placements of all tensors match those of the first."""
         first_name, first = next(iter(tensors.items()))
         split = _split_dimension(first_name, first, COLUMN_AXES[first_name])
         for name, t in tensors.items():
@@ -193,7 +199,7 @@ class _Columns(NamedTuple):
 
 
 def _check_dtensors(operator: str, tensors: dict[str, Any]) -> None:
-    """Raises TypeError unless all are DTensors on one mesh, or None."""
+    """Raise TypeError unless every tensor is None or a DTensor, all on the same mesh."""
     first, of_first = next((name, t) for name, t in tensors.items() if isinstance(t, DTensor))
     expected = (
         f"a DTensor on the mesh of {first}, as in the forward of the module that has it, in {operator}; or "
@@ -208,9 +214,9 @@ def _check_dtensors(operator: str, tensors: dict[str, Any]) -> None:
 
 
 class _Results(NamedTuple):
-    """What a call of local tensors returned.
+    """The results of a call with local tensors.
 
-    of_rows: [..., any axes] with the leading axes of x. sums: a scalar, of this rank's rows.
+    of_rows: per-row results, with the leading axes of x. sums: scalars summed over this rank's rows.
     """
 
     of_rows: list[Tensor]
@@ -223,10 +229,10 @@ def _placed(
     columns: dict[str, Any],
     call: Callable[[dict[str, Any], dict[str, Any]], _Results],
 ) -> _Results:
-    """An operator of DTensors.
+    """Call an operator with DTensors and return DTensors.
 
-    rows, columns: its tensors by name, the first one of each is no None. call: calls it with local ones, and
-    with options that say who has the columns.
+    rows, columns: its tensors by name; the first of each is not None. call: runs the operator on local
+    tensors, with the options (process_group, classes) for sharded columns.
     """
     _check_dtensors(operator, columns | rows)
     of = _Columns.of(operator, columns)
@@ -272,7 +278,10 @@ def _placed(
 
 
 def _mean(total: Tensor, counted: Tensor, x: DTensor, columns: Any) -> Tensor:
-    """A rank's part of the mean over the rows of all ranks. counted: how many this rank has, changed."""
+    """This rank's part of the mean over the rows of all ranks.
+
+    total: the sum over this rank's rows. counted: how many of them count; all-reduced in place.
+    """
     split = _split_dimension("weight", columns)
     for i, placement in enumerate(x.placements):
         if i != split and isinstance(placement, Shard):
@@ -290,17 +299,19 @@ def _refuse_tensors(operator: str, options: dict[str, Any]) -> None:
 def linear_cross_entropy(
     x: Any, weight: Any, target: Any, *, bias: Any, reduction: str, **options: Any
 ) -> Any:
-    """`functional.linear_cross_entropy` of DTensors on one mesh.
+    """`functional.linear_cross_entropy` with DTensors on one mesh.
 
     Args:
-        x: [..., D], on each mesh dimension Shard of a leading axis or Replicate. target: placed as x.
-        weight: [V, D], Shard(0) on at most one mesh dimension and Replicate on the others. bias: [V], so too.
+        x: [..., D]; on each mesh dimension Shard of a leading axis, or Replicate. target: placed like x.
+        weight: [V, D]; Shard(0) on at most one mesh dimension, Replicate on the others. bias: [V], placed
+            likewise.
         reduction: "mean" divides by the number of tokens of all ranks.
-        options: as there, without tensors.
+        options: the other options of the function; none may be a tensor.
 
     Returns:
-        A DTensor, or two. On the dimension that splits the classes it is replicated. On others where x is
-        split a loss is a partial sum, and per-token results are split as x.
+        One DTensor, or two with return_lse. They are replicated on the mesh dimension that shards the
+        classes. On a mesh dimension that shards x, a reduced loss is Partial, and per-token results are
+        sharded like x.
 
     Raises:
         TypeError: an argument is not as above.
@@ -323,7 +334,7 @@ def linear_cross_entropy(
 
 
 def _returned(found: _Results) -> Any:
-    """The loss, then what is beside it."""
+    """The loss followed by the per-row results; a single result without a tuple."""
     results = (*found.sums, *found.of_rows)
     return results if len(results) > 1 else results[0]
 
@@ -331,7 +342,10 @@ def _returned(found: _Results) -> Any:
 def linear_distillation(
     x: Any, weight: Any, teacher_x: Any, teacher_weight: Any, *, mask: Any, reduction: str, **options: Any
 ) -> Any:
-    """`functional.linear_distillation`, likewise: the teacher's tensors are placed as the student's."""
+    """`functional.linear_distillation` with DTensors, placed as in `linear_cross_entropy`.
+
+    The teacher's tensors have the placements of the student's.
+    """
     check_choice("reduction", reduction, functional.REDUCTIONS)
 
     def call(local: dict[str, Any], ranks: dict[str, Any]) -> _Results:
@@ -352,7 +366,10 @@ def linear_distillation(
 def linear_log_probs(
     x: Any, weight: Any, target: Any, *, bias: Any, temperature: Any, **options: Any
 ) -> functional.LogProbs:
-    """`functional.linear_log_probs`, likewise. A temperature may be a number, or placed as x."""
+    """`functional.linear_log_probs` with DTensors, placed as in `linear_cross_entropy`.
+
+    temperature: a number, or a DTensor placed like x.
+    """
     of_rows = {"temperature": temperature} if isinstance(temperature, Tensor) else {}
     number = {} if of_rows else {"temperature": temperature}
     names: list[str] = []
@@ -370,7 +387,7 @@ def linear_log_probs(
 
 
 def logsumexp_matmul(a: Any, b: Any, scale: float) -> Any:
-    """`functional.logsumexp_matmul`, likewise: a is placed as x, b as a weight."""
+    """`functional.logsumexp_matmul` with DTensors: a placed as x in `linear_cross_entropy`, b as weight."""
 
     def call(local: dict[str, Any], ranks: dict[str, Any]) -> _Results:
         return _Results([functional.logsumexp_matmul(**local, scale=scale, **ranks)], [])
@@ -379,7 +396,10 @@ def logsumexp_matmul(a: Any, b: Any, scale: float) -> Any:
 
 
 def mlp(x: Any, w1: Any, w2: Any, *, activation: str, **others: Any) -> Any:
-    """`functional.mlp`, likewise: w2 has Shard(1) where w1 has Shard(0), and bias2 is replicated."""
+    """`functional.mlp` with DTensors: x and w1 are placed as x and weight in `linear_cross_entropy`.
+
+    w2 is Shard(1) where w1 is Shard(0), and bias2 is replicated.
+    """
 
     def call(local: dict[str, Any], ranks: dict[str, Any]) -> _Results:
         return _Results([functional.mlp(**local, activation=activation, **ranks)], [])

@@ -1,8 +1,8 @@
-"""Folds whose columns are split over ranks: each rank folds its own, and every rank combines the states.
+"""Folds with columns sharded over ranks: each rank folds its own columns, and every rank combines the states.
 
-Let P be the fold of all columns and X an element. Then the gradient by X is a function of P and X alone
-(corollary 2.1.3 of MonoidReduce). So each rank has the gradients of its columns once it has P, and no state
-is sent backward. A row is folded with the columns of all ranks, so its gradient is a sum over ranks.
+Let P be the fold of all columns and X one of its elements. The gradient of X is a function of P and X alone
+(corollary 2.1.3 of MonoidReduce). So once a rank has P, it can compute the gradients of its own columns, and
+backward communicates no states. A row meets the columns of all ranks, so its gradient is a sum over ranks.
 """
 
 from __future__ import annotations
@@ -38,18 +38,19 @@ State = TypeVar("State", bound=Sequence[Tensor])
 
 
 def all_fold(monoid: Monoid[State], state: State, process_group: Any) -> State:
-    """The fold of one state from each rank, on every rank: an all-reduce for any commutative monoid.
+    """Combine one state from each rank, on every rank: an all-reduce for any commutative monoid.
 
-    States are combined in the order of ranks, so that all ranks have the same bits. Every rank is to compute
-    the same from the result. Then the gradient of a rank's state is the monoid's local gradient.
+    States are combined in rank order, so all ranks get the same bits. For the gradients to be right, every
+    rank must compute the same from the result; the gradient of a rank's state is then the monoid's local
+    gradient.
 
     Args:
         monoid: an instance of any `Monoid`.
-        state: a state of it, that is a NamedTuple of tensors, of the same shapes and dtypes on all ranks.
+        state: a state of this monoid (a NamedTuple of tensors), with the same shapes and dtypes on all ranks.
         process_group: a ProcessGroup or a one-dimensional DeviceMesh.
 
     Returns:
-        A state like the one given. Differentiable once, in every floating field.
+        A state like the one given. It is differentiable once, in every floating field.
 
     Raises:
         TypeError, ValueError: an argument is not as above.
@@ -67,7 +68,7 @@ def all_fold(monoid: Monoid[State], state: State, process_group: Any) -> State:
 
 
 def combined(monoid: Monoid[State], state: State, group: Group) -> State:
-    """`all_fold`, checked."""
+    """`all_fold` of arguments that are already checked."""
     make = maker(state)
     return make(_AllFold.apply(_Folded(monoid), make, group, *state))  # type: ignore[no-any-return, no-untyped-call]
 
@@ -75,7 +76,7 @@ def combined(monoid: Monoid[State], state: State, group: Group) -> State:
 def map_reduce_over_ranks(
     process_group: Any, monoid: Monoid[State], project_fold: Any, a: Any, b: Any, options: dict[str, Any]
 ) -> State:
-    """`map_reduce` with the rows of b split over ranks: each folds its own, then all states are combined."""
+    """`map_reduce` with the rows of b sharded over ranks: each rank folds its own; states are combined."""
     group = Group.of(process_group)
 
     def prepare() -> tuple[State, Facts]:
@@ -102,7 +103,7 @@ mark_untraced(map_reduce_over_ranks, UNTRACED)
 
 
 def replicated(t: Tensor, group: Group) -> Tensor:
-    """The tensor, which all ranks have and fold with their own columns: its gradient is a sum over ranks."""
+    """t itself, with its gradient summed over ranks. All ranks hold t and use it with their own columns."""
     result: Tensor = _Replicated.apply(t, group)  # type: ignore[no-untyped-call]
     return result
 
@@ -140,15 +141,17 @@ class _AllFold(torch.autograd.Function):
 
 
 class ShardedFold(NamedTuple):
-    """An op of `_ops` whose columns are split over ranks.
+    """How to run an op of `_ops` with columns sharded over ranks.
 
-    forward, backward: the options of both passes. rows: which inputs are rows; their gradients are summed.
-    gathered: how many of the op's outputs are states of rows, the first ones; others stay with their rank.
-    pack: makes one tensor of these states; None: they are of several dtypes.
-    combine: of these states of all ranks, each [ranks, ...] or packed, and the other outputs, the results,
-    then the residuals.
-    run: what has the op's outputs, and others for `combine`; None: the op.
-    differentiable: how many of the results have gradients, the first ones.
+    forward, backward: options of the forward and backward ops.
+    rows: indices of the inputs that are rows; their gradients are summed over ranks.
+    gathered: the first this many outputs of the op are states of rows, which are gathered from all ranks. The
+    other outputs stay on their rank.
+    pack: packs these states into one tensor. None: they have several dtypes and are gathered as bytes.
+    combine: takes the gathered states ([ranks, ...] each, or packed) and the other outputs; returns the
+    results and the residuals that backward needs.
+    run: called in place of the op if given; it returns the op's outputs, then more arguments for `combine`.
+    differentiable: the first this many results have gradients.
     """
 
     name: str
@@ -164,12 +167,12 @@ class ShardedFold(NamedTuple):
 
 
 def fold_over_ranks(fold: ShardedFold, *inputs: Tensor | None) -> Any:
-    """The results for these inputs of the op; see ShardedFold."""
+    """Run the fold on these inputs of the op; returns its results."""
     return _FoldOverRanks.apply(fold, *inputs)  # type: ignore[no-untyped-call]
 
 
 def summed_gradient(part: Tensor, of: Tensor, sharding: Sharding) -> Tensor:
-    """The gradient of rows, from a rank's part of it."""
+    """The gradient of the rows `of`: this rank's part of it, summed over ranks."""
     return sum_over_ranks(part, sharding.group, of.dtype, sent=sharding.sent, own=sharding.own_rows)
 
 
@@ -203,7 +206,7 @@ class _FoldOverRanks(torch.autograd.Function):
             return (None,) * (1 + ctx.count)
         with fold.sharding.group.failing_together(any(needed[i] for i in fold.rows)):
             found = [*unrecorded(fold.name)[1](*grads, *saved, *fold.backward, needed, True)]
-        found += [None] * (ctx.count - len(found))  # constants
+        found += [None] * (ctx.count - len(found))  # inputs without gradients
         for i in fold.rows:
             if needed[i]:
                 found[i] = summed_gradient(found[i], saved[i], fold.sharding)

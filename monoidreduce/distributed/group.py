@@ -1,4 +1,4 @@
-"""Who takes part in a call over several devices, whose the columns are, and whether all ask for the same."""
+"""The group of a call over several ranks, how columns are sharded, and the check that all ranks agree."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from monoidreduce.distributed.messages import NO_CALL, Arrival, Call, Channel, F
 __all__ = ["UNTRACED", "Columns", "Group", "Sharding", "facts_of", "key_of", "together"]
 
 Result = TypeVar("Result")
-# Why a compiler does not trace an operator over ranks.
+# The reason given when torch.compile meets an operator over ranks.
 UNTRACED = "a call over ranks breaks the graph"
 
 
 @dataclass(eq=False)
 class Group:
-    """The ranks that one call is split over, in their order.
+    """The ranks of one call, in rank order.
 
-    call: what it asks for, once `together` knows. waiting: as `Facts` has it. number: of the call on the
-    group. sent: how many messages of it.
+    call: the operator and its facts, set by `together`. waiting: see `Facts`. number: the number of this call
+    on the group. sent: how many messages this call has sent.
     """
 
     handle: dist.ProcessGroup
@@ -53,25 +53,25 @@ class Group:
         return cls(handle, handle.rank(), handle.size())
 
     def gather(self, t: Tensor) -> Tensor:
-        """[...], of one shape on all ranks -> [ranks, ...]."""
+        """All-gather: [...] of the same shape on all ranks -> [ranks, ...]."""
         return self.start_gather(t)()
 
     def start_gather(self, t: Tensor, headed: bool = True) -> Arrival:
-        """gather, while the stream goes on. headed: see Channel.start."""
+        """Start `gather` without blocking the stream. headed: see Channel.start."""
         arrival = Channel.of(self).start(self, "gather", one_piece(t).view(-1), headed)
         return lambda: arrival().view(self.size, *t.shape)
 
     def start_exchange(self, parts: Tensor, headed: bool = True) -> Arrival:
-        """[ranks, ...], whose part i goes to rank i -> [ranks, ...], whose part i came from rank i."""
+        """All-to-all: parts[i] goes to rank i; element i of the result [ranks, ...] came from rank i."""
         sent = one_piece(parts).view(self.size, parts.numel() // self.size)
         arrival = Channel.of(self).start(self, "exchange", sent, headed)
         return lambda: arrival().view(parts.shape)
 
     @contextmanager
     def failing_together(self, goes_on: bool = True) -> Iterator[None]:
-        """Of what a rank does alone: where it fails, the other ranks raise, too.
+        """Context for local work: if it raises on this rank, the other ranks raise too instead of hanging.
 
-        goes_on: does the call send another message, with which they are told.
+        goes_on: whether the call sends another message after it, which is how the others are told.
         """
         try:
             yield
@@ -82,19 +82,21 @@ class Group:
 
     @property
     def device(self) -> torch.device:
-        """Where the group's collectives take tensors."""
+        """The device on which the group's collectives take tensors."""
         on_gpus = "nccl" in dist.get_backend(self.handle)
         return torch.device("cuda", torch.cuda.current_device()) if on_gpus else torch.device("cpu")
 
 
 def together(group: Group, operator: str, prepare: Callable[[], tuple[Result, Facts]]) -> Result:
-    """prepare()'s first result, of which the messages of the call on the group are.
+    """Check this rank's arguments with `prepare`, and begin a call on the group; returns prepare's first
+    result.
 
-    prepare: checks this rank's arguments. Its second result tells what must be the same on all ranks.
+    prepare: its second result, the Facts, must be the same on all ranks. The messages of the call carry them.
 
     Raises:
-        What prepare raised. The other ranks raise a TypeError, ValueError, IndexError or RuntimeError that
-        names the rank, where they would go on with the call; on a GPU, after its first call, later.
+        What prepare raises. The other ranks then raise a TypeError, ValueError, IndexError or RuntimeError
+        that names this rank, at their next message. On a GPU, after the operator's first call, they raise
+        later.
     """
     channel = Channel.of(group)
     channel.look()
@@ -108,18 +110,24 @@ def together(group: Group, operator: str, prepare: Callable[[], tuple[Result, Fa
 
 
 def key_of(arguments: Iterable[Any]) -> tuple[Any, ...]:
-    """Of a call's arguments: for `Facts`."""
+    """A hashable key of a call's arguments, for `Facts`.
+
+    It has shape, dtype and requires_grad of tensors, and the values of other arguments.
+    """
     recorded = torch.is_grad_enabled()
     return tuple(
         (v.shape, v.dtype, recorded and v.requires_grad)
         if isinstance(v, Tensor)
-        else (repr(v) if isinstance(v, float) else v)  # 0.0 equals -0.0
+        else (repr(v) if isinstance(v, float) else v)  # repr tells 0.0 from -0.0, and NaN equals itself
         for v in arguments
     )
 
 
 def facts_of(arguments: Iterable[tuple[str, Any]], column_axes: dict[str, int]) -> dict[str, str]:
-    """What must be the same on all ranks: of a tensor not the size of an axis that is split."""
+    """What must be the same on all ranks, by argument name, as text.
+
+    column_axes: the sharded axis of some arguments; its size may differ between ranks.
+    """
     found, recorded = {}, torch.is_grad_enabled()
     for name, value in arguments:
         if isinstance(value, Tensor):
@@ -136,9 +144,9 @@ def facts_of(arguments: Iterable[tuple[str, Any]], column_axes: dict[str, int]) 
 
 @dataclass(frozen=True)
 class Columns:
-    """This rank's columns of a fold: `count` of them from `first` on, of `all`.
+    """This rank's columns of a fold: columns first to first + count, out of `all`.
 
-    stride: how many columns lie between the first ones of two ranks.
+    stride: distance between the first columns of neighbouring ranks.
     """
 
     group: Group
@@ -149,10 +157,14 @@ class Columns:
 
     @classmethod
     def of(cls, group: Group, name: str, rows: int, given: int | None) -> Columns:
-        """Of a tensor whose shard has so many rows.
+        """The columns of a rank whose shard has `rows` rows.
 
-        given: the number of all columns. Shards are as torch.chunk makes them, or as long as each other, and
-        then what lies behind the last column is padding. None: every rank has as many.
+        given: total number of columns. The shards are then as torch.chunk makes them; or they have equal
+        size, and rows behind the last column are padding. None: all ranks have equally many columns, without
+        padding.
+
+        Raises:
+            ValueError: rows fits neither; the message names the argument `name`.
         """
         if given is None:
             return cls(group, group.rank * rows, rows, group.size * rows, rows)
@@ -170,22 +182,22 @@ class Columns:
         return min(max(columns - rank * stride, 0), stride)
 
     def own(self, shard: Tensor | None) -> Tensor | None:
-        """Without padding."""
+        """The shard without its padding."""
         return shard if shard is None or len(shard) == self.count else shard[: self.count]
 
     @property
     def numbers(self) -> tuple[int, int]:
-        """Of columns, as kernels take them: how many lie between two ranks, and all."""
+        """(stride, all), as the kernels take them; the stride is at least 1."""
         return max(self.stride, 1), self.all
 
     def sums(self, of: Tensor) -> Tensor:
-        """[all] -> [ranks], in float64: the sums over each rank's columns."""
+        """[all] -> [ranks] in float64: the sum over each rank's columns."""
         padded = of.new_zeros(self.group.size * self.stride, dtype=torch.float64)
         padded[: self.all] = of
         return padded.view(self.group.size, self.stride).sum(1)
 
     def gathered(self, shard: Tensor | None) -> Tensor | None:
-        """[count] or, with padding, longer -> [all]; no gradient."""
+        """All-gather per-column values: [count], or more with padding -> [all]. No gradient."""
         if shard is None:
             return None
         padded = shard.new_zeros(self.stride)
@@ -195,10 +207,11 @@ class Columns:
 
 @dataclass(frozen=True)
 class Sharding:
-    """What a call was given besides tensors and options, checked.
+    """The checked arguments of a call that concern ranks.
 
-    classes: of all ranks. own_rows: has each rank other rows (sequence parallel). sent: the dtype of the
-    rows' partial gradients on their way; None is the accumulation dtype.
+    classes: number of classes of all ranks; None: see Columns.of. own_rows: rows are sharded too (sequence
+    parallel). sent: dtype in which partial gradients of rows are communicated; None is the accumulation
+    dtype.
     """
 
     group: Group
@@ -214,7 +227,7 @@ class Sharding:
         sequence_parallel: bool = False,
         grad_dtype: torch.dtype | None = None,
     ) -> Sharding:
-        """Raises TypeError or ValueError where one is not as the operators say."""
+        """Check the arguments; raises TypeError or ValueError."""
         if classes is not None and check_int("classes", classes, "None or an int >= 0") < 0:
             raise ValueError(mismatch("classes", "None or an int >= 0", classes))
         if grad_dtype is not None and grad_dtype not in FLOATING:
@@ -225,12 +238,12 @@ class Sharding:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """For `together`."""
+        """Options that must be the same on all ranks, for `together`."""
         return {"sequence_parallel": self.own_rows, "grad_dtype": str(self.sent)}
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Of these facts."""
+        """Key of `facts`."""
         return self.own_rows, self.sent
 
     def columns(self, name: str, shard: Tensor) -> Columns:

@@ -1,16 +1,18 @@
-"""What ranks send each other, and whether they mean the same call.
+"""Messages between ranks, and the check that all ranks are in the same call.
 
-Every message begins with a header, which says of which call it is: with which operator, sizes, dtypes and
-options. A collective takes messages of one size, so a rank that makes another call must not send one of
-another size. What it can know is what the others are about to send, if they go on as before: the message
-that followed the last two when these were sent before. In the format of that message it sends its header and
-no data. Then all ranks see that the headers differ, tell each other their calls, and raise. If all ranks have
-made another call, and the same one, they send its message once more, with data. So a step that is like those
-before takes no further collective.
+If one rank calls another operator, or the same with other sizes, plain collectives hang or return garbage. So
+every message begins with a header that identifies its call: operator, sizes, dtypes and options.
 
-That is so for messages on the CPU. On a GPU the host would have to wait for the headers. There a group's
-first call of an operator compares all. The header of a later one is looked at before the first call or
-message that comes after its arrival.
+All parts of a collective must have the same size, so a rank in another call must still send a message of the
+size that the others expect. It predicts that message: what followed the last two messages when they were sent
+before. It sends its header in the format of that prediction, without data. All ranks then see that the
+headers differ, exchange the full description of their calls, and raise. If instead all ranks are in the same
+new call, the headers agree, and they send its message again with data. A step that repeats earlier ones
+therefore needs no extra collective.
+
+This holds for messages on the CPU. On a GPU, reading a header would make the host wait. There the first call
+of an operator on a group compares everything up front. Headers of later calls are copied to the host, and
+checked once they have arrived, before the next call or message.
 """
 
 from __future__ import annotations
@@ -38,17 +40,18 @@ if TYPE_CHECKING:
 
 __all__ = ["HEADER_BYTES", "NO_CALL", "Arrival", "Call", "Channel", "Facts"]
 
-# To be called once: the current stream waits for a tensor that is on its way, the host does not on a GPU.
+# A function, to be called once, that returns a tensor which is on its way. The current stream waits for it;
+# on a GPU the host does not.
 Arrival = Callable[[], Tensor]
 
-# Its name in later versions of torch; earlier ones have the other.
+# Later versions of torch renamed all_gather_into_tensor.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
-# A header: which message of which call, the number of the call, and a word for each fact of the call.
+# A header: a hash of the message and its call, the number of the call, and a hash for each fact of the call.
 _TAG_BYTES, _NUMBER_BYTES, _WORD_BYTES, _WORDS = 16, 16, 4, 24
-HEADER_BYTES = _TAG_BYTES + _NUMBER_BYTES + _WORD_BYTES * _WORDS  # a multiple of any element's
-_FAILED = b"\xff" * HEADER_BYTES  # of a rank that raises an error
-_KEPT = 4096  # calls and messages that are remembered, at most
+HEADER_BYTES = _TAG_BYTES + _NUMBER_BYTES + _WORD_BYTES * _WORDS  # a multiple of every element size
+_FAILED = b"\xff" * HEADER_BYTES  # header of a rank that raised an error
+_KEPT = 4096  # maximum number of calls and messages that are remembered
 _ERRORS = {error.__name__: error for error in (TypeError, ValueError, IndexError, RuntimeError)}
 
 
@@ -56,7 +59,7 @@ class Facts(NamedTuple):
     """The sizes, dtypes and options of a call, which must be the same on all ranks.
 
     key: equal keys mean equal facts; it takes a few microseconds to make. tell: returns the facts by name.
-    waiting: returns those that the host must wait for a GPU to read. Only first calls compare them.
+    waiting: returns facts that the host must wait for a GPU to read; only first calls compare them.
     """
 
     key: Hashable
@@ -74,7 +77,7 @@ class Call:
 
     @classmethod
     def of(cls, operator: str, facts: Facts) -> Call:
-        """Made once for each key."""
+        """The call of these facts; cached by facts.key."""
         key = operator, facts.key
         found = _calls.get(key)
         if found is None:
@@ -85,7 +88,7 @@ class Call:
 
     @cached_property
     def words(self) -> bytes:
-        """One for each fact; the last one is of all that have none."""
+        """A 4-byte hash of each fact. If there are more facts than words, the last word hashes the rest."""
         parts = [f"{name}={value}" for name, value in self.facts.items()]
         parts[_WORDS - 1 :] = ["; ".join(parts[_WORDS - 1 :])] if len(parts) >= _WORDS else []
         found = b"".join(blake2b(part.encode(), digest_size=_WORD_BYTES).digest() for part in parts)
@@ -96,7 +99,10 @@ class Call:
         return blake2b(json.dumps([__version__, *self.facts.items()]).encode()).digest()
 
     def message(self, kind: str, number: int, parts: Tensor) -> Message:
-        """kind: see Message. number: in the call. parts: [elements] of a gather, else [ranks, elements]."""
+        """The message with this number in the call; cached.
+
+        kind: "gather" or "exchange". parts: its data, [elements] for a gather, else [ranks, elements].
+        """
         key = kind, number, parts.shape, parts.dtype, parts.device
         found = self._messages.get(key)
         if found is None:
@@ -113,7 +119,11 @@ NO_CALL = Call("", {})
 
 
 class Message(NamedTuple):
-    """A "gather" of [elements] from each rank, or an "exchange" of [ranks, elements]."""
+    """The format of a message: a "gather" of [elements] from each rank, or an "exchange" of [ranks,
+    elements].
+
+    tag: hash of the call and of `size`, which describes the message in words.
+    """
 
     tag: bytes
     kind: str
@@ -123,11 +133,14 @@ class Message(NamedTuple):
     size: str
 
     def header(self, call: Call, number: int = 0) -> bytes:
-        """number: of the call; 0 on a GPU, where headers are kept."""
+        """The header's bytes. number: of the call; 0 on a GPU, so that headers can be cached there."""
         return self.tag + number.to_bytes(_NUMBER_BYTES, "little") + call.words
 
     def start(self, group: Group, header: Tensor, parts: Tensor | None) -> tuple[dist.Work, Tensor]:
-        """[ranks, header and elements], on their way. parts: None sends the bits of NaN."""
+        """Start the collective. Its result is [ranks, header and elements].
+
+        parts: the data; None sends bytes of 255, which are NaN in every floating dtype.
+        """
         if parts is None:
             parts = torch.empty(self.shape, dtype=self.dtype, device=self.device)
             if parts.numel():
@@ -139,20 +152,20 @@ class Message(NamedTuple):
 
 
 def _start(group: Group, kind: str, sent: Tensor) -> tuple[dist.Work, Tensor]:
-    """A collective: what it found [ranks, elements], on its way."""
+    """Start a collective of `kind`; returns its handle and the tensor [ranks, elements] that it fills."""
     found = sent.new_empty(group.size, sent.shape[-1])
     collective = _all_gather if kind == "gather" else dist.all_to_all_single
     return collective(found.view(-1), sent.view(-1), group=group.handle, async_op=True), found
 
 
 def _arrived(work: dist.Work, found: Tensor) -> Tensor:
-    """found, which a collective fills, for the current stream."""
+    """Let the current stream wait for a collective that fills `found`; returns found."""
     work.wait()
     return found
 
 
 class _Headers(NamedTuple):
-    """The headers of all ranks, on their way from a GPU."""
+    """The headers of all ranks, being copied from a GPU. arrived: recorded after the copy."""
 
     of_ranks: Tensor
     arrived: torch.cuda.Event
@@ -161,14 +174,14 @@ class _Headers(NamedTuple):
 
 
 class Channel:
-    """The messages of one group, and what its ranks know alike of them."""
+    """The messages of one process group: the history from which all its ranks predict the next message."""
 
     _of_groups: ClassVar[WeakKeyDictionary[dist.ProcessGroup, Channel]] = WeakKeyDictionary()
 
     def __init__(self, handle: dist.ProcessGroup) -> None:
-        self.silent = dist.get_backend(handle) == "fake"  # torch's group of tests, which sends nothing
+        self.silent = dist.get_backend(handle) == "fake"  # torch's backend for tests, which sends nothing
         self.under_way: deque[_Headers] = deque()
-        self._headers: dict[Any, Tensor] = {}  # on GPUs
+        self._headers: dict[Any, Tensor] = {}  # headers cached on GPUs
         self._forget()
 
     @classmethod
@@ -179,22 +192,24 @@ class Channel:
         return found
 
     def _forget(self) -> None:
-        """After an error, on all ranks alike."""
+        """Reset the history after an error. All ranks do this, so their histories stay equal."""
         self.calls = 0
-        self.first: Message | None = None  # of the last call
+        self.first: Message | None = None  # first message of the last call
         self.last = b"", b""  # the tags of the last two messages
-        self.following: dict[Any, Message] = {}  # such two, and such a last one
-        self.compared: set[str] = set()  # operators, on GPUs
+        # The message that followed, keyed by the tags of the two messages before it, and by the last tag
+        # alone.
+        self.following: dict[Any, Message] = {}
+        self.compared: set[str] = set()  # operators whose first call on a GPU was compared
         self.under_way.clear()
 
     @staticmethod
     def _at_once(device: torch.device) -> bool:
-        """Are headers of messages there compared before their data is used."""
+        """Whether headers of messages on this device are compared before the data is used."""
         return device.type == "cpu"
 
     @property
     def expected(self) -> Message | None:
-        """What all ranks send next if they go on as before; None where they have sent nothing."""
+        """Prediction of the next message, from the history; None if nothing was sent yet."""
         known = self.following.get(self.last)
         return known or self.following.get(self.last[1], self.first)
 
@@ -207,12 +222,12 @@ class Channel:
         self.last = self.last[1], message.tag
 
     def start(self, group: Group, kind: str, parts: Tensor, headed: bool) -> Arrival:
-        """Send parts, in one piece and as `Message` has them -> [ranks, elements].
+        """Send parts, which are contiguous and shaped as in `Message`; the result is [ranks, elements].
 
-        headed: is there a header also on a GPU, where it costs a copy.
+        headed: send a header even on a GPU, where it costs a copy.
 
         Raises:
-            TypeError, ValueError, IndexError, RuntimeError: the ranks differ, or one of them failed.
+            TypeError, ValueError, IndexError, RuntimeError: the ranks are in different calls, or one failed.
         """
         if group.size == 1 or type(parts) is not Tensor:  # fake tensors cannot be compared
             return partial(_arrived, *_start(group, kind, parts))
@@ -227,17 +242,17 @@ class Channel:
         return arrival if words is parts else lambda: arrival().contiguous().view(parts.dtype)
 
     def fail(self, group: Group, operator: str, error: Exception) -> None:
-        """Let the ranks that send the next message raise this rank's error, too.
+        """Tell the other ranks, at their next message, that this rank raised `error`; they raise it too.
 
-        On a GPU they get NaN from this rank, and raise when they look at its header.
+        On a GPU they get NaN as this rank's data, and raise once they have read its header.
 
         Raises:
-            ValueError: the ranks are in calls that differ, which explains the error.
+            ValueError: the ranks are in different calls, which explains the error.
         """
         if group.size == 1 or self.silent:
             return
         expected, difference = self.expected, None
-        with suppress(RuntimeError):  # such as the group's timeout: the error itself says more
+        with suppress(RuntimeError):  # for example the group's timeout; the original error says more
             if expected is not None and not self._at_once(expected.device):
                 if operator in self.compared and not _debugging():
                     expected.start(group, self._on_gpu(_FAILED, expected), None)[0].wait()
@@ -251,7 +266,7 @@ class Channel:
             raise difference from error
 
     def look(self) -> None:
-        """Raise if a header that has arrived is of another call. The host waits for nothing."""
+        """Raise if a header that has arrived from a GPU belongs to another call. Does not wait."""
         while self.under_way and self.under_way[0].arrived.query():  # type: ignore[no-untyped-call]
             headers = self.under_way.popleft()
             found = [bytes(row) for row in headers.of_ranks.view(torch.uint8).tolist()]
@@ -281,7 +296,10 @@ class Channel:
             self.following[self.last] = message
 
     def _heard(self, group: Group, message: Message, header: bytes, parts: Tensor | None) -> Tensor | None:
-        """What all ranks sent; None if their headers differ, or are those of an error."""
+        """Send header and parts in the format of `message`; returns the data of all ranks.
+
+        Returns None if the headers of the ranks differ, or if this rank reports an error.
+        """
         own = torch.frombuffer(bytearray(header), dtype=torch.uint8)
         work, found = message.start(group, own, parts)
         work.wait()
@@ -325,10 +343,10 @@ class Channel:
         return found
 
     def _compare(self, group: Group, message: Message) -> None:
-        """Exchange all facts.
+        """Exchange and compare all facts of the call.
 
         Raises:
-            TypeError, ValueError, IndexError, RuntimeError: an error of another rank, or two that differ.
+            TypeError, ValueError, IndexError, RuntimeError: another rank reports an error, or facts differ.
         """
         if self.silent:
             return
@@ -342,7 +360,7 @@ class Channel:
 
     @staticmethod
     def _records(group: Group, record: dict[str, str]) -> list[dict[str, str]]:
-        """The records of all ranks."""
+        """All-gather a dict of strings; returns the dicts of all ranks."""
         own = json.dumps({"version": __version__, **record}).encode()
         text = torch.frombuffer(bytearray(own), dtype=torch.uint8).to(group.device)
 
@@ -363,7 +381,7 @@ def _debugging() -> bool:
 
 
 def _failure(group: Group, error: Exception) -> dict[str, str]:
-    """The record of a rank that fails. Before its arguments were found right it has no facts."""
+    """The record of a rank that failed. It has no facts if the check of its arguments failed."""
     kind = next((t.__name__ for t in type(error).__mro__ if t.__name__ in _ERRORS), "RuntimeError")
     text = str(error) if kind == type(error).__name__ else f"{type(error).__name__}: {error}"
     facts = {} if group.call is NO_CALL else group.call.facts
@@ -371,7 +389,7 @@ def _failure(group: Group, error: Exception) -> dict[str, str]:
 
 
 def _error(records: list[dict[str, str]]) -> Exception | None:
-    """What a rank raised."""
+    """The error of the first rank that reports one; None if there is none."""
     for rank, of_rank in enumerate(records):
         if "error" in of_rank:
             return _ERRORS[of_rank["error"]](f"rank {rank}: {of_rank['text']}")
@@ -379,7 +397,10 @@ def _error(records: list[dict[str, str]]) -> Exception | None:
 
 
 def _difference(records: list[dict[str, str]]) -> ValueError | None:
-    """The first one between calls. A rank that failed tells the facts of its call, or none."""
+    """An error that names the first fact that differs between ranks; None if none does.
+
+    A failed rank may report only some facts or none; missing ones do not count as different then.
+    """
     failed = any("error" in of_rank for of_rank in records)
     told = [(rank, of_rank) for rank, of_rank in enumerate(records) if "operator" in of_rank]
     for rank, of_rank in told:
@@ -394,7 +415,10 @@ def _difference(records: list[dict[str, str]]) -> ValueError | None:
 
 
 def _different(call: Call, own: bytes, found: list[bytes]) -> Exception:
-    """Of headers that differ: which rank, and in which fact. Of values only this rank's are known."""
+    """The error for headers that differ: it names the rank and the fact.
+
+    Headers hold only hashes, so the message can show this rank's value, but not that of others.
+    """
     if _FAILED in found:
         where = f"rank {found.index(_FAILED)}: raised an error"
         return RuntimeError(f"{where}, while other ranks called {call.operator}; its own message tells which")

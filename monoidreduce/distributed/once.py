@@ -1,4 +1,4 @@
-"""Backward passes that have no derivative, and say so."""
+"""Backward passes that cannot be differentiated, and raise an error when they are."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["differentiable_once"]
 
 
 def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """The backward of an autograd function, whose gradients raise RuntimeError where they are differentiated.
+    """Wrap the backward of an autograd function so that differentiating its gradients raises RuntimeError.
 
-    torch's once_differentiable does that only where upstream gradients require a gradient themselves.
+    torch's once_differentiable raises only if the upstream gradients themselves require a gradient.
     """
 
     @wraps(backward)

@@ -1,4 +1,4 @@
-"""The operators of `functional` where the columns are split over ranks: their arguments are checked there."""
+"""The operators of `functional` with columns sharded over ranks. `functional` has checked their arguments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from monoidreduce.distributed.split import shard
 
 __all__ = ["COLUMN_AXES", "Sharded"]
 
-# The inputs of ops that are a rank's part of the columns, and on which axis.
+# The inputs of ops that are sharded along columns (classes or hidden units), and the sharded axis.
 COLUMN_AXES = {
     "weight": 0,
     "bias": 0,
@@ -44,12 +44,15 @@ COLUMN_AXES = {
 }
 
 
-# What users call an argument of an op.
+# Names of op arguments that differ from the public names, for error messages.
 ARGUMENTS = {"kind": "loss", "temperatures": "temperature (a tensor)"}
 
 
 def _may_keep(x: Tensor) -> bool:
-    """Can a forward pass keep local gradients. What does so is no op, so that no mode could look on."""
+    """Whether forward may save dlogits.
+
+    The function that saves them is not a registered op, so torch dispatch modes could not see it.
+    """
     return x.is_cuda and not modes_are_active()
 
 
@@ -60,7 +63,7 @@ def _argument_names(operator: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Sharded:
-    """A call over several ranks. tensors, options: the first ones of the op, without padding."""
+    """A call over several ranks. tensors, options: the first arguments of the op; tensors have no padding."""
 
     tensors: tuple[Any, ...]
     options: tuple[Any, ...]
@@ -75,7 +78,11 @@ class Sharded:
         process_group: Any,
         *ranks: Any,
     ) -> Sharded:
-        """check: checks the arguments, and returns tensors and options. ranks: the others of `Sharding`."""
+        """Check a call on all ranks.
+
+        check: checks the arguments; returns tensors and options of the op. ranks: the remaining arguments of
+        `Sharding.of`.
+        """
         group, names = Group.of(process_group), _argument_names(operator)
 
         def prepare() -> tuple[Sharded, Facts]:
@@ -91,7 +98,7 @@ class Sharded:
                 values = (*tensors, *options)
                 given = ((ARGUMENTS.get(n, n), value) for n, value in zip(names, values, strict=False))
                 found = facts_of(given, COLUMN_AXES) | sharding.facts
-                if operator not in ("mlp", "gated_mlp"):  # which take shards of any length
+                if operator not in ("mlp", "gated_mlp"):  # MLPs take shards of any length
                     found |= {"classes": columns.all, f"rows of {name}": columns.stride}
                 return found
 
@@ -105,17 +112,17 @@ class Sharded:
         return self.sharding.group
 
     def _all_rows(self, t: Tensor) -> Tensor:
-        """[rows] of a constant -> [rows of all ranks]."""
+        """[rows] -> [rows of all ranks], for a tensor without gradient."""
         return self.group.gather(t).reshape(-1) if self.sharding.own_rows else t
 
     def _own_rows(self, t: Tensor) -> Tensor:
-        """[rows] -> [rows of this rank]."""
+        """[rows of all ranks] -> [rows of this rank]."""
         return shard(t, 0, self.group.handle) if self.sharding.own_rows else t
 
     def linear_cross_entropy(
         self, return_lse: bool, differentiated: tuple[bool, bool], workspace: int | None
     ) -> tuple[Tensor, Tensor]:
-        """The loss, and the log-sum-exps [rows]. differentiated: are x and weight."""
+        """The loss, and lse [rows]. differentiated: whether x and weight need gradients."""
         x, weight, bias, target, class_weight = self.tensors
         numbers: CrossEntropyNumbers = self.options  # type: ignore[assignment]
         reduction, ignore_index = numbers.reduction, numbers.ignore_index
@@ -124,7 +131,7 @@ class Sharded:
         target, class_weight = self._all_rows(target), columns.gathered(class_weight)
         keep = _may_keep(x) and any(differentiated) and rank_may_keep(class_weight, smoothing)
 
-        # What follows is for the combination alone: the fold runs while the host asks for it.
+        # Only `combine` needs these, so the host prepares them while the device runs the fold.
         def combine(
             gathered: Tensor, kept: Tensor, weights: KeptWeights | None = None
         ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -151,7 +158,7 @@ class Sharded:
         return self._own_rows(loss) if reduction == "none" else loss, self._own_rows(lse)
 
     def linear_distillation(self, differentiated: tuple[bool, bool, bool], workspace: int | None) -> Tensor:
-        """The loss. differentiated: are x, weight, and a tensor of the teacher."""
+        """The loss. differentiated: whether x, weight, and a tensor of the teacher need gradients."""
         x, weight, teacher_x, teacher_weight, mask = self.tensors
         reduction, kind, temperature = self.options
         mask = None if mask is None else self._all_rows(mask)
@@ -172,7 +179,8 @@ class Sharded:
             backward=(*self.options, keep, of_x, workspace),
             rows=(0, 2),
             gathered=2,
-            # The loss and log-sum-exps. Slices by brackets would take twice as long.
+            # The loss and the four log-sum-exp words. narrow() and unsqueeze() take half the time of
+            # indexing.
             pack=lambda found: torch.cat((found[0].unsqueeze(0), found[1].narrow(0, 0, 4))),
             combine=combine,
             sharding=self.sharding,
@@ -182,7 +190,7 @@ class Sharded:
         return self._own_rows(loss) if reduction == "none" else loss
 
     def linear_log_probs(self, workspace: int | None) -> tuple[Tensor, ...]:
-        """log_probs, the entropies and the log-sum-exps, [rows] each."""
+        """log_probs, entropies and log-sum-exps, [rows] each."""
         x, weight, bias, target, temperatures = self.tensors
         columns = self.columns
         target = self._all_rows(target)
@@ -202,13 +210,14 @@ class Sharded:
         return tuple(map(self._own_rows, results)) if self.sharding.own_rows else results
 
     def logsumexp_matmul(self, workspace: int | None) -> Tensor:
-        """[rows]."""
+        """The log-sum-exps [rows]."""
 
         def combine(gathered: Tensor, mean: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
             words = states.log_sum_exp(gathered)
             return words[:1], (*words, mean)
 
-        options = (*self.options, False, workspace)  # a mean of this rank's columns would be none of all
+        # False: no mean for backward, because it would be over this rank's columns only.
+        options = (*self.options, False, workspace)
         fold = ShardedFold(
             "logsumexp_matmul", options, options, (0,), 2, combine, self.sharding, pack=torch.stack
         )
@@ -216,10 +225,11 @@ class Sharded:
         return self._own_rows(lse)
 
     def mlp(self, operator: str, workspace: int | None) -> Tensor:
-        """[rows, N], of mlp or gated_mlp. The state of a row is the row itself, a sum.
+        """The result [rows, N] of mlp or gated_mlp. Each rank's part of a row is summed over ranks.
 
-        Tensor cores round results of 16 bits. So these are rounded on every GPU, also on one without units,
-        which runs other kernels.
+        The tensor-core kernels of `mlp` return 16-bit results rounded. So parts of 16-bit calls are rounded
+        on every GPU, even on a rank that has no hidden units and therefore runs another kernel: all ranks
+        must send the same dtype.
         """
         x = self.tensors[0]
         unrounded = operator == "gated_mlp" or not x.is_cuda or x.element_size() != 2
@@ -241,7 +251,7 @@ class _Mlp(torch.autograd.Function):
         *hidden, bias2 = weights
         ctx.operator, ctx.sharding, ctx.options = operator, sharding, options
         ctx.save_for_backward(x, *weights)
-        # All ranks have bias2; it is to be added once.
+        # All ranks hold bias2, but only rank 0 adds it.
         with sharding.group.failing_together():
             part = unrecorded(operator)[0](x, *hidden, bias2 if sharding.group.rank == 0 else None, *options)
         own = sharding.own_rows

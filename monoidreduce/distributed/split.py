@@ -1,4 +1,4 @@
-"""Parts of tensors: which positions of an axis each rank has, and parts joined and taken again."""
+"""Sharding an axis of a tensor over ranks: which positions each rank has; cutting and joining shards."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ LAYOUTS = ("contiguous", "zigzag")
 
 @dataclass(frozen=True)
 class Split:
-    """`length` positions over ranks, in chunks of `chunk`; the last ones may be shorter or empty.
+    """`length` positions over ranks, in chunks of `chunk`; the last chunks may be shorter or empty.
 
-    Rank r has chunk r. zigzag: of twice as many chunks it has chunk r and the r-th from the end. So all ranks
-    have as many scores under causal masking.
+    Rank r has chunk r. With zigzag there are twice as many chunks, and rank r has chunk r and the r-th chunk
+    from the end. With a causal mask all ranks then have equally many scores.
     """
 
     group: Group
@@ -34,14 +34,20 @@ class Split:
 
     @classmethod
     def of(cls, group: Group, length: int, layout: str) -> Split:
-        """Raises ValueError unless there is such a layout."""
+        """The split of `length` positions. Raises ValueError for an unknown layout."""
         check_choice("layout", layout, LAYOUTS)
         zigzag = layout == "zigzag" and group.size > 1
         return cls(group, length, -(-length // (group.size * (1 + zigzag))), zigzag)
 
     @classmethod
     def of_part(cls, group: Group, name: str, part: int, length: int | None, layout: str) -> Split:
-        """Where this rank has so many positions. length: None if each rank has as many."""
+        """The split in which this rank has `part` positions.
+
+        length: number of all positions; None: every rank has equally many.
+
+        Raises:
+            ValueError: this rank should have another number; the message names the argument `name`.
+        """
         if length is not None and check_int("length", length, "None or an int >= 0") < 0:
             raise ValueError(mismatch("length", "None or an int >= 0", length))
         split = cls.of(group, part * group.size if length is None else length, layout)
@@ -57,16 +63,16 @@ class Split:
 
     @property
     def longest(self) -> int:
-        """The most positions that a rank has."""
+        """The largest number of positions of any rank."""
         return min(self.chunk * (1 + self.zigzag), self.length)
 
     @property
     def own(self) -> int:
-        """How many positions this rank has."""
+        """The number of positions of this rank."""
         return sum(end - first for first, end in self.spans(self.group.rank))
 
     def spans(self, rank: int) -> list[tuple[int, int]]:
-        """A rank's positions, as one or two ranges (first, end) in its order."""
+        """A rank's positions as one or two ranges (first, end), in the order of its shard."""
         found: list[tuple[int, int]] = []
         for chunk in (rank, 2 * self.group.size - 1 - rank) if self.zigzag else (rank,):
             first, end = (min(i * self.chunk, self.length) for i in (chunk, chunk + 1))
@@ -77,24 +83,24 @@ class Split:
         return found
 
     def part(self, whole: Tensor, axis: int, rank: int | None = None) -> Tensor:
-        """This rank's positions, or another's: a view where they follow each other."""
+        """The shard of this rank, or of `rank`; a view if its positions are contiguous."""
         spans = self.spans(self.group.rank if rank is None else rank)
         found = [whole.narrow(axis, first, end - first) for first, end in spans]
         return found[0] if len(found) == 1 else torch.cat(found, axis)
 
     def padded(self, part: Tensor, axis: int) -> Tensor:
-        """A rank's part, with zeros behind it where the longest one is longer."""
+        """This rank's shard, padded by zeros to the length of the longest."""
         if not (missing := self.longest - part.shape[axis]):
             return part
         return torch.nn.functional.pad(part, (0, 0) * (part.dim() - 1 - axis) + (0, missing))
 
     @property
     def even(self) -> bool:
-        """Is a part one chunk, as long as any other."""
+        """Whether every shard is one chunk and all have the same length."""
         return not self.zigzag and self.length == self.group.size * self.chunk
 
     def pieces(self, at: slice) -> Iterator[tuple[int, int, int, int]]:
-        """Where these positions are: a rank, from where in its part, from where in `at`, and how many."""
+        """Where the positions in `at` are, in pieces: (rank, offset in its shard, offset in `at`, count)."""
         for rank in range(self.group.size):
             place = 0
             for first, end in self.spans(rank):
@@ -104,13 +110,16 @@ class Split:
                 place += end - first
 
     def room(self, like: Tensor, axis: int, dtype: torch.dtype | None = None) -> Tensor:
-        """[ranks, ..., longest, ...] for parts of a tensor [..., length, ...]; 0 where a part is padded."""
+        """An empty tensor [ranks, ..., longest, ...] for the shards of `like` [..., length, ...].
+
+        It is zeroed if any shard needs padding.
+        """
         shape = (self.group.size, *like.shape[:axis], self.longest, *like.shape[axis + 1 :])
         padded = self.group.size * self.longest != self.length
         return like.new_zeros(shape, dtype=dtype) if padded else like.new_empty(shape, dtype=dtype)
 
     def parts(self, whole: Tensor, axis: int) -> Tensor:
-        """[..., length, ...] -> [ranks, ..., longest, ...], each part padded; a view where parts are even."""
+        """[..., length, ...] -> [ranks, ..., longest, ...], padded shards; a view if they are even."""
         if self.even:
             shape = (*whole.shape[:axis], self.group.size, self.chunk, *whole.shape[axis + 1 :])
             return whole.view(shape).movedim(axis, 0)
@@ -121,7 +130,7 @@ class Split:
         return found.view(whole.dtype)
 
     def joined(self, parts: Tensor, axis: int) -> Tensor:
-        """[ranks, ..., longest, ...] -> [..., length, ...]."""
+        """The inverse of `parts`: [ranks, ..., longest, ...] -> [..., length, ...]."""
         words = parts if axis == parts.dim() - 2 else in_words(parts)
         if self.even:
             return words.movedim(0, axis).flatten(axis, axis + 1).view(parts.dtype)
@@ -134,28 +143,27 @@ class Split:
         return torch.cat([found[span] for span in sorted(found)], axis).view(parts.dtype)
 
     def gathered(self, part: Tensor, axis: int) -> Tensor:
-        """This rank's part -> [..., length, ...]."""
+        """All-gather this rank's shard -> [..., length, ...]."""
         return self.start_gather(part, axis)()
 
     def start_gather(self, part: Tensor, axis: int) -> Arrival:
-        """gathered, while the stream goes on."""
+        """Start `gathered` without blocking the stream."""
         arrival = self.group.start_gather(self.padded(part, axis))
         return lambda: self.joined(arrival(), axis)
 
 
 def shard(tensor: Tensor, dim: int, process_group: Any, layout: str = "contiguous") -> Tensor:
-    """This rank's part of a tensor that all ranks have.
+    """This rank's shard of a tensor that all ranks have.
 
-    Its gradient is gathered, so that all ranks have the whole one.
+    In backward the gradient is all-gathered, so every rank gets the whole gradient of `tensor`.
 
     Args:
         tensor: of any shape, dtype and strides; the same on all ranks of the group.
-        dim: the axis to be split, of any size.
+        dim: the axis to shard, of any size.
         process_group: a ProcessGroup or a one-dimensional DeviceMesh.
-        layout: "contiguous": parts follow each other in rank order. Their sizes are as torch.chunk makes
-            them: the last ones may be shorter or empty. "zigzag": the axis is cut so into twice as many
-            chunks, and rank r has chunk r and the r-th from the end. Under causal masking all ranks then have
-            as much to do.
+        layout: "contiguous": shards follow each other in rank order, with the sizes of torch.chunk; the last
+            ones may be shorter or empty. "zigzag": the axis is cut into twice as many chunks, and rank r has
+            chunk r and the r-th chunk from the end. With a causal mask all ranks then have equal work.
 
     Raises:
         TypeError, ValueError: an argument is not as above.
@@ -170,16 +178,17 @@ def shard(tensor: Tensor, dim: int, process_group: Any, layout: str = "contiguou
 def unshard(
     tensor: Tensor, dim: int, process_group: Any, layout: str = "contiguous", length: int | None = None
 ) -> Tensor:
-    """The whole tensor from the parts that ranks have, as `shard` makes them.
+    """The whole tensor from the shards of all ranks, the inverse of `shard`.
 
-    Every rank is to compute the same from it. Then each has the whole gradient, and takes its part of that.
+    For the gradients to be right, every rank must compute the same from the result. Each rank then has the
+    whole gradient, and takes its own shard of it without communication.
 
     Args:
-        tensor: of any dtype and strides, on all ranks of the group of one shape but for `dim`.
-        dim: the axis along which the parts are joined.
+        tensor: this rank's shard, of any dtype and strides; shards differ at most in their size along `dim`.
+        dim: the axis along which the shards are joined.
         process_group: a ProcessGroup or a one-dimensional DeviceMesh.
-        layout: as `shard` was given.
-        length: the size of the whole axis, where not all parts have one size.
+        layout: the layout given to `shard`.
+        length: the size of the whole axis. Needed if the shards differ in size.
 
     Raises:
         TypeError, ValueError: an argument is not as above.

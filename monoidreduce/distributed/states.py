@@ -1,7 +1,8 @@
-"""What the operators' states of several ranks combine to, in float64 and in the order of ranks.
+"""Combining the states of several ranks, in float64 and in rank order.
 
-A log-sum-exp has two words. A loss is measured from the log-sum-exps that it was computed with. A constant
-added to all scores of a row may be large, and cancels there. The rules are in csrc (monoids/products.h).
+A log-sum-exp travels as two words, high and low. A rank's loss is relative to its own log-sum-exp: a large
+constant added to all scores of a row cancels there. csrc/include/monoidreduce/monoids/products.h has the
+rules.
 """
 
 from __future__ import annotations
@@ -20,26 +21,30 @@ __all__ = ["Loss", "cross_entropy", "distillation", "log_probs", "log_sum_exp", 
 
 
 def two_words(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Float64 as a rounded number, and what rounding lost: 0 where that is no number."""
+    """Split float64 into a high word in dtype and the rounding error as low word; the low word is 0 if the
+    error is not finite."""
     high = x.to(dtype)
     return high, (x - high).nan_to_num(0.0, 0.0, 0.0).to(dtype)
 
 
 def _rows(states: Tensor, count: int) -> list[Tensor]:
-    """So many results of rows."""
+    """`count` uninitialised tensors [rows], for states [ranks, fields, rows]."""
     rows = states.shape[2]
     return [states.new_empty(rows) for _ in range(count)]
 
 
 def log_sum_exp(states: Tensor) -> tuple[Tensor, Tensor]:
-    """Of log-sum-exps in two words [ranks, 2, rows] -> that of all, in two words [rows]."""
+    """Combine log-sum-exps in two words: [ranks, 2, rows] -> two words [rows]."""
     lse, lse_low = _rows(states, 2)
     _C.combine_logsumexp(states, lse, lse_low, *launch(states))
     return lse, lse_low
 
 
 class Loss(NamedTuple):
-    """loss: of each row, or reduced."""
+    """A combined loss.
+
+    loss: [rows], or a scalar if reduced. lse, lse_low: log-sum-exps [rows] in two words.
+    """
 
     loss: Tensor
     lse: Tensor
@@ -57,11 +62,12 @@ def cross_entropy(
     z_loss: float,
     miss: Tensor | None = None,
 ) -> Loss:
-    """The loss of states [ranks, 3, rows].
+    """The cross entropy from the states [ranks, 3, rows] of all ranks.
 
-    A rank's are its sum of weight_c (lse - score_c) for its own lse, and that in two words.
+    The fields of a rank's state are sum_c weight_c (lse - score_c) over its classes, with its own lse, and
+    that lse in two words.
 
-    class_weight: of all classes. miss: [rows], of KeptWeights, to be filled.
+    class_weight: [V], of all ranks. miss: [rows], written for `KeptWeights` if given.
     """
     loss, lse, lse_low = _rows(states, 3)
     sums, reduced = None, None if reduction == "none" else states.new_empty(())
@@ -81,7 +87,7 @@ def cross_entropy(
 
 
 def log_probs(states: Tensor, target: Tensor, columns: Columns, ignore_index: int) -> list[Tensor]:
-    """log_probs, entropy and the log-sum-exps in two words, [rows] each, of each rank's [ranks, 4, rows]."""
+    """log_probs, entropy, lse and lse_low, [rows] each, from the states [ranks, 4, rows] of all ranks."""
     found = log_probs, entropy, lse, lse_low = _rows(states, 4)
     options = (*columns.numbers, ignore_index, *launch(states))
     _C.combine_log_probs(states, target, log_probs, entropy, lse, lse_low, *options)
@@ -91,10 +97,10 @@ def log_probs(states: Tensor, target: Tensor, columns: Columns, ignore_index: in
 def distillation(
     states: Tensor, kind: str, mask: Tensor | None = None, reduction: str = "none"
 ) -> tuple[Tensor, Tensor]:
-    """The loss, of each row or reduced, and the statistics [6, rows] as the op has them.
+    """The loss, [rows] or reduced, and the statistics [6, rows] that the op's backward takes.
 
-    states: [ranks, 5, rows], a rank's losses, and its log-sum-exps of P and of Q in two words each. A loss is
-    an expectation under Q, relative to P.
+    states: [ranks, 5, rows], each rank's loss, and its log-sum-exps of P and of Q in two words each. The loss
+    is an expectation under Q, relative to P.
     """
     (loss,) = _rows(states, 1)
     stats = states.new_empty(6, states.shape[2])

@@ -1,4 +1,4 @@
-"""Statistics of a user's function where the columns are split over ranks."""
+"""`@mr.statistics` functions with columns sharded over ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def statistics_over_ranks(
     process_group: Any,
     *ranks: Any,
 ) -> Any:
-    """The statistics, as `Statistics.__call__` returns them. ranks: the others of `Sharding`."""
+    """`Statistics.__call__` over ranks. ranks: the remaining arguments of `Sharding.of`."""
     group = Group.of(process_group)
 
     def prepare() -> tuple[tuple[Columns, Sharding], Facts]:
@@ -122,9 +122,10 @@ mark_untraced(statistics_over_ranks, UNTRACED)
 
 @lru_cache(256)
 def _with_numbered_columns(text: str, number: int) -> tuple[str, bool]:
-    """The program with the numbers of columns read from this datum of integers; and whether it reads them.
+    """The program with its column index replaced by integer datum `number`, and whether it used the index.
 
-    A kernel counts the columns of a rank from 0.
+    A kernel counts this rank's columns from 0, so the index in the whole fold is passed as a datum of
+    columns.
     """
     program = parse(text)
     nodes = tuple(
