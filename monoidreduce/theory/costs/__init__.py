@@ -1,4 +1,4 @@
-"""What calls cost, without running them: `monoidreduce.cost`, and the commands beside it."""
+"""The cost of calls, predicted without running them: `monoidreduce.cost` and its commands."""
 
 from monoidreduce.theory.costs.cost import Cost, Pass, cost
 

@@ -1,4 +1,4 @@
-"""python -m monoidreduce calibrate: measures rates that `mr.cost` can take in place of its own."""
+"""python -m monoidreduce calibrate: measure a device's rates, for `mr.cost` to use in place of its own."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ DTYPES = (torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device reaches with torch.
+    """The rates that torch reaches on a device.
 
     Attributes:
         device: its name.
-        products: by dtype, FLOP/s of a large matrix product.
-        bandwidth: bytes/s, read and written, of a copy far larger than the caches.
-        cached: the same of a copy that fits the caches.
+        products: FLOP/s of a large matrix product, by dtype.
+        bandwidth: bytes/s, read plus written, of a copy far larger than the caches.
+        cached: the same for a copy that fits into the caches.
     """
 
     device: str
@@ -44,7 +44,7 @@ class Rates:
 
 
 def seconds_of(device: torch.device, work: Callable[[], object], limit: float) -> float:
-    """The least of several runs, for about `limit` seconds: a device that others use is slower at times."""
+    """Run `work` for about `limit` seconds; return the fastest run, since other users may slow the device."""
 
     def wait() -> None:
         if device.type == "cuda":
@@ -65,7 +65,7 @@ def seconds_of(device: torch.device, work: Callable[[], object], limit: float) -
 def _copy(device: torch.device, size: int, limit: float) -> float:
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    repeats = max(1, (1 << 28) // size)  # one is too short to be timed
+    repeats = max(1, (1 << 28) // size)  # a single small copy is too short to time
 
     def work() -> None:
         for _ in range(repeats):
@@ -75,7 +75,7 @@ def _copy(device: torch.device, size: int, limit: float) -> float:
 
 
 def measure(device: torch.device, limit: float) -> Rates:
-    """The rates of a device, each measured for about `limit` seconds."""
+    """Measure the rates of a device, each for about `limit` seconds."""
     on_gpu = device.type == "cuda"
     size = 8192 if on_gpu else 1024
     products = {}
@@ -92,7 +92,7 @@ def measure(device: torch.device, limit: float) -> Rates:
 
 
 def rates_file(text: str) -> Path:
-    """The type of --out."""
+    """Parse --out: a writable path that ends in .json."""
     if not text.endswith(".json"):
         raise argparse.ArgumentTypeError(f"{text!r}, expected a name that ends in .json")
     try:
@@ -103,7 +103,7 @@ def rates_file(text: str) -> Path:
 
 
 def main(argv: list[str]) -> int:
-    """Prints the rates and returns the exit status; `argv` follows `python -m monoidreduce calibrate`."""
+    """Print the rates; return the exit status. argv: arguments after `python -m monoidreduce calibrate`."""
     parser = Parser(
         prog="python -m monoidreduce calibrate",
         description="Measures matrix products and copies of torch on a device.",

@@ -1,4 +1,4 @@
-"""python -m monoidreduce cost: prints what a call of an operator costs."""
+"""python -m monoidreduce cost: print the predicted cost of a call of an operator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
 def size(text: str) -> tuple[str, Any]:
-    """The type of a size: NAME=NUMBER, or a name alone for what is on."""
+    """Parse a size: NAME=NUMBER, or the name alone for an option that is on."""
     name, given, number = text.partition("=")
     if not given:
         return name, True
@@ -33,7 +33,7 @@ def size(text: str) -> tuple[str, Any]:
 
 
 def device(text: str) -> str:
-    """The type of --hardware."""
+    """Parse --hardware: a known device, or a file that calibrate wrote."""
     if text in (*GPUS, CPU.name) or text.endswith(".json"):
         return text
     expected = f"one of {', '.join((*GPUS, CPU.name))}, or a file of calibrate --out, as rates.json"
@@ -41,7 +41,7 @@ def device(text: str) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Prints the table and returns the exit status; `argv` is what follows `python -m monoidreduce cost`."""
+    """Print the table; return the exit status. argv: arguments after `python -m monoidreduce cost`."""
     described = "; ".join(f"{name}: {' '.join(names).strip()}" for name, names in SIZES.items())
     parser = Parser(
         prog="python -m monoidreduce cost",
@@ -89,7 +89,7 @@ def main(argv: list[str]) -> int:
     try:
         with workspace(options.workspace):
             if options.ranks:
-                from monoidreduce.theory.plan import splits  # loads as much again as all of costs
+                from monoidreduce.theory.plan import splits  # loading it takes as long as all of costs
 
                 ways = splits(options.operator, given, options.ranks, options.hardware, dtype=dtype)
                 print("\n\n".join(map(str, ways)))

@@ -1,4 +1,4 @@
-"""What a call costs: FLOPs, bytes, memory and time, from its own plan and schedule. Nothing is computed."""
+"""The cost of a call: FLOPs, bytes, memory and time, from its own plan and schedule. Nothing is computed."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ CPU_ADVICE: tuple[str, ...] = (
 
 @dataclass(frozen=True)
 class Pass:
-    """One kernel, or equal ones that follow one another.
+    """All launches of one kernel in one direction.
 
     Attributes:
-        name: of the kernel; torch's begin with "torch".
-        backward: is it in the backward pass.
-        launches: how many kernels.
-        flops: executed, of whole tiles.
+        name: kernel name; torch's kernels begin with "torch".
+        backward: whether it belongs to the backward pass.
+        launches: number of launches.
+        flops: FLOPs executed, counting whole tiles.
         dram_read, dram_written: bytes, by the model.
-        l2_read: bytes that multiprocessors ask of the L2 cache. What several ask for at a time may
-            reach it once, so a counter has less. None where it is not known.
-        l2_added: bytes that they add to sums there, or None.
-        jobs, tiles: of the schedule.
-        seconds: by the model.
+        l2_read: bytes that multiprocessors request from the L2 cache; None if unknown. Simultaneous requests
+            for the same data may reach the cache once, so a hardware counter shows less.
+        l2_added: bytes that they add to sums in the L2 cache (reductions); None if unknown.
+        jobs, tiles: numbers of jobs and tiles in the schedule.
+        seconds: time by the model.
         slowest: seconds if nothing overlaps.
-        bound: what takes longest, "tensor", "dram" or "launch". The L2 cache and exponentials bound
-            no time here: shares of the tensor cores' rate were fitted with what they take.
+        bound: the bottleneck: "tensor", "dram" or "launch". The L2 cache and exponentials are never named:
+            their time is part of the fitted share of the tensor cores' rate.
     """
 
     name: str
@@ -63,35 +63,36 @@ class Pass:
 
     @property
     def l2(self) -> int | None:
-        """Bytes read from the L2 cache and added there; None where it is not known."""
+        """Bytes read from the L2 cache plus bytes added to sums there; None if unknown."""
         return None if self.l2_read is None or self.l2_added is None else self.l2_read + self.l2_added
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a call costs on a GPU or a CPU; `str()` of it is a table, one line a pass.
+    """The cost of a call on a GPU or a CPU; `str()` of it is a table with one line per pass.
 
     Attributes:
         operator: its name.
         hardware: the GPU or the CPU.
-        passes: of the forward and of the backward pass, in order.
-        useful_flops: of the matrix products in the definition, of kept pairs, recomputation not counted.
-        executed_flops: of whole tiles and with recomputation.
-        compulsory: bytes of inputs read once and of outputs and gradients written once, in each direction.
-        lower_bounds: bytes by the name of the function in `monoidreduce.io.bounds`, for a cache as large as
-            the L2 cache: "compulsory"; "segment" and "theta_forward" of attention; "matmul" of
-            others. "theta_forward" is no bound in bytes: it is asymptotic, its constant set to 1, its n^2
-            the kept pairs.
-        dram: bytes that the passes move.
-        peak_memory: the most bytes at a time beyond inputs, outputs and gradients.
-        intensity: executed FLOPs a byte of DRAM.
-        balance: FLOPs a byte from which on arithmetic is the bound on this GPU.
-        seconds: of all kernels, where in each arithmetic and memory overlap.
-        range: seconds, and those if nothing overlapped.
-        mfu: useful FLOPs a second, as a share of the data sheet's peak; None on a CPU.
-        of_matmul_rate: the same of the measured rate of matrix products; None where nobody measured.
-        bound: what takes longest in most of the time.
-        advice: sentences.
+        passes: kernels of the forward and of the backward pass, in order.
+        useful_flops: FLOPs of the matrix products in the operator's definition, for pairs that the mask
+            keeps, without recomputation.
+        executed_flops: FLOPs of whole tiles, including recomputation.
+        compulsory: bytes of inputs read once, and of outputs and gradients written once, in each direction.
+        lower_bounds: lower bounds in bytes, by name of the function in `monoidreduce.io.bounds`, for a cache
+            of the size of the L2 cache: "compulsory"; "segment" and "theta_forward" for attention; "matmul"
+            for other operators. "theta_forward" is only asymptotic: its constant is set to 1, and its n^2 to
+            the number of kept pairs.
+        dram: DRAM bytes that the passes move.
+        peak_memory: peak bytes beyond inputs, outputs and gradients.
+        intensity: executed FLOPs per byte of DRAM.
+        balance: FLOPs per byte above which arithmetic is the bottleneck on this device.
+        seconds: sum over all kernels, with arithmetic and memory overlapping within each.
+        range: seconds, and seconds if nothing overlapped.
+        mfu: useful FLOPs per second over the data sheet's peak; None on a CPU.
+        of_matmul_rate: the same over the measured rate of matrix products; None if that was not measured.
+        bound: the bottleneck for the largest part of the time.
+        advice: sentences for the user.
     """
 
     operator: str
@@ -113,7 +114,7 @@ class Cost:
     advice: tuple[str, ...]
 
     def to_json(self) -> str:
-        """All of it, the GPU by name."""
+        """All attributes as JSON, with the hardware's name in place of the hardware."""
         return json.dumps({**asdict(self), "hardware": self.hardware.name}, indent=2)
 
     def __str__(self) -> str:
@@ -158,32 +159,37 @@ def cost(
     needed: Iterable[str] | None = None,
     **options: Any,
 ) -> Cost:
-    """What `op(*arguments, **options)` and its backward pass cost. Nothing is computed or allocated.
+    """Predict the cost of `op(*arguments, **options)` and its backward pass. Nothing is computed or
+    allocated.
 
-    The operator plans and goes through its slices as it would there, with tensors that have no memory.
-    So passes and bytes are the same as in the call. docs/cost.md has the formulas of time, and their errors.
+    The operator makes its plan and goes through its slices as on the real device, on tensors without memory.
+    So kernels and bytes are those of the real call. docs/cost.md has the formulas for time, and their errors.
 
     Args:
-        op: as `monoidreduce.explain` takes it.
-        arguments, options: as the call has them; meta, fake or real tensors. Their values do not count, and
-            all targets and tokens are taken to count.
-        hardware: a GPU of `monoidreduce.hardware`, or its name, as "h100", which need not be there. A CPU of
-            yours as a `Processor`, or "cpu", the CPU of bench/results. Or the name of a file, ending in
-            .json, that `python -m monoidreduce calibrate --out` wrote. None: the GPU of the tensors.
-        needed: the names of the tensors whose gradients are wanted; none is the forward pass alone. None:
-            those that require gradients, or where none does, the operator's matrices.
+        op: an operator, as `monoidreduce.explain` takes it.
+        arguments, options: those of the call; tensors may be meta, fake or real. Their values are not read,
+            and no target or token is assumed to be ignored.
+        hardware: a GPU of `monoidreduce.hardware` or its name, such as "h100"; it need not be present. A CPU
+            as a `Processor`, or "cpu" for the CPU of bench/results. Or the name of a .json file written by
+            `python -m monoidreduce calibrate --out`. None: the GPU that the tensors are on.
+        needed: names of the tensors that need gradients; an empty sequence means forward only. None: the
+            tensors that require gradients or, if there are none, the operator's matrices.
 
     Raises:
-        TypeError, ValueError: the call would, or it has no model, as one with score_mod (docs/cost.md, "What
-            it does not know"). Or hardware is no GPU of NVIDIA's, or None and the tensors are on none that
-            `monoidreduce.hardware` has. Or needed names no floating tensor of the call.
-        OSError: a file of hardware cannot be read.
+        TypeError, ValueError: the call itself would raise; or there is no model for it, for example with
+            score_mod (docs/cost.md, "What it does not know"); or hardware is not a GPU of NVIDIA; or hardware
+            is None and the tensors are on no GPU that `monoidreduce.hardware` has; or needed names something
+            that is no floating-point tensor of the call.
+        OSError: the file given as hardware cannot be read.
     """
     return _cost(*resolved(op, arguments, options), hardware, needed, keeps=True)
 
 
 def cost_of_shard(op: str, *arguments: Any, hardware: Hardware, **options: Any) -> Cost:
-    """`cost` of a rank's columns: it keeps local gradients as `rank_may_keep` says. Nothing is sent."""
+    """`cost` of one rank's shard of columns: it saves dlogits only if `rank_may_keep`.
+
+    Without communication.
+    """
     return _cost(*resolved(op, arguments, options), hardware, None, keeps=False)
 
 
@@ -237,7 +243,7 @@ def _cost(
 def kernels(
     op: str, *arguments: Any, hardware: str, needed: Iterable[str] | None = None, **options: Any
 ) -> list[tuple[bool, Work]]:
-    """What `cost` takes the time of: whether a kernel is of the backward pass, and what it does."""
+    """The kernels that `cost` adds up: (whether it belongs to the backward pass, its work)."""
     operator, call = resolved(op, arguments, options)
     gpu = find(hardware)
     run = dry_run(operator, call, _needed(operator, call, needed), gpu.facts())
@@ -249,7 +255,7 @@ def _works(run: DryRun, gpu: Hardware) -> list[tuple[bool, Work]]:
 
 
 def _timed(works: list[tuple[bool, Work]], gpu: Hardware) -> list[tuple[bool, Work, Time]]:
-    """With the time of each kernel; the first of a pass begins it."""
+    """Add the time of each kernel. The first kernel of a pass also takes the time to start the pass."""
     before = [None, *(backward for backward, _ in works)]
     return [
         (backward, work, time_of(work, gpu, first=backward != last))
@@ -258,7 +264,7 @@ def _timed(works: list[tuple[bool, Work]], gpu: Hardware) -> list[tuple[bool, Wo
 
 
 def cpu_folds(op: str, *arguments: Any, **options: Any) -> list[cpu.Fold]:
-    """The same of a CPU, of both passes."""
+    """`kernels` for a CPU: the passes of the engine, of both directions."""
     operator, call = resolved(op, arguments, options)
     return [*cpu.folds(operator, call, dry_run(operator, call, _needed(operator, call, None), None))]
 
@@ -292,13 +298,13 @@ def _needed(operator: str, call: dict[str, Any], needed: Iterable[str] | None) -
 
 
 def _total(sizes: Iterable[int | None]) -> int | None:
-    """None if any is not known."""
+    """The sum of the sizes; None if any is None."""
     known = [*sizes]
     return None if None in known else sum(size or 0 for size in known)
 
 
 def _grouped(timed: list[tuple[bool, Work, Time]]) -> tuple[Pass, ...]:
-    """Kernels of one name and direction together, in the order in which they first run."""
+    """Group kernels by name and direction, in the order in which they first run."""
     groups: dict[tuple[bool, str], list[tuple[Work, Time]]] = {}
     for backward, work, time in timed:
         groups.setdefault((backward, work.name), []).append((work, time))
@@ -323,13 +329,13 @@ def _grouped(timed: list[tuple[bool, Work, Time]]) -> tuple[Pass, ...]:
 
 
 def _band(run: DryRun) -> Band:
-    """That of attention."""
+    """The band of the attention call in a dry run."""
     a = next(launch.arguments for launch in run.launches if launch.name == "attention_forward")
     return Band(a["q"].shape[2], a["k"].shape[2], a["left"], a["right"])
 
 
 def _share_of_pairs(operator: str, run: DryRun) -> float:
-    """The kept pairs, of all."""
+    """The fraction of (row, column) pairs that the mask keeps."""
     if operator != "attention":
         return 1.0
     band = _band(run)
@@ -337,8 +343,8 @@ def _share_of_pairs(operator: str, run: DryRun) -> float:
 
 
 def _bounds(operator: str, call: dict[str, Any], run: DryRun, hardware: Hardware) -> dict[str, float]:
-    """Lower bounds in bytes of the forward pass's scores, for a cache of the second level's size."""
-    from monoidreduce.theory.io import bounds  # loads as much again as all of costs
+    """Lower bounds in bytes for computing the forward pass's scores with a cache of the L2 cache's size."""
+    from monoidreduce.theory.io import bounds  # loading it takes as long as all of costs
 
     first = next(iter(call.values()))
     size = first.element_size()

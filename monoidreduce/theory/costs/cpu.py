@@ -1,8 +1,9 @@
-"""How long the kernels of a call take on a CPU: the products of its tiles, and a time for each score.
+"""The time of kernels on a CPU: matrix products of tiles, plus a time per score.
 
-Both are told in FLOPs at the rate that torch reaches there in large products of the same dtype. Constants
-belong to a dtype and a direction. bench/cost.py fits them to log-sum-exp and cross entropy, whose scores
-weigh nothing, and to the MLP, whose do. Attention and distillation are held out.
+Both are expressed in FLOPs at the rate that torch reaches on this CPU in large products of the same dtype.
+The constants depend on dtype and direction. bench/cost.py fits them to log-sum-exp and cross entropy (folds
+without a payload) and to the MLP (a fold with a payload). Attention and distillation are held out, to test
+the model.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ __all__ = ["CONSTANTS", "Constants", "Fold", "folds", "timed"]
 
 
 class Constants(NamedTuple):
-    """In FLOPs at the rate of large products.
+    """Costs in FLOPs at the rate of large products.
 
-    product: of a FLOP in tiles. score: of a score whose fold weighs no payload. weighing: of one that does.
+    product: cost of a FLOP in a tile's product. score: cost of a score in a fold without payload. weighing:
+    cost of a score in a fold that weighs a payload (values of attention, second matrix of the MLP).
     """
 
     product: float
@@ -34,7 +36,7 @@ class Constants(NamedTuple):
     weighing: float
 
 
-# By dtype, and whether the pass is backward: fitted to the times in bench/results/amd_epyc_cpu.json.
+# By (dtype, backward); fitted to the times in bench/results/amd_epyc_cpu.json.
 CONSTANTS = {
     ("float32", False): Constants(0.4854, 17.17, 40.1),
     ("float32", True): Constants(0.534, 5.141, 0.0),
@@ -44,7 +46,7 @@ CONSTANTS = {
 
 
 class Fold(NamedTuple):
-    """A pass of the engine. flops, scores: of its tiles. weighing: do scores weigh a payload."""
+    """A pass of the CPU engine. flops, scores: numbers over all tiles. weighing: the fold has a payload."""
 
     launch: Launch
     flops: float
@@ -58,10 +60,10 @@ class Fold(NamedTuple):
 
 
 def _pairs(band: Band, by_rows: bool, staying: int, streamed: int) -> int:
-    """Of the tiles that the band touches; the last ones are as short as the operands."""
+    """Number of pairs in the tiles that the band touches; tiles at the ends are cut to the operands."""
     lines, others = (band.rows, band.columns) if by_rows else (band.columns, band.rows)
     if not (lines and others):
-        return 0  # and tiles have no size
+        return 0  # the tile sizes are 0 then
     return sum(
         min(staying, lines - staying * i) * (min(passed.stop * streamed, others) - passed.start * streamed)
         for i, passed in enumerate(band.passed(by_rows, staying, streamed))
@@ -76,7 +78,7 @@ def _fold(launch: Launch, operator: str, tile: tuple[int, int]) -> Fold:
     of_scores = rows[-1] + (a[roles["other_a"]].shape[-1] if "other_a" in roles else 0)
     payload = a[roles["payload"]].shape[-1 if operator == "attention" else 0] if "payload" in roles else 0
     weighed = [of_scores, payload]
-    if launch.backward:  # and a product for each gradient; a payload has the output's columns
+    if launch.backward:  # one more product for each gradient; the payload's has the output's width
         gradients = {role: a[f"d{name}"].shape[-1] for role, name in roles.items() if f"d{name}" in a}
         weighed += [payload if role == "payload" else width for role, width in gradients.items()]
     staying, streamed = (tile[1], tile[0]) if launch.backward else tile
@@ -85,7 +87,7 @@ def _fold(launch: Launch, operator: str, tile: tuple[int, int]) -> Fold:
 
 
 def folds(operator: str, call: dict[str, Any], run: DryRun) -> Iterator[Fold]:
-    """The passes of the engine in a dry run."""
+    """The passes of the CPU engine in a dry run."""
     tiles = cpu_tiles(operator, call, next(iter(call.values())).dtype)
     for launch in run.launches:
         if launch.name in _C.CALLS:
@@ -95,7 +97,7 @@ def folds(operator: str, call: dict[str, Any], run: DryRun) -> Iterator[Fold]:
 def timed(
     operator: str, call: dict[str, Any], run: DryRun, processor: Processor
 ) -> list[tuple[bool, Work, Time]]:
-    """Direction, work and time of each kernel. Operands are read once, and results written once.
+    """(backward, work, time) of each kernel. Operands are counted as read once, results as written once.
 
     Raises ValueError for a dtype whose products were not measured, or for an MLP with a gate.
     """
@@ -114,7 +116,7 @@ def timed(
         )
         work = Work(launch.name, launch.name, 1, fold.flops, Counter({1: 1}), read, written)
         constants = CONSTANTS[str(dtype).removeprefix("torch."), launch.backward]
-        moved = (read + written) / bandwidth  # the constants have what writing takes
+        moved = (read + written) / bandwidth  # the constants already include the time to write
         time = Time(fold.seconds(constants, rate), moved, 0.0, 0.0, True)
         found.append((launch.backward, work, time))
     return found

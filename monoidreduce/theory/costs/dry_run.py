@@ -1,6 +1,7 @@
-"""Runs the ops of a call on tensors without memory, and notes what they launch and allocate.
+"""A dry run: the real ops of a call run on tensors without memory, and their launches and allocations are
+noted.
 
-The ops themselves plan, allocate and go through slices, so there is no second account of a schedule.
+The ops themselves make plans, allocate and loop over slices, so no schedule is described twice.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from monoidreduce.theory.costs.sizes import SIZES
 
 __all__ = ["DryRun", "Launch", "Operand", "dry_run"]
 
-_BLOCK = 512  # bytes, in which torch's allocator of GPU memory hands it out
-MOST = 1 << 24  # of a size; a call of as many takes seconds
+_BLOCK = 512  # bytes; torch's CUDA allocator rounds sizes up to it
+MOST = 1 << 24  # largest axis of a tensor; with such an axis the model takes seconds
 
 
 class Operand(NamedTuple):
-    """What is known of a tensor."""
+    """Shape and dtype of a tensor."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -43,14 +44,14 @@ class Operand(NamedTuple):
 
 @dataclass(frozen=True)
 class Launch:
-    """A call of a function of `_C`, or of torch: "aten::mm".
+    """A call of a function of `_C`, or of a torch op such as "aten::mm".
 
     Attributes:
-        name: of the function.
-        backward: is it in the backward pass.
-        arguments: by name, as the function's description has them, without those that are None; torch's are
-            "read" and "written", lists of operands.
-        plan: that of the operator's pass; a CPU has none.
+        name: name of the function.
+        backward: whether it is in the backward pass.
+        arguments: arguments by their names in `_C.CALLS`, without those that are None. For a torch op: "read"
+            and "written", lists of Operand.
+        plan: the plan of the operator's pass; None on a CPU.
     """
 
     name: str
@@ -61,13 +62,14 @@ class Launch:
 
 @dataclass
 class DryRun:
-    """What a call launches, in order, and the bytes that it holds.
+    """The launches of a call, in order, and its memory.
 
     Attributes:
-        launches: kernels of this library and of torch; one function of this library may launch several.
-        peak: the most bytes at a time beyond inputs, outputs and gradients, of the forward pass or of both.
+        launches: functions of this library and of torch; one function of this library may launch several
+            kernels.
+        peak: peak bytes beyond inputs, outputs and gradients, over all passes that ran.
         compulsory: bytes of inputs and upstream gradients, and of outputs and gradients.
-        flops: of matrix products as `monoidreduce.flops` counts them, without scores that are computed again.
+        flops: FLOPs of matrix products by `monoidreduce.flops`, without recomputed scores.
     """
 
     launches: list[Launch] = field(default_factory=list)
@@ -81,19 +83,22 @@ def _described(value: Any) -> Any:
 
 
 class _OnGpu(Tensor):
-    """Without memory, and on a GPU as far as ops ask."""
+    """A meta tensor that ops take for one on a GPU."""
 
     is_cuda = True
 
 
 class _OnCpu(Tensor):
-    """The same on a CPU."""
+    """A meta tensor that ops take for one on a CPU."""
 
     is_cuda = False
 
 
 class _Notes(DispatchMode):  # type: ignore[misc]
-    """Sees every op of torch: notes those that move elements, and counts the bytes that are alive."""
+    """A dispatch mode that records torch ops which move elements, and counts the bytes that are alive.
+
+    Ops of this library run their forward implementation under it, and are recorded in `calls`.
+    """
 
     def __init__(self, run: DryRun, needed: tuple[str, ...], keeps: bool) -> None:
         super().__init__()
@@ -106,7 +111,7 @@ class _Notes(DispatchMode):  # type: ignore[misc]
             0,
         )
         self.known: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.calls: list[tuple[str, dict[str, Any], Any]] = []  # the op, its arguments and its results
+        self.calls: list[tuple[str, dict[str, Any], Any]] = []  # (op, arguments, results)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "monoidreduce":
@@ -118,13 +123,13 @@ class _Notes(DispatchMode):  # type: ignore[misc]
             self.calls.append((name, given, results))
             return results
         kwargs = kwargs or {}
-        # A product of 16 bits into float32: without memory, torch 2.11 takes out_dtype for the factor beta.
+        # A 16-bit product into a float32 result. On meta tensors, torch 2.11 mistakes out_dtype for beta.
         results = kwargs["out"] if func._overloadname == "dtype_out" else func(*args, **kwargs)
         self.note(func, args, results)
         return results
 
     def differentiated(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of an op as if autograd recorded it; fake tensors of a GPU record nothing."""
+        """The arguments that an op would get if autograd recorded the call; it cannot for these tensors."""
         if "keep" in given:
             student, teacher = ({f"{of}x", f"{of}weight"} & {*self.needed} for of in ("", "teacher_"))
             keep = given["x"].is_cuda and bool(student) and not teacher
@@ -148,7 +153,7 @@ class _Notes(DispatchMode):  # type: ignore[misc]
         self.run.launches.append(Launch(func._schema.name, self.backward, operands, None))
 
     def hold(self, tensors: list[Tensor]) -> None:
-        """Counts the memory of new tensors until nothing refers to it."""
+        """Count the memory of new tensors as alive until their storage is freed."""
         for storage in (t.untyped_storage() for t in tensors):
             if storage not in self.known:
                 self.known.add(storage)
@@ -162,7 +167,7 @@ class _Notes(DispatchMode):  # type: ignore[misc]
 
 
 def _noting(name: str, notes: _Notes) -> Callable[..., None]:
-    """What takes the place of a call of `_C`."""
+    """A function that replaces a call of `_C` and records it instead."""
     names = [f.name for f in _C.CALLS[name]] + ["threads", "stream", "plan"]
 
     def call(*args: Any, **kwargs: Any) -> None:
@@ -175,7 +180,7 @@ def _noting(name: str, notes: _Notes) -> Callable[..., None]:
 
 
 def _planning(name: str, gpu: _C.DeviceFacts) -> Callable[..., _C.Plan]:
-    """What plans for a GPU that need not be there."""
+    """A function that replaces a planning function of `_C` and plans for `gpu`, which need not be present."""
     plan: Callable[..., _C.Plan] = getattr(_C, name)
 
     def call(*args: Any, **kwargs: Any) -> _C.Plan:
@@ -186,7 +191,7 @@ def _planning(name: str, gpu: _C.DeviceFacts) -> Callable[..., _C.Plan]:
 
 
 def _check_modelled(operator: str, call: dict[str, Any], gpu: _C.DeviceFacts | None) -> None:
-    """Refuses a call that has no model."""
+    """Raise ValueError for a call that the cost model does not cover."""
     check_choice("op", operator, tuple(SIZES))
     for name, value in call.items():
         if isinstance(value, Tensor) and max(value.shape, default=0) > MOST:
@@ -207,7 +212,7 @@ def _check_modelled(operator: str, call: dict[str, Any], gpu: _C.DeviceFacts | N
 
 @contextmanager
 def _substituted(notes: _Notes, gpu: _C.DeviceFacts | None) -> Iterator[None]:
-    """On this thread, ops call what notes instead of kernels."""
+    """Context in which the ops of this thread record calls of `_C` instead of launching kernels."""
     calls: Any = {name: _noting(name, notes) for name in _C.CALLS}
     if gpu is not None:
         calls |= {name: _planning(name, gpu) for name in vars(_C) if name.startswith("plan_")}
@@ -228,17 +233,19 @@ def dry_run(
     gpu: _C.DeviceFacts | None,
     keeps: bool = True,
 ) -> DryRun:
-    """Runs an operator and, if gradients are needed, its backward pass.
+    """Dry-run an operator and, if gradients are needed, its backward pass.
 
     Args:
-        operator: the name of a function of `monoidreduce.functional`.
-        call: all its arguments by name. The values of tensors do not count.
-        needed: names of the tensors whose gradients are wanted.
-        gpu: that the call is planned for; None: a CPU, whose engine allocates its scratch memory unseen.
-        keeps: are these all columns. If they are the columns of one rank, its forward pass keeps less.
+        operator: name of a function of `monoidreduce.functional`.
+        call: all its arguments by name. The values of tensors are not read.
+        needed: names of the tensors that need gradients.
+        gpu: the GPU to plan for. None: a CPU, whose engine allocates scratch memory that is not counted here.
+        keeps: whether the columns are all columns. False: they are one rank's shard, and forward may save
+            less.
 
     Raises:
-        TypeError, ValueError: the call would, or it has no model: docs/cost.md, "What it does not know".
+        TypeError, ValueError: the call itself would raise, or the cost model does not cover it; see
+            docs/cost.md, "What it does not know".
     """
     _check_modelled(operator, call, gpu)
     run = DryRun()
@@ -286,7 +293,7 @@ def _shape(value: Any) -> Any:
 
 
 def _flops(op: str, given: dict[str, Any], scores: bool = False) -> int:
-    """Of the forward pass, or of its scores alone: payloads are as if they were of width 0."""
+    """FLOPs of an op's forward pass. scores: only of its scores, by counting payloads as of width 0."""
     shapes = {name: _shape(value) for name, value in given.items()}
     if scores and op == "attention":
         shapes["v"] = (*shapes["v"][:3], 0)

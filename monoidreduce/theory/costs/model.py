@@ -1,8 +1,7 @@
-"""How long the kernels of a call take: jobs on multiprocessors beside bytes through memory.
+"""The time of kernels on a GPU: jobs on multiprocessors, overlapped with bytes through memory.
 
-A kernel has two constants. One is the share of the device's rate of matrix products that its tiles reach. The
-other is the seconds that a job takes beyond its tiles. bench/cost.py fits them to bench/results and writes
-constants.json.
+A kernel has two constants: the fraction of the device's matrix-product rate that its tiles reach, and the
+seconds that a job takes beyond its tiles. bench/cost.py fits them to bench/results and writes constants.json.
 """
 
 from __future__ import annotations
@@ -21,25 +20,26 @@ from monoidreduce.theory.hardware import Hardware
 
 __all__ = ["Constants", "Time", "constants_of", "fitted_constants", "makespan", "time_of"]
 
-# The share of kernels that were not measured: about that of others of their family.
+# `share` of kernels that were not measured, by family: about that of the family's measured kernels.
 _UNMEASURED = {"simt": 0.025, "sm80": 0.45, "sm90": 0.85}
-*_, _WITH_TILES = _UNMEASURED  # whose kernels are named by their tiles
-# From a profile on an H100 (docs/design/calls.md says of which cases): the gap before a kernel, how long a
-# kernel lasts that does next to nothing, and what events around a pass see beside that.
+*_, _WITH_TILES = _UNMEASURED  # the family whose kernels are named by their tiles instead
+# From a profile on an H100 (docs/design/calls.md names the cases): the gap before a kernel, the duration of a
+# kernel that does next to nothing, and what CUDA events around a pass measure in addition.
 GAP_SECONDS, START_SECONDS, PASS_SECONDS = 0.8e-6, 1.95e-6, 3.15e-6
-STEP_SECONDS = 0.05e-6  # of combine_splits: 5.2 us with 64 splits, 3.3 with 32
-_MOST_JOBS = 1 << 16  # that are dealt out one by one
+STEP_SECONDS = 0.05e-6  # per split in combine_splits, which takes 5.2 us with 64 splits and 3.3 us with 32
+_MOST_JOBS = 1 << 16  # above it, jobs are averaged instead of scheduled one by one
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Of a kernel at one width.
+    """The constants of a kernel at one operand width.
 
     Attributes:
-        width: of operands; narrower ones cost as much. 0: cost follows the width.
-        share: of the device's rate of matrix products, that tiles reach.
-        job_seconds: of a job beyond its tiles; of all jobs together where they overlap.
-        fitted: on which cases; empty where the kernel was not measured.
+        width: width of the operands; narrower ones cost as much as this. 0: cost is proportional to the
+            width.
+        share: fraction of the device's matrix-product rate that tiles reach.
+        job_seconds: seconds of a job beyond its tiles; of all jobs together if jobs overlap.
+        fitted: the cases it was fitted to; empty if the kernel was not measured.
     """
 
     width: int
@@ -50,13 +50,13 @@ class Constants:
 
 @dataclass(frozen=True)
 class Time:
-    """Seconds of a kernel.
+    """The time of a kernel, in seconds.
 
     Attributes:
-        compute: of its jobs.
-        read, written: of its bytes.
-        launch: of its launch; of the first kernel of a pass, what the pass takes too.
-        known: has it constants of its own, or does it need none.
+        compute: time of its jobs.
+        read, written: time to read and to write its bytes.
+        launch: time of its launch; for the first kernel of a pass, also the fixed time of the pass.
+        known: whether it has measured constants, or needs none.
     """
 
     compute: float
@@ -71,18 +71,18 @@ class Time:
 
     @property
     def seconds(self) -> float:
-        """If what is read hides arithmetic, or arithmetic hides it; results are written after both."""
+        """Reading and arithmetic overlap; results are written after both."""
         return max(self.compute, self.read) + self.written + self.launch
 
     @property
     def bound(self) -> str:
-        """What takes longest: "tensor", "dram" or "launch"."""
+        """The bottleneck: "tensor", "dram" or "launch"."""
         return max((self.compute, "tensor"), (self.memory, "dram"), (self.launch, "launch"))[1]
 
 
 @cache
 def fitted_constants() -> dict[str, tuple[Constants, ...]]:
-    """Of every measured kernel, the narrowest first."""
+    """The constants of every measured kernel, by kernel name, narrowest first."""
     found = json.loads(Path(__file__).with_name("constants.json").read_text("utf-8"))
     return {
         kernel: tuple(Constants(**{**row, "fitted": tuple(row["fitted"])}) for row in rows)
@@ -91,7 +91,10 @@ def fitted_constants() -> dict[str, tuple[Constants, ...]]:
 
 
 def constants_of(kernel: str, width: int, among: dict[str, tuple[Constants, ...]] | None = None) -> Constants:
-    """The constants of the narrowest measured width that holds `width`, else of the widest."""
+    """The constants for the smallest measured width of at least `width`, else for the largest.
+
+    among: constants to choose from, in place of the fitted ones.
+    """
     rows = (fitted_constants() if among is None else among).get(kernel, ())
     if not rows:
         family = next((name for name in _UNMEASURED if f"/{name}/" in f"{kernel}/"), _WITH_TILES)
@@ -102,9 +105,10 @@ def constants_of(kernel: str, width: int, among: dict[str, tuple[Constants, ...]
 def makespan(
     jobs: Counter[int], workers: int, tile_seconds: float, job_seconds: float, shared: int = 0
 ) -> float:
-    """Until the last of `workers` has done its jobs, which take them one after another, the longest first.
+    """The time until the last worker is done, when free workers take jobs in turn, longest first.
 
-    jobs: how many have so many tiles. shared: how many equal ones all workers share at last, a part each.
+    jobs: number of jobs by their number of tiles. shared: number of the last jobs (all of equal length then)
+    that are split evenly over all workers.
     """
     if shared:
         ((tiles, count),) = jobs.items()
@@ -123,7 +127,10 @@ def makespan(
 
 
 def time_of(work: Work, hardware: Hardware, constants: Constants | None = None, first: bool = False) -> Time:
-    """How long a kernel takes on a GPU. constants: instead of fitted ones. first: is it that of its pass."""
+    """The time of a kernel on a GPU.
+
+    constants: used in place of the fitted ones. first: whether it is the first kernel of its pass.
+    """
     peak, bandwidth = hardware.reached(torch.bfloat16)
     read, written, known = work.read / bandwidth, work.written / bandwidth, None
     compute = work.steps * STEP_SECONDS

@@ -1,4 +1,4 @@
-"""python -m monoidreduce roofline: what was measured, under the roofs of its device."""
+"""python -m monoidreduce roofline: plot measured results under the roofline of their GPU."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ PHASES = ("forward", "backward")
 
 @dataclass(frozen=True)
 class Point:
-    """A pass of a case of 16 bits.
+    """A measured pass of a 16-bit case.
 
     Attributes:
-        op, phase: as a result names them; phase is one of `PHASES`, or "total" of both.
-        intensity: FLOPs for each byte of DRAM. Of ours, those that the model executes and moves.
-        rate: these FLOPs, over the time that was measured.
+        op, phase: as in the result; phase is one of `PHASES`, or "total" for both.
+        intensity: FLOPs per byte of DRAM. For ours: executed FLOPs over bytes moved, both by the cost model.
+        rate: these FLOPs over the measured time.
     """
 
     op: str
@@ -48,7 +48,7 @@ class Point:
 
 
 def latest(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of results of `bench/run.py`, as they are in files; of each case that of the last date."""
+    """The rows of results of `bench/run.py`, given as parsed files; for each case, the latest row."""
     found = {}
     for document in sorted(documents, key=lambda document: str(document["environment"]["date"])):
         for row in document["speed"]:
@@ -57,7 +57,7 @@ def latest(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _calls(rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Callable[..., Cost]]]:
-    """Rows of 16 bits, of calls that `mr.cost` knows, and `mr.cost` of them."""
+    """The 16-bit rows of calls that `mr.cost` knows, each with a function that returns its cost."""
     for row in rows:
         operator = OPERATORS.get(row["op"])
         unknown = "ignored" in row["parameters"] or row["parameters"].get("loss") == "jsd"
@@ -68,7 +68,7 @@ def _calls(rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Callabl
 
 
 def points(rows: list[dict[str, Any]], hardware: Hardware) -> Iterator[Point]:
-    """Passes of ours, with default options. rows: of this GPU."""
+    """Points of this library with default options. rows: measured on this GPU."""
     for row, cost_of in _calls(rows):
         passes = cost_of(hardware=hardware).passes
         for phase in PHASES:
@@ -80,9 +80,11 @@ def points(rows: list[dict[str, Any]], hardware: Hardware) -> Iterator[Point]:
 
 
 def peers(rows: list[dict[str, Any]], hardware: Hardware) -> Iterator[Point]:
-    """Both passes of the fastest other library: useful FLOPs and compulsory bytes, for nobody knows its own.
+    """Points of the fastest other library, for both passes together.
 
-    Some libraries compute gradients in the forward pass. rows: of this GPU.
+    They are at useful FLOPs and compulsory bytes, because what the library executes and moves is not known.
+    The passes are taken together because some libraries compute gradients in forward. rows: measured on this
+    GPU.
     """
     for row, cost_of in _calls(rows):
         found, times = cost_of(hardware=hardware), row["phases"]["total"]["milliseconds"]
@@ -93,7 +95,7 @@ def peers(rows: list[dict[str, Any]], hardware: Hardware) -> Iterator[Point]:
 
 
 def measured_roof(documents: list[dict[str, Any]]) -> Roofline:
-    """The best rates of products and of copies that torch had beside the results."""
+    """The roofline from the best rates of torch's products and copies that were measured with the results."""
     machines = [document["environment"] for document in documents]
     return Roofline(
         1e9 * max(machine["product_gflops"]["bfloat16"] for machine in machines),
@@ -104,9 +106,10 @@ def measured_roof(documents: list[dict[str, Any]]) -> Roofline:
 def save_figure(
     path: Path, hardware: Hardware, measured: Roofline, found: list[Point], others: list[Point]
 ) -> None:
-    """Draws the roofs of the data sheet and of what was measured; forward passes as dots, others as crosses.
+    """Draw the data sheet's and the measured roofline, with the points.
 
-    found: of ours, in a color of each operator. others: of other libraries, in grey squares.
+    found: this library's points, one color per operator; dots are forward, crosses backward. others: points
+    of other libraries, as grey squares.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -142,7 +145,7 @@ def save_figure(
 
 
 def _documents(parser: Parser, paths: list[Path], hardware: Hardware) -> Iterator[dict[str, Any]]:
-    """The results that are of this GPU."""
+    """The results that were measured on this GPU."""
     for path in paths:
         try:
             document = json.loads(path.read_text("utf-8"))
@@ -154,7 +157,7 @@ def _documents(parser: Parser, paths: list[Path], hardware: Hardware) -> Iterato
 
 
 def main(argv: list[str]) -> int:
-    """Draws the figure and returns the exit status; `argv` follows `python -m monoidreduce roofline`."""
+    """Draw the figure; return the exit status. argv: arguments after `python -m monoidreduce roofline`."""
     parser = Parser(
         prog="python -m monoidreduce roofline",
         description="Draws results of bench/run.py under the roofs of their GPU, of 16-bit cases.",

@@ -1,4 +1,4 @@
-"""Calls by their sizes, as the command line and bench/results name them."""
+"""Calls described by sizes, with the names of the command line and of bench/results."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from monoidreduce._validate import mismatch
 
 __all__ = ["OPERATORS", "SIZES", "call_of"]
 
-MOST = 1 << 50  # bytes of a tensor: torch cannot count 2^63 bytes
+MOST = 1 << 50  # bytes of a tensor; torch cannot represent sizes of 2^63 bytes
 
-# By operator: the sizes of a call, and what may be given besides.
+# For each operator: the required sizes, and the optional ones.
 SIZES = {
     "attention": ("B H L d", "Hkv N causal window softcap bias"),
     "linear_cross_entropy": ("N V D", ""),
@@ -23,7 +23,7 @@ SIZES = {
     "mlp": ("B K d", "gated"),
     "logsumexp_matmul": ("M N F", ""),
 }
-# What bench/results calls them.
+# Operators by their names in bench/results.
 OPERATORS = {
     "attention": "attention",
     "cross_entropy": "linear_cross_entropy",
@@ -35,9 +35,10 @@ OPERATORS = {
 
 
 def call_of(operator: str, sizes: dict[str, Any], dtype: torch.dtype) -> tuple[list[Tensor], dict[str, Any]]:
-    """The tensors of a call, without memory, and its options.
+    """The tensors of a call, on the meta device, and its options.
 
-    sizes: of `SIZES`. A window has so many keys on either side; a bias is [1, H, L, N].
+    sizes: as named in `SIZES`. "window" is the number of keys on either side; "bias" adds a bias [1, H, L,
+    N].
 
     Raises ValueError for a tensor of more than 2^50 bytes.
     """

@@ -1,14 +1,16 @@
-"""What kernels read from DRAM, step by step, past an L2 cache that drops what was not used longest.
+"""A model of what kernels read from DRAM, step by step, through an LRU L2 cache.
 
-Multiprocessors keep in step: what several of them read in one step comes from DRAM once. A step is
+Multiprocessors are assumed to run in lockstep: data that several read in one step comes from DRAM once. A
+step is
 
-- of attention and the MLP, a tile that streams past each multiprocessor's job; one that ends has a next one;
-- of a contraction, a whole tile of each cluster. All stream along the width, and so does the next step. It
-  finds what this one read only if all of that fits the cache.
+- for attention and the MLP: each multiprocessor's job reads one tile of the streamed operand; a
+  multiprocessor whose job ends starts the next one;
+- for a contraction: each cluster computes one whole output tile, streaming along the width. The next step
+  does the same, so it finds data of this step in the cache only if everything that this step read fits.
 
-No constant is fitted; `Hardware.kept` says what fits. Two passes that were counted on an H100 gave the rules:
-local gradients of cross entropy, and attention's forward pass with a causal mask. All others are held out.
-docs/cost.md, "How the bounds are checked", says where the model errs.
+No constant is fitted; `Hardware.kept` is the usable cache size. The rules come from two passes whose traffic
+was counted on an H100: dlogits of cross entropy, and attention's forward with a causal mask. All others are
+held out. docs/cost.md, "How the bounds are checked", says where the model is wrong.
 """
 
 from __future__ import annotations
@@ -19,15 +21,15 @@ from itertools import islice
 
 __all__ = ["Job", "Step", "job_steps", "read_by", "tile_steps"]
 
-# A tile that stays, its head, and the tiles of the streamed operand that pass it: their head and their range.
+# (stationary tile, its head, head of the streamed operand, range of its tiles).
 Job = tuple[int, int, int, range]
-Block = tuple[str, int, int]  # of an operand
-Step = dict[Block, int]  # the bytes of each block that any job reads in a step
+Block = tuple[str, int, int]  # (operand, head, tile)
+Step = dict[Block, int]  # bytes of each block that some job reads in a step
 
 
 def read_by(steps: Iterable[Step], cache: float) -> dict[Block, int]:
-    """Bytes of each block that come from DRAM. cache: bytes; what was used least recently leaves it first."""
-    kept: dict[Block, int] = {}  # the least recently used first
+    """Bytes of each block that come from DRAM. cache: size in bytes; the least recently used is evicted."""
+    kept: dict[Block, int] = {}  # least recently used first
     read: dict[Block, int] = {}
     held = 0
     for step in steps:
@@ -47,9 +49,11 @@ def read_by(steps: Iterable[Step], cache: float) -> dict[Block, int]:
 def tile_steps(
     groups: Sequence[int], row_bytes: Sequence[int], column_bytes: Sequence[int], clusters: int
 ) -> Iterator[Step]:
-    """The steps of a contraction: all row blocks of a group with one tile of columns, then with the next one.
+    """The steps of a contraction: all row blocks of a group with one tile of columns, then with the next
+    tile.
 
-    groups: how many row blocks each has (tile_schedule.cuh). row_bytes, column_bytes: of each block and tile.
+    groups: number of row blocks of each group (tile_schedule.cuh). row_bytes, column_bytes: bytes of each row
+    block and each column tile. clusters: number of tiles computed at a time.
     """
 
     def tiles() -> Iterator[tuple[int, int]]:
@@ -71,13 +75,14 @@ def tile_steps(
 def job_steps(
     jobs: Iterable[Job], staying: Sequence[int], streamed: Sequence[int], workers: int
 ) -> Iterator[Step]:
-    """The steps of attention and the MLP. staying, streamed: bytes of each tile of a head.
+    """The steps of attention and the MLP.
 
-    A job has a step for what stays, one for each tile that passes, and one to end. Jobs that start together
-    and stream the same are one from then on, so a step takes time for what is different in it.
+    staying, streamed: bytes of each tile of the stationary and of the streamed operand, for one head. A job
+    has one step to load its stationary tile, one for each streamed tile, and one to end. Jobs that start
+    together and stream the same tiles are merged, so that a step costs time only for what differs.
     """
     order = iter(jobs)
-    running: list[tuple[int, Iterator[int], int]] = []  # whose tiles are to pass yet, and of how many jobs
+    running: list[tuple[int, Iterator[int], int]] = []  # (streamed head, tiles left, number of merged jobs)
     while True:
         started = list(islice(order, workers - sum(count for *_, count in running)))
         if not (running or started):

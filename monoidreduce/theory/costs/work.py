@@ -1,7 +1,8 @@
-"""What the kernels of a launch do: their jobs, and the bytes that they move (docs/cost.md has the formulas).
+"""The work of the kernels of a launch: jobs, and bytes moved (docs/cost.md has the formulas).
 
-The launch's plan has the tiles. For the families sm80 and simt it tells none. There all kept scores are one
-job that the GPU shares, and the kernel's constants hold what its tiles cost.
+The launch's plan has the tile sizes, except for the families sm80 and simt. There all scores that the mask
+keeps count as one job shared by the whole GPU, and the cost of partial tiles is part of the kernel's
+constants.
 """
 
 from __future__ import annotations
@@ -23,39 +24,40 @@ from monoidreduce.theory.hardware import Hardware
 __all__ = ["Band", "Work", "work_of"]
 
 _CLUSTER = 2  # multiprocessors that share a tile of a contraction
-# Clusters drift apart, and read again what has left the cache. Passes of the losses read 1.00 to 1.28 times
-# as much on one H100 as clusters in step would. On another they read 1.00 to 1.48 times as much.
+# Clusters drift apart and read data again that has left the cache. Passes of the losses read 1.00 to 1.28
+# times the bytes of clusters in lockstep on one H100, and 1.00 to 1.48 times on another.
 _DRIFT = 1.2
-_TORCH_TILE = 256, 256  # of two multiprocessors, in cuBLAS's products of large matrices on Hopper
-_PACKED_LINES = 64  # rows of a tile where rows are few (device/schedule/packing.h)
-_RESULTS = "loss lse lse_low stats log_probs entropy top1"  # of folds over contractions
-# Where jobs differ in length: streamed bytes of the heads that take turns job by job (fold_shape.cuh).
+_TORCH_TILE = 256, 256  # tile of two multiprocessors in cuBLAS's products of large matrices on Hopper
+_PACKED_LINES = 64  # rows of a tile of the split-KV kernels for few rows (device/schedule/packing.h)
+_RESULTS = "loss lse lse_low stats log_probs entropy top1"  # results of folds over contractions
+# If jobs differ in length, heads take turns job by job, as many as stream this many bytes (fold_shape.cuh).
 _SECTION = 32 << 20
-# To be fast the model takes at most so many steps of a job, and about so many jobs, of some of the heads. Of
-# heads with more steps than this it takes some of the jobs, or several as one; of a contraction about so many
-# tiles. docs/cost.md, "What it does not know", says by how much bytes differ.
+# To be fast, the model simulates at most _STEPS steps of a job, and about _JOBS jobs of some of the heads. If
+# a head has more than _STEPS_OF_HEAD steps, it simulates some of the jobs, or several as one. Of a
+# contraction it simulates about _TILES tiles. docs/cost.md, "What it does not know", has the resulting error
+# in bytes.
 _STEPS, _JOBS, _STEPS_OF_HEAD, _TILES = 128, 2048, 1 << 21, 1 << 20
 
 
 @dataclass(frozen=True)
 class Work:
-    """One kernel.
+    """The work of one kernel launch.
 
     Attributes:
-        name: for people.
-        kernel: its name among the constants of the model; "" for one that only moves bytes.
-        width: of the operands, which chooses the constants too.
-        flops: of a tile, for each unit of width.
-        jobs: how many jobs have so many tiles.
+        name: name for display.
+        kernel: key of its constants in the model; "" for a kernel that only moves bytes.
+        width: width of the operands; also selects the constants.
+        flops: FLOPs of a tile per unit of width.
+        jobs: number of jobs by their number of tiles.
         read, written: bytes of DRAM.
         workers: multiprocessors that share a job.
-        shared: how many of the jobs, the last ones, all blocks share evenly.
-        overlapped: does a job load while the one before it ends; of one that only moves bytes: do they
-            move from its start.
-        exposed: is the time of what it reads not hidden by jobs, which are as short as their first loads.
-        steps: what a warp adds up one after another.
-        l2: bytes that multiprocessors ask of the L2 cache, and bytes that they add to sums there. None
-            where nobody knows, as of tiles that no plan tells.
+        shared: number of the last jobs that are split evenly over all blocks.
+        overlapped: a job loads while the previous one ends; for a kernel that only moves bytes: they move
+            from its start, so the fixed duration of a kernel overlaps with them.
+        exposed: reading is not overlapped with jobs, because they are as short as their first loads.
+        steps: partial results that a warp adds one after another.
+        l2: bytes that multiprocessors request from the L2 cache, and bytes that they add to sums there. None
+            if unknown, for example if the plan has no tile size.
     """
 
     name: str
@@ -78,13 +80,13 @@ class Work:
 
     @property
     def executed(self) -> float:
-        """FLOPs, of whole tiles."""
+        """Executed FLOPs, counting whole tiles."""
         return self.flops * self.width * self.tiles
 
 
 @dataclass(frozen=True)
 class Band:
-    """The columns that rows keep (fold.h: ColumnRange). left, right: -1 for no bound."""
+    """The columns that each row keeps, as a window (fold.h: ColumnRange). left, right: -1 if unbounded."""
 
     rows: int
     columns: int
@@ -96,25 +98,25 @@ class Band:
         return self.left < 0 and self.right < 0
 
     def of_rows(self, first: int, last: int) -> tuple[int, int]:
-        """The columns [begin, end) that any of these rows keeps."""
+        """The columns [begin, end) that any of the rows first to last keeps."""
         shift = self.columns - self.rows
         begin = 0 if self.left < 0 else max(0, first + shift - self.left)
         end = self.columns if self.right < 0 else min(self.columns, last + shift + self.right + 1)
         return begin, max(begin, end)
 
     def of_columns(self, first: int, last: int) -> tuple[int, int]:
-        """The rows [begin, end) that keep any of these columns."""
+        """The rows [begin, end) that keep any of the columns first to last."""
         shift = self.columns - self.rows
         begin = 0 if self.right < 0 else max(0, first - shift - self.right)
         end = self.rows if self.left < 0 else min(self.rows, last - shift + self.left + 1)
         return begin, max(begin, end)
 
     def pairs(self) -> int:
-        """Of a row and a column that it keeps."""
+        """Number of pairs of a row and a column that it keeps."""
         shift = self.columns - self.rows
 
         def before(first: int) -> int:
-            """Pairs whose column is less than first + row."""
+            """Number of pairs with column < first + row."""
             return sum(
                 sign * (_triangle(self.rows - 1 + first - cut) - _triangle(first - cut - 1))
                 for sign, cut in ((1, 0), (-1, self.columns))
@@ -124,12 +126,12 @@ class Band:
         return kept - (0 if self.left < 0 else before(shift - self.left))
 
     def longest(self, by_rows: bool, staying: int) -> int:
-        """The most lines that any tile of `staying` rows or columns keeps."""
+        """The largest number of streamed lines that a tile of `staying` rows or columns keeps."""
         others = self.columns if by_rows else self.rows
         return others if min(self.left, self.right) < 0 else min(staying + self.left + self.right, others)
 
     def passed(self, by_rows: bool, staying: int, streamed: int) -> list[range]:
-        """For each tile of `staying` rows or columns, the tiles that stream past it."""
+        """For each tile of `staying` rows or columns, the range of tiles that stream past it."""
         lines, range_of = (self.rows, self.of_rows) if by_rows else (self.columns, self.of_columns)
         found = []
         for first in range(0, lines, staying):
@@ -138,7 +140,7 @@ class Band:
         return found
 
     def jobs(self, by_rows: bool, staying: int, streamed: int) -> Counter[int]:
-        """How many jobs, each of `staying` rows or columns, have so many tiles that stream past them."""
+        """The number of jobs (of `staying` rows or columns each) by their number of streamed tiles."""
         return Counter(map(len, self.passed(by_rows, staying, streamed)))
 
 
@@ -152,17 +154,17 @@ def _tiles(size: int, tile: int) -> int:
 
 
 def _parts(size: int, tile: int, line: int) -> list[int]:
-    """Bytes of the tiles of so many lines; the last one may be short."""
+    """Bytes of each tile of `size` lines; the last tile may be short. line: bytes of a line."""
     return [line * min(tile, size - first) for first in range(0, size, tile)]
 
 
 def _bytes(launch: Launch, names: str) -> int:
-    """Of the operands that are there."""
+    """Bytes of the named operands of a launch; absent ones count as 0."""
     return sum(launch.arguments[name].bytes for name in names.split() if name in launch.arguments)
 
 
 def _family(launch: Launch) -> str:
-    """The plan's family of kernels, and the dtype of the operands."""
+    """The plan's family of kernels with the operands' dtype, such as "sm80/float32"."""
     assert launch.plan is not None
     first = next(a for a in launch.arguments.values() if isinstance(a, Operand))
     return f"{launch.plan.tier}/{str(first.dtype).removeprefix('torch.')}"
@@ -173,13 +175,17 @@ def _moves(name: str, read: int, written: int, overlapped: bool = False) -> Work
 
 
 def _asked(jobs: Counter[int], tile: tuple[int, int], line: int) -> int:
-    """Bytes of a tile that stays, once a job, and of those that stream. line: bytes of a row or column."""
+    """Bytes requested from L2: the stationary tile once per job, and the streamed tiles. line: bytes of a row
+    or column."""
     return line * (tile[0] * jobs.total() + tile[1] * sum(tiles * count for tiles, count in jobs.items()))
 
 
 @dataclass(frozen=True)
 class _Problem:
-    """The fold of a launch of attention or the MLP. heads: of columns, each for `group` heads of rows."""
+    """The fold problem of an attention or MLP launch.
+
+    heads: key heads, each shared by `group` query heads.
+    """
 
     launch: Launch
     plan: _C.Plan
@@ -201,23 +207,24 @@ class _Problem:
 
     @property
     def partial(self) -> bool:
-        """Does a window or a mask exclude any element (last_round.h)."""
+        """Whether a window or a mask may exclude elements (last_round.h)."""
         bias = self.launch.arguments.get("bias")
         return not self.band.all or (bias is not None and bias.dtype == torch.bool)
 
     @property
     def scores(self) -> str:
-        """What makes scores of attention take longer."""
+        """Suffix of the kernel name for score options that make attention slower."""
         a = self.launch.arguments
         return "/bias" if "bias" in a else "/softcap" if a.get("softcap") else ""
 
     @property
     def tiled(self) -> bool:
-        """Has the plan tiles, of a head each?"""
+        """Whether the plan fixes a tile size per head (not for few-row plans)."""
         return not self.plan.few_rows and all(self.plan.tile)
 
     def packed(self) -> Counter[int]:
-        """The jobs of few rows (packed_schedule.cuh): tiles of rows of several heads, their columns split."""
+        """Jobs of split-KV plans for few rows (packed_schedule.cuh): a tile packs rows of several query
+        heads, and its columns are split."""
         heads, rows, splits = self.plan.packing
         found = Counter[int]()
         for tiles, count in self.band.jobs(True, rows, self.plan.tile[1]).items():
@@ -229,7 +236,11 @@ class _Problem:
     def read(
         self, by_rows: bool, tile: tuple[int, int], staying: str, streamed: str, gpu: Hardware
     ) -> tuple[int, int]:
-        """Bytes of the operands that stay and of those that stream. tile: lines that stay and that stream."""
+        """DRAM bytes read of the stationary and of the streamed operands.
+
+        by_rows: rows are stationary. tile: (stationary lines, streamed lines). staying, streamed: operand
+            names.
+        """
         stay, stream = _bytes(self.launch, staying), _bytes(self.launch, streamed)
         if not (self.tiled and stay and stream):
             return stay, stream
@@ -239,7 +250,10 @@ class _Problem:
     def work(
         self, name: str, tile: tuple[int, int], products: int, by_rows: bool, read: int, written: int
     ) -> Work:
-        """A kernel of products over the tiles of the band. tile: lines that stay and lines that stream."""
+        """The work of a kernel with `products` matrix products per tile of the band.
+
+        tile: (stationary lines, streamed lines). read, written: DRAM bytes.
+        """
         group, all_heads = (1, self.heads * self.group) if by_rows else (self.group, self.heads)
         few = "/few rows" * self.plan.few_rows
         if few and all(self.plan.tile):
@@ -268,7 +282,11 @@ class _Problem:
 
 @dataclass(frozen=True)
 class _Fold:
-    """Jobs of a kernel. tile: lines that stay and stream. heads: of what streams, `group` jobs for each."""
+    """The jobs of a kernel, as a key for caching.
+
+    tile: (stationary lines, streamed lines). heads: heads of the streamed operand; `group` stationary heads
+    use each.
+    """
 
     band: Band
     by_rows: bool
@@ -277,7 +295,7 @@ class _Fold:
     group: int
 
     def jobs(self, passed: list[range], heads: range, section: int) -> Iterator[Job]:
-        """In the order of schedule.cuh. section: how many heads take turns, tile by tile."""
+        """The jobs in the order of schedule.cuh. section: number of heads that take turns, tile by tile."""
         order = range(len(passed))[:: -1 if self.by_rows and self.band.right >= 0 else 1]
         for first in heads[::section]:
             for tile in order:
@@ -287,7 +305,7 @@ class _Fold:
 
 @lru_cache(1024)
 def _streamed(fold: _Fold, stay: int, stream: int, gpu: Hardware) -> int:
-    """Bytes that are read of what streams. stay, stream: bytes of the operands."""
+    """DRAM bytes read of the streamed operand. stay, stream: total bytes of both operands."""
     band, (staying, streaming) = fold.band, fold.tile
     lines, others = (band.rows, band.columns) if fold.by_rows else (band.columns, band.rows)
     heads, of_head = fold.heads * fold.group, stream // fold.heads
@@ -295,10 +313,10 @@ def _streamed(fold: _Fold, stay: int, stream: int, gpu: Hardware) -> int:
     step = streaming * _tiles(_tiles(longest, _STEPS), streaming)
     many = _tiles(_tiles(lines, staying) * _tiles(longest, step), _STEPS_OF_HEAD)
     weight = Fraction(many)
-    if longest * of_head > gpu.kept * others:  # so many jobs are taken as one: each streams all anew
+    if longest * of_head > gpu.kept * others:  # nothing stays cached between jobs: merge `many` jobs into one
         staying *= many
         passed = band.passed(fold.by_rows, staying, step)
-    else:  # of jobs whose tiles stay in the cache, those in the middle are taken
+    else:  # streamed tiles stay cached: simulate only the jobs in the middle
         passed = band.passed(fold.by_rows, staying, step)
         alike = [tile for tile, streams in enumerate(passed) if streams]
         skipped = (len(alike) - _tiles(len(alike), many)) // 2
@@ -307,7 +325,7 @@ def _streamed(fold: _Fold, stay: int, stream: int, gpu: Hardware) -> int:
         weight = Fraction(max(len(alike), 1), max(len(alike) - 2 * skipped, 1))
     section = 1 if band.all else max(_SECTION // of_head, 1) * fold.group
     together = max(section, fold.group)
-    some = min(together * _tiles(_JOBS, together * len(passed)), heads)  # others fare as they do
+    some = min(together * _tiles(_JOBS, together * len(passed)), heads)  # the other heads read as much
     steps = job_steps(
         fold.jobs(passed, range(some), section),
         _parts(lines, staying, stay // (heads * lines)),
@@ -319,8 +337,8 @@ def _streamed(fold: _Fold, stay: int, stream: int, gpu: Hardware) -> int:
 
 
 def _forward(launch: Launch, gpu: Hardware) -> Iterator[Work]:
-    """Of attention or the MLP."""
-    problem, scratch = _Problem.of(launch), _bytes(launch, "scratch")  # partial sums of few rows
+    """Kernels of the forward pass of attention or the MLP."""
+    problem, scratch = _Problem.of(launch), _bytes(launch, "scratch")  # partial results of split-KV
     tile = problem.plan.tile
     read = sum(problem.read(True, tile, "q x", "k v w1 w2", gpu)) + _bytes(launch, "bias bias1 bias2")
     written, name = _bytes(launch, "out lse lse_low out_low"), launch.name + problem.scores
@@ -333,7 +351,11 @@ def _forward(launch: Launch, gpu: Hardware) -> Iterator[Work]:
 
 
 def _backward(launch: Launch, gpu: Hardware) -> Iterator[Work]:
-    """The same: what rows need, the gradients, and a look for those that masking made NaN."""
+    """Kernels of the backward pass of attention or the MLP.
+
+    They prepare delta and lse of each row, compute the gradients, and repair those that masked elements made
+    NaN.
+    """
     problem, a = _Problem.of(launch), launch.arguments
     repairs = "q" in a and problem.partial and problem.plan.tensor_cores
     if "q" in a:
@@ -347,19 +369,19 @@ def _backward(launch: Launch, gpu: Hardware) -> Iterator[Work]:
 
 
 def _gradients(launch: Launch, problem: _Problem, gpu: Hardware) -> Iterator[Work]:
-    """One kernel for all, or for all but the rows', or a pass for each."""
+    """The gradient kernels: one for all gradients, one for all but dq/dx, or one pass for each gradient."""
     a, name, plan = launch.arguments, launch.name + problem.scores, problem.plan
     of_rows, of_columns, biases = "q x grad_out", "k v w1 w2", _bytes(launch, "bias bias1")
     rows, *columns = ("dq", "dk", "dv") if "q" in a else ("dx", "dw1", "dw2")
     if plan.adds_rows or (rows not in a and problem.width <= 128):
-        # Sums of rows stream too: they are evicted and read again.
+        # dq/dx is summed in memory and streams too: parts of it are evicted, written, and read again.
         tile, sums, streamed = (plan.tile[1], plan.tile[0]), _bytes(launch, rows), f"{of_rows} {rows}"
         stay, stream = problem.read(False, tile, of_columns, streamed, gpu)
         evicted = stream * sums // max(_bytes(launch, streamed), 1)
         written, products = evicted + _bytes(launch, " ".join(columns)), 5 if rows in a else 4
         yield problem.work(name, tile, products, False, stay + stream + biases, written)
         return
-    narrow = " alone" * (problem.width <= 128)  # and whose time is not that of a width of 256
+    narrow = " alone" * (problem.width <= 128)  # has its own constants: it is not as slow as a width of 256
     for gradient, products in zip((rows, *columns), (3, 3, 2), strict=True):
         if gradient not in a:
             continue
@@ -375,9 +397,9 @@ def _clusters(gpu: Hardware) -> int:
 
 
 def _groups(row_blocks: int, tile: int, width: int, gpu: Hardware) -> list[int]:
-    """How many row blocks each group of a contraction has: in turn the most that can be one group."""
+    """The number of row blocks of each group of a contraction, each as large as one group can be."""
     clusters, facts = _clusters(gpu), gpu.facts()
-    # With one tile of columns for each cluster no cluster is idle.
+    # As many column tiles as clusters, so that no cluster is idle.
     groups = [_C.contraction_groups(n * tile, clusters * tile, width, facts) for n in range(1, clusters + 1)]
     whole = [n for n, count in enumerate(groups, 1) if count == 1]
     sizes = []
@@ -387,12 +409,12 @@ def _groups(row_blocks: int, tile: int, width: int, gpu: Hardware) -> list[int]:
     return sizes
 
 
-@lru_cache(1024)  # slices of a call are alike
+@lru_cache(1024)  # the slices of a call have the same sizes
 def _contraction_read(rows: int, columns: int, width: int, tile: tuple[int, int], gpu: Hardware) -> int:
-    """Bytes of both operands."""
+    """DRAM bytes read of both operands by clusters in lockstep."""
     row_bytes, column_bytes = (_parts(n, t, 2 * width) for n, t in zip((rows, columns), tile, strict=True))
     groups = _groups(len(row_bytes), tile[0], width, gpu)
-    some = groups[: max(_TILES // (max(groups, default=1) * len(column_bytes) or 1), 2)]  # as above
+    some = groups[: max(_TILES // (max(groups, default=1) * len(column_bytes) or 1), 2)]  # about _TILES tiles
     steps = tile_steps(some, row_bytes, column_bytes, _clusters(gpu))
     return sum(read_by(steps, gpu.kept).values()) * len(groups) // max(len(some), 1)
 
@@ -400,7 +422,7 @@ def _contraction_read(rows: int, columns: int, width: int, tile: tuple[int, int]
 def _contraction(
     name: str, rows: int, columns: int, width: int, tile: tuple[int, int], gpu: Hardware, written: int
 ) -> Work:
-    """A product of matrices [rows, width] and [columns, width] of 16 bits."""
+    """A 16-bit product [rows, width] @ [columns, width]^T."""
     tiles = _tiles(rows, tile[0]) * _tiles(columns, tile[1])
     read = int(_DRIFT * _contraction_read(rows, columns, width, tile, gpu))
     jobs, flops, l2 = Counter({1: tiles}), 2.0 * tile[0] * tile[1], (2 * width * sum(tile) * tiles, 0)
@@ -408,7 +430,10 @@ def _contraction(
 
 
 def _local_scores(launch: Launch, gpu: Hardware) -> Iterator[Work]:
-    """What computes scores by contraction: folds, local gradients, hidden values; on simt all gradients."""
+    """Kernels that compute scores by contraction: folds, dlogits, hidden values.
+
+    On simt also all gradients.
+    """
     a, plan = launch.arguments, launch.plan
     assert plan is not None
     x, weight = (next(a[n] for n in names if n in a) for names in (("x", "a"), ("weight", "b", "w1")))
@@ -426,7 +451,7 @@ def _local_scores(launch: Launch, gpu: Hardware) -> Iterator[Work]:
         written += sum(t.bytes for t in gradients)
         yield Work(launch.name, kernel, width, 2.0 * products, jobs, read, written, shared=1)
         return
-    if "frames" in a:  # of weights that a forward pass kept
+    if "frames" in a:  # forward saved softmax weights; turn them into dlogits
         yield _moves("weights_to_gradients", _bytes(launch, "out frames"), written)
         return
     at_a_time = a["gathered"].shape[0] if "gathered" in a else rows
@@ -448,7 +473,10 @@ def _local_scores(launch: Launch, gpu: Hardware) -> Iterator[Work]:
 
 
 def _narrow(launch: Launch, gpu: Hardware) -> Iterator[Work]:
-    """A narrow logsumexp_matmul: the mean of b by rows of a, or the gradients."""
+    """Kernels of logsumexp_matmul at small widths.
+
+    Forward computes the softmax-weighted mean of b for each row of a; backward computes the gradients.
+    """
     a, plan = launch.arguments, launch.plan
     assert plan is not None
     (rows, width), columns, tile = a["a"].shape, a["b"].shape[0], plan.tile
@@ -474,17 +502,17 @@ def _narrow(launch: Launch, gpu: Hardware) -> Iterator[Work]:
 
 
 def _product(launch: Launch, gpu: Hardware) -> Iterator[Work]:
-    """A product of local gradients: [rows, depth] @ [depth, columns], or the same of a transpose."""
+    """A product with dlogits: [rows, depth] @ [depth, columns], or with the first operand transposed."""
     a = launch.arguments
     (rows, depth), columns = a["a"].shape, a["b"].shape[1]
     if launch.name == "columns_product":
         rows, depth = depth, rows
     tile = product_waves(_tiles(rows, TILE_ROWS), columns, _clusters(gpu))[1]
-    summed = a["out"].bytes if a["out"].dtype.itemsize == 4 else 0  # by addition
+    summed = a["out"].bytes if a["out"].dtype.itemsize == 4 else 0  # float32: it is added to what out holds
     work = _contraction(launch.name, rows, columns, depth, (TILE_ROWS, tile), gpu, a["out"].bytes)
     yield Work(**{**vars(work), "read": work.read + summed})
     if "order" in a and launch.name == "rows_product" and not summed:
-        yield _moves("clear_others", 0, 0)  # rows that do not count: none
+        yield _moves("clear_others", 0, 0)  # clears ignored rows; the model assumes none
 
 
 def _copied(launch: Launch, gpu: Hardware) -> Iterator[Work]:
@@ -493,7 +521,7 @@ def _copied(launch: Launch, gpu: Hardware) -> Iterator[Work]:
 
 
 def _gated(launch: Launch, gpu: Hardware) -> Iterator[Work]:
-    """In place; the forward pass leaves the gates as they are."""
+    """The elementwise kernels of gated MLPs. They work in place; forward does not change the gates."""
     moved = _bytes(launch, "gate up hidden")
     yield _moves(launch.name, moved, moved if launch.backward else _bytes(launch, "up"))
 
@@ -514,7 +542,7 @@ KERNELS: dict[str, Callable[[Launch, Hardware], Iterator[Work]]] = {
 
 
 def _of_torch(launch: Launch, gpu: Hardware) -> Work:
-    """A product of matrices, or an op that reads its inputs and writes its results once."""
+    """A torch op: a matrix product, or an op that reads its inputs once and writes its results once."""
     read, written = launch.arguments["read"], launch.arguments["written"]
     moved = sum(t.bytes for t in read), sum(t.bytes for t in written)
     name = launch.name.removeprefix("aten::")

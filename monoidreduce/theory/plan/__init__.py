@@ -1,8 +1,7 @@
-"""Plans of training: rooflines, collectives, parallel strategies and batch sizes.
+"""Planning a training run: rooflines, collectives, parallel strategies and batch sizes.
 
-The formulas are from the paper "Rooflines and Scaling"; each names its equation, table or appendix. Numbers
-are FLOPs, bytes, seconds and tokens, never thousands or billions of them. docs/planner.md has worked
-examples.
+The formulas are from the paper "Rooflines and Scaling"; each names its equation, table or appendix. All
+numbers are in plain FLOPs, bytes, seconds and tokens, without prefixes. docs/planner.md has worked examples.
 """
 
 from monoidreduce.theory.hardware import HARDWARE, Hardware, Link

@@ -1,4 +1,4 @@
-"""Collectives (paper, Table 2 and Appendix C): formulas, and a ring that is played chunk by chunk."""
+"""Collectives (paper, Table 2 and Appendix C): formulas, and a simulation of rings chunk by chunk."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from monoidreduce.theory.plan._positive import check_amounts, check_counts, chec
 
 __all__ = ["COLLECTIVES", "Ring", "ring", "seconds", "sent"]
 
-# Of the bytes of the full logical object, the share that a chip sends (Table 2).
+# Bytes that a chip sends, as a fraction of the full (unsharded) object (Table 2).
 COLLECTIVES = {"all-gather": 1.0, "reduce-scatter": 1.0, "all-reduce": 2.0, "all-to-all": 0.25}
 
 
 def sent(collective: str, bytes: float) -> float:
-    """Bytes that a chip sends for an object of `bytes` (Table 2), of any number of chips.
+    """Bytes that a chip sends for an object of `bytes` (Table 2); independent of the number of chips.
 
-    Raises ValueError for a name that is not in `COLLECTIVES`, and for `bytes` below 0.
+    Raises ValueError for a name that is not in `COLLECTIVES`, and for negative `bytes`.
     """
     check_choice("collective", collective, tuple(COLLECTIVES))
     check_amounts(bytes=bytes)
@@ -25,24 +25,28 @@ def sent(collective: str, bytes: float) -> float:
 
 
 def seconds(collective: str, bytes: float, bandwidth: float, axes: float = 1) -> float:
-    """The time of a collective (Table 2). bandwidth: bytes/s that a chip sends along one of `axes` axes."""
+    """The time of a collective (Table 2).
+
+    bandwidth: bytes/s that a chip sends along one of the `axes` axes.
+    """
     check_numbers(bandwidth=bandwidth, axes=axes)
     return sent(collective, bytes) / (axes * bandwidth)
 
 
 @dataclass(frozen=True)
 class Ring:
-    """What was played: the steps it took, and the share of the object's bytes that each chip sent."""
+    """The result of a simulation: number of steps, and bytes that each chip sent over bytes of the object."""
 
     steps: int
     sent: Fraction
 
 
 def ring(collective: str, chips: int, dummy: bool = True) -> Ring:
-    """Plays a collective over a bidirectional ring and counts what a chip sends (Appendix C).
+    """Simulate a collective over a bidirectional ring and count what a chip sends (Appendix C).
 
-    dummy: a chip sends to both sides in the last step of an all-gather, though one of these chunks arrives
-    twice. Table 2 counts so (footnote 14). Without it, an all-gather sends 1 - 1/chips of the object.
+    dummy: in the last step of an all-gather a chip sends to both sides, although one of these chunks is a
+    duplicate. Table 2 counts it so (footnote 14). With dummy=False an all-gather sends 1 - 1/chips of the
+    object.
 
     Raises ValueError for a name that is not in `COLLECTIVES`, or unless `chips` is even; TypeError unless it
     is an int.
@@ -60,9 +64,9 @@ def ring(collective: str, chips: int, dummy: bool = True) -> Ring:
 
 
 def _all_gather(chips: int, dummy: bool) -> Ring:
-    """C.1: in each step a chip forwards to the right what came from the left, and the other way round."""
+    """C.1: in each step a chip forwards to the right what came from the left, and vice versa."""
     held = [{chip} for chip in range(chips)]
-    sends = 0  # of each chip: all do the same
+    sends = 0  # of each chip; all chips send equally much
     for step in range(chips // 2):
         last = step == chips // 2 - 1
         sends += 2 if dummy or not last else 1
@@ -75,8 +79,11 @@ def _all_gather(chips: int, dummy: bool) -> Ring:
 
 
 def _reduce_scatter(chips: int, dummy: bool) -> Ring:
-    """C.2: an all-gather backwards. Partial sums come to their owner from both sides, the farthest first."""
-    # sums[chip][shard]: whose terms are in the partial sum of that shard that the chip holds.
+    """C.2: an all-gather in reverse.
+
+    Partial sums travel to their owner from both sides, the farthest first.
+    """
+    # sums[chip][shard]: the chips whose terms are in this chip's partial sum of the shard.
     sums = [[{chip} for _ in range(chips)] for chip in range(chips)]
     sends = 0
     for distance in range(chips // 2, 0, -1):
@@ -94,7 +101,10 @@ def _reduce_scatter(chips: int, dummy: bool) -> Ring:
 
 
 def _all_to_all(chips: int, dummy: bool) -> Ring:
-    """C.4: each chunk, 1/chips^2 of the object, goes the shorter way to its chip; half round, left."""
+    """C.4: each chunk (1/chips^2 of the object) takes the shorter way to its chip.
+
+    The opposite chip, left.
+    """
     chunks = [(start, start, target) for start in range(chips) for target in range(chips)]  # where, from, to
     steps, sends = 0, [0] * chips
     while any(where != target for where, _, target in chunks):

@@ -1,4 +1,4 @@
-"""python -m monoidreduce plan: prints the plan of a mesh, or compares the meshes of a number of chips."""
+"""python -m monoidreduce plan: print the plan of a mesh, or compare all meshes of a number of chips."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from monoidreduce.theory.plan.transformer import MODELS
 __all__ = ["main"]
 
 MOST_CHIPS = 10**6
-SHOWN = 8  # meshes of a comparison
+SHOWN = 8  # number of meshes that a comparison prints
 ENTRY = re.compile(r"(?P<strategy>\w+)(=(?P<size>\w+))?(:(?P<links>[\w.]+))?")
 
 
 def mesh_axes(text: str) -> dict[str, tuple[int | None, float]]:
-    """The type of --mesh: for each strategy its size, None where it is left open, and its physical axes."""
+    """Parse --mesh: for each strategy its size (None if not given) and its number of physical axes."""
     axes: dict[str, tuple[int | None, float]] = {}
     for entry in text.split(","):
         found = ENTRY.fullmatch(entry)

@@ -1,6 +1,6 @@
 """How large a batch should be (paper, Appendix E, after McCandlish et al. 2018).
 
-Batches are counted in samples or in tokens: noise scales come in the same unit.
+Batch sizes are in samples or in tokens; noise scales are in the same unit.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class QuadraticModel:
 
     Attributes:
         squared_gradient: |g|^2.
-        curvature: g^T H g, above 0.
-        noise: tr(H Sigma), Sigma the covariance of one sample's gradient.
+        curvature: g^T H g, positive.
+        noise: tr(H Sigma), where Sigma is the covariance of one sample's gradient.
     """
 
     squared_gradient: float
@@ -48,7 +48,7 @@ class QuadraticModel:
 
     @classmethod
     def of(cls, gradient: Tensor, hessian: Tensor, covariance: Tensor) -> QuadraticModel:
-        """Of g [P], H [P, P] and Sigma [P, P]."""
+        """The model for g [P], H [P, P] and Sigma [P, P]."""
         return cls(
             (gradient @ gradient).item(),
             (gradient @ hessian @ gradient).item(),
@@ -61,25 +61,29 @@ class QuadraticModel:
         return self.noise / self.curvature
 
     def loss_reduction(self, batch: float = math.inf) -> float:
-        """The most expected of a step, Delta_max / (1 + B_noise / B) (equations 17 and 18).
+        """The largest expected decrease of the loss in a step: Delta_max / (1 + B_noise / B) (equations 17,
+        18).
 
         Delta_max = |g|^4 / (2 g^T H g).
         """
         return self.squared_gradient**2 / (2 * self.curvature) / (1 + self.noise_scale / batch)
 
     def learning_rate(self, batch: float = math.inf) -> float:
-        """That of this step, eta_max / (1 + B_noise / B), eta_max = |g|^2 / (g^T H g) (equation 19)."""
+        """The learning rate of that step: eta_max / (1 + B_noise / B) (equation 19).
+
+        eta_max = |g|^2 / (g^T H g).
+        """
         return self.squared_gradient / self.curvature / (1 + self.noise_scale / batch)
 
 
 def covariance_preserving_rate(batch: float, base_rate: float, base_batch: float) -> float:
-    """sqrt(r B), r = eta_0^2 / B_0: the covariance of an update stays that of the base (E.1.1)."""
+    """sqrt(r B), r = eta_0^2 / B_0: keeps the covariance of an update equal to the base run's (E.1.1)."""
     check_numbers(batch=batch, base_rate=base_rate, base_batch=base_batch)
     return base_rate * math.sqrt(batch / base_batch)
 
 
 def linear_rate(batch: float, base_rate: float, base_batch: float) -> float:
-    """eta_0 B / B_0: learning keeps its pace while B is far below B_noise (E.1.1)."""
+    """eta_0 B / B_0: keeps the progress per sample while B is far below B_noise (E.1.1)."""
     check_numbers(batch=batch, base_rate=base_rate, base_batch=base_batch)
     return base_rate * batch / base_batch
 
@@ -89,8 +93,8 @@ def estimate_noise(
 ) -> tuple[Scalar, Scalar]:
     """tr(Sigma) and |g|^2, from squared norms of gradients of `small` and of `big` samples (E.3, estimation).
 
-    E|g(B)|^2 = |g|^2 + tr(Sigma) / B, so two batch sizes tell both terms. The estimates are unbiased, so
-    either may be below 0. Average each over steps, then divide: the ratio is B_simple (footnote 17).
+    E|g(B)|^2 = |g|^2 + tr(Sigma) / B, so two batch sizes determine both terms. The estimates are unbiased, so
+    either may be negative. Average each over steps, then divide: the ratio is B_simple (footnote 17).
 
     Raises ValueError unless 0 < small < big.
     """
@@ -105,11 +109,11 @@ def estimate_noise(
 
 @dataclass(frozen=True)
 class Pareto:
-    """Steps against samples to reach a loss, by the batch size (E.2).
+    """The trade-off between steps and samples to reach a loss, as a function of the batch size (E.2).
 
     Attributes:
-        least_steps: S_min, of infinitely large batches.
-        least_samples: E_min, of infinitely small ones.
+        least_steps: S_min, the steps with infinitely large batches.
+        least_samples: E_min, the samples with infinitely small batches.
     """
 
     least_steps: float
@@ -120,7 +124,7 @@ class Pareto:
 
     @property
     def critical_batch(self) -> float:
-        """B_crit = E_min / S_min (equation 23), which is B_noise where that is constant (equation 20)."""
+        """B_crit = E_min / S_min (equation 23); equal to B_noise if that is constant (equation 20)."""
         return self.least_samples / self.least_steps
 
     def steps(self, batch: float) -> float:
@@ -133,19 +137,19 @@ class Pareto:
 
 
 def fit_pareto(pairs: Sequence[tuple[float, float]]) -> Pareto:
-    """S_min and E_min of measured (steps, samples), each pair of one batch size (equation 24).
+    """Fit S_min and E_min to measured (steps, samples), one pair per batch size (equation 24).
 
-    With B = E / S, equation 24 is S = S_min + E_min / B. Its logarithms are fitted by least squares, which
-    suits errors relative to S. Logarithms of S / S_min - 1 would not exist for every measurement, and would
-    magnify errors at the ends of the curve.
+    With B = E / S, equation 24 is S = S_min + E_min / B. The logarithms of both sides are fitted by least
+    squares, which suits errors relative to S. The logarithm of S / S_min - 1 would not exist for every
+    measurement, and would magnify errors at the ends of the curve.
 
-    Raises ValueError unless two pairs differ in batch size and the fit has both above 0.
+    Raises ValueError unless at least two pairs differ in batch size and the fitted values are positive.
     """
     for number, (steps, samples) in enumerate(pairs):
         check_numbers(**{f"pairs[{number}] steps": steps, f"pairs[{number}] samples": samples})
     if len({samples / steps for steps, samples in pairs}) < 2:
         raise ValueError(mismatch("pairs", "(steps, samples) of at least two batch sizes", list(pairs)))
-    # Newton's method on the logarithms of both, which keeps them above 0.
+    # Gauss-Newton on the logarithms of both values, which keeps them positive.
     least_steps = min(steps for steps, _ in pairs)
     least_samples = min(samples for _, samples in pairs)
     for _ in range(100):
@@ -156,7 +160,7 @@ def fit_pareto(pairs: Sequence[tuple[float, float]]) -> Pareto:
             a, b, residual = least_steps / predicted, by_batch / predicted, math.log(steps / predicted)
             aa, ab, bb, ar, br = aa + a * a, ab + a * b, bb + b * b, ar + a * residual, br + b * residual
         determinant = aa * bb - ab * ab
-        if determinant <= 1e-15 * aa * bb:  # one of both goes to 0
+        if determinant <= 1e-15 * aa * bb:  # one of the values goes to 0
             break
         change = (bb * ar - ab * br) / determinant, (aa * br - ab * ar) / determinant
         least_steps *= math.exp(min(max(change[0], -1), 1))
@@ -168,7 +172,7 @@ def fit_pareto(pairs: Sequence[tuple[float, float]]) -> Pareto:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Batch sizes of the units of a run, and what they cost.
+    """Batch sizes of the units of a run (see `batch_schedule`), and their cost.
 
     Attributes:
         batches: B(s).
@@ -190,12 +194,14 @@ class Schedule:
 
 
 def batch_schedule(noise_scales: Sequence[float], steps: float) -> Schedule:
-    """The schedule of fewest samples among all that take `steps` (equation 26).
+    """The schedule with the fewest samples among all that take `steps` steps (equation 26).
 
     B(s) = sqrt(lambda B_noise(s)), with sqrt(lambda) = sum sqrt(B_noise) / (S - S_min) from equation 25.
 
-    noise_scales: B_noise of units of the run, each one step of an infinite batch; S_min is their number.
-    Raises ValueError unless they are above 0 and steps above S_min.
+    noise_scales: B_noise of each unit of the run. A unit is the progress of one step with an infinite batch,
+    so S_min is the number of units.
+
+    Raises ValueError unless noise scales are positive and steps is above S_min.
     """
     check_numbers(**{f"noise_scales[{unit}]": noise for unit, noise in enumerate(noise_scales)}, steps=steps)
     if not 0 < len(noise_scales) < steps:

@@ -1,4 +1,4 @@
-"""Plans beside each other, as a picture."""
+"""A bar chart that compares plans."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["save_figure"]
 
 
 def save_figure(path: Path, plans: Sequence[Plan]) -> None:
-    """Draws the seconds of a step by arithmetic and by each strategy's links, and of the whole step.
+    """Draw the seconds of arithmetic, of each strategy's communication, and of the whole step, for each plan.
 
     Args:
-        path: with the ending of a format that matplotlib has.
-        plans: one or more, of meshes with the same strategies.
+        path: file to write; its suffix must be a format that matplotlib writes.
+        plans: one or more plans, whose meshes use the same strategies.
 
     Raises:
         ImportError: matplotlib is not installed.

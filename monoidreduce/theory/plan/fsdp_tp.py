@@ -1,7 +1,7 @@
-"""FSDP and tensor parallelism over independent axes (paper, section 2.5): a feedforward layer's forward.
+"""FSDP and tensor parallelism over independent axes (paper, section 2.5), for a feedforward layer's forward.
 
-Symbols: B tokens, width d, hidden D; K = K_F K_T chips over m_F and m_T physical axes; I*_I of one axis. The
-forward is what is bound by the links first (footnote 8).
+Symbols: B tokens, width d, hidden width D; K = K_F K_T chips over m_F and m_T physical axes; I*_I is the
+critical intensity of one axis. The forward becomes communication-bound before the backward does (footnote 8).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ShardedLayer:
-    """The forward of a feedforward layer of two matrices on a chip of K_F x K_T (equation 13).
+    """The forward of a feedforward layer of two matrices, on one chip of a K_F x K_T mesh (equation 13).
 
     Attributes:
         fsdp_chips, tp_chips: K_F and K_T.
-        compute_seconds: t_F = 4 B d D / (K pi).
-        fsdp_seconds: for the weights' all-gather, 4 d D / K_T bytes over m_F axes.
-        tp_seconds: for the activations' all-reduce, 4 B d / K_F bytes over m_T axes.
+        compute_seconds: t_F = 4 B d D / (K pi), where pi is a chip's peak FLOP/s.
+        fsdp_seconds: time of the weights' all-gather, 4 d D / K_T bytes over m_F axes.
+        tp_seconds: time of the activations' all-reduce, 4 B d / K_F bytes over m_T axes.
     """
 
     fsdp_chips: float
@@ -51,9 +51,10 @@ class ShardedLayer:
         fsdp_axes: float = 2,
         tp_axes: float = 1,
     ) -> ShardedLayer:
-        """The times on `hardware`; numbers of chips may be fractions, as K_F* is.
+        """The times on `hardware`. Numbers of chips may be fractions, because K_F* is one in general.
 
-        Raises TypeError or ValueError unless all are finite numbers above 0 and `hardware` has so many axes.
+        Raises TypeError or ValueError unless all numbers are finite and positive, and `hardware` has that
+        many axes.
         """
         check_numbers(tokens=tokens, width=width, hidden=hidden, fsdp_chips=fsdp_chips, tp_chips=tp_chips)
         check_numbers(fsdp_axes=fsdp_axes, tp_axes=tp_axes)
@@ -68,7 +69,7 @@ class ShardedLayer:
 
     @property
     def communication_seconds(self) -> float:
-        """The slower of the two, which use axes of their own."""
+        """The slower of the two collectives; they run at the same time on separate axes."""
         return max(self.fsdp_seconds, self.tp_seconds)
 
     @property
@@ -83,7 +84,7 @@ class ShardedLayer:
 def optimal_fsdp_chips(
     tokens: float, hidden: float, chips: float, fsdp_axes: float = 2, tp_axes: float = 1
 ) -> float:
-    """K_F* = sqrt(B K m_F / (D m_T)), at which both collectives take equally long (equation 14)."""
+    """K_F* = sqrt(B K m_F / (D m_T)), for which both collectives take equally long (equation 14)."""
     check_numbers(tokens=tokens, hidden=hidden, chips=chips, fsdp_axes=fsdp_axes, tp_axes=tp_axes)
     return math.sqrt(tokens * chips * fsdp_axes / (hidden * tp_axes))
 
@@ -97,7 +98,10 @@ def least_communication_seconds(
     fsdp_axes: float = 2,
     tp_axes: float = 1,
 ) -> float:
-    """The communication at K_F*, (4 d / beta_I) sqrt(B D / (K m_F m_T)) (below equation 14)."""
+    """Communication time at K_F*: (4 d / beta_I) sqrt(B D / (K m_F m_T)) (below equation 14).
+
+    link: beta_I, bytes/s along one physical axis.
+    """
     check_numbers(tokens=tokens, width=width, hidden=hidden, chips=chips, link=link)
     check_numbers(fsdp_axes=fsdp_axes, tp_axes=tp_axes)
     return 4 * width / link * math.sqrt(tokens * hidden / (chips * fsdp_axes * tp_axes))
@@ -106,7 +110,7 @@ def least_communication_seconds(
 def least_tokens_per_chip(
     hidden: float, critical_intensity: float, fsdp_axes: float = 2, tp_axes: float = 1
 ) -> float:
-    """B / K from which on the best K_F is compute-bound, I*_I^2 / (D m_F m_T) (equation 15)."""
+    """The least B / K for which the best K_F is compute-bound: I*_I^2 / (D m_F m_T) (equation 15)."""
     check_numbers(hidden=hidden, critical_intensity=critical_intensity, fsdp_axes=fsdp_axes, tp_axes=tp_axes)
     return critical_intensity**2 / (hidden * fsdp_axes * tp_axes)
 
@@ -120,9 +124,9 @@ def sharded_layers(
     fsdp_axes: float = 2,
     tp_axes: float = 1,
 ) -> list[ShardedLayer]:
-    """Every mesh K_F x K_T of whole numbers where K_T divides D, the least communication first.
+    """All meshes K_F x K_T of integers where K_T divides D, least communication first.
 
-    K_F* is no whole number in general, so the meshes are enumerated and not rounded.
+    K_F* is not an integer in general, so the meshes are enumerated instead of rounding it.
     """
     check_counts(hidden=hidden, chips=chips)
     layers = [

@@ -1,4 +1,4 @@
-"""What collectives between ranks take: the links of a node, and a network between nodes."""
+"""Time of collectives between ranks, over the links within a node and the network between nodes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["Group", "Send"]
 
 @dataclass(frozen=True)
 class Send:
-    """A collective of one rank.
+    """A collective, as one rank sees it.
 
     Attributes:
-        what: is sent.
-        collective: "all-gather", "all-to-all", "all-reduce", or "step" of a ring to the neighbour.
-        bytes: that the rank sends.
-        seconds: by latency and rate of the links.
+        what: what is sent, for display.
+        collective: "all-gather", "all-to-all", "all-reduce", or "step" (a ring's send to the neighbour).
+        bytes: bytes that the rank sends.
+        seconds: its time, from latency and rate of the links.
     """
 
     what: str
@@ -31,7 +31,11 @@ class Send:
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks, and what collectives between them take. size, sum: bytes of an element, and of a sum of such."""
+    """A group of ranks and the time of collectives between them.
+
+    within, between: links within a node, and between nodes. size: bytes of an element. sum: bytes of an
+    element of the accumulation dtype.
+    """
 
     ranks: int
     hardware: Hardware
@@ -55,22 +59,24 @@ class Group:
         return cls(ranks, hardware, hardware.within, hardware.between, nodes, dtype.itemsize, sums)
 
     def chunk(self, count: int) -> int:
-        """The longest of the ranks' parts, of torch.chunk."""
+        """Size of the largest shard of `count`, as torch.chunk splits it."""
         return -(-count // self.ranks)
 
     def _seconds(self, bytes: float, of_network: float) -> float:
-        """of_network: bytes of the device's part of the network; the links carry the others beside them."""
+        """Time to send `bytes` over the links within nodes and, at the same time, `of_network` bytes a device
+        over the network."""
         latency = self.within.latency + (self.nodes - 1) * self.between.latency
         return latency + max(bytes / self.within.rate, of_network / self.between.rate)
 
     def gather(self, what: str, whole: float) -> Send:
-        """A ring of all ranks. A node receives what others have through the networks of all its devices."""
+        """An all-gather by a ring over all ranks. A node receives other nodes' parts through the network
+        ports of all its devices."""
         sent = whole * (self.ranks - 1) / self.ranks
         of_network = whole * (self.nodes - 1) / self.ranks
         return Send(what, "all-gather", sent, self._seconds(sent, of_network))
 
     def exchange(self, what: str, buffer: float) -> Send:
-        """Each rank has a part of its buffer for each other."""
+        """An all-to-all: each rank's buffer has one part for every rank."""
         in_node = self.ranks // self.nodes
         of_network = buffer * (self.ranks - in_node) / self.ranks
         seconds = self._seconds(buffer * (in_node - 1) / self.ranks, of_network)
@@ -82,27 +88,30 @@ class Group:
         return Send(what, "all-reduce", 2 * half.bytes, 2 * half.seconds)
 
     def step(self, what: str, bytes: float) -> Send:
-        """To the neighbour. Between nodes a step is as long as that of the devices at their ends."""
+        """A send to the next rank of a ring. Over several nodes the slowest pair counts: two ranks of
+        different nodes."""
         latency, rate = self.within.latency, self.within.rate
         if self.nodes > 1:
             latency, rate = latency + self.between.latency, min(rate, self.between.rate)
         return Send(what, "step", bytes, latency + bytes / rate)
 
     def total(self, what: str, elements: float, own: bool, rounded: bool = False) -> tuple[list[Send], float]:
-        """`sum_over_ranks` of so many elements, and the bytes that it moves. own: a rank wants its share.
+        """`sum_over_ranks` of `elements`: its collectives, and the bytes that a rank moves in its own memory.
 
-        rounded: are parts of the elements' type, else of that of sums.
+        own: each rank needs its share only (a reduce-scatter). rounded: parts are sent in the elements'
+        dtype, not in the accumulation dtype.
         """
         part, share = (self.size if rounded else self.sum), elements / self.ranks
         sends = [self.exchange(what, part * elements)]
         if not own:
             sends.append(self.gather(what, self.size * elements))
-        more = max(self.ranks - 2, 0)  # than two: a sum is begun, and these are added to it
+        # The first part starts the sum, the last addition writes the result; `more` parts are added between.
+        more = max(self.ranks - 2, 0)
         begun = part + self.sum if more and part != self.sum else 0
         added = more * (2 * self.sum + part) + (self.sum if more else part) + part + self.size
         return sends, share * (begun + added)
 
     def copying(self, moved: float) -> float:
-        """Seconds, of bytes that are read or written."""
+        """Seconds to read or write `moved` bytes in device memory."""
         measured = self.hardware.measured
         return moved / (self.hardware.bandwidth if measured is None else measured.bandwidth)

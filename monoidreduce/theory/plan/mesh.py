@@ -1,4 +1,4 @@
-"""Chips as logical axes, each with a strategy (paper, sections 2.5 and B.1)."""
+"""Meshes of chips: logical axes, each with a parallel strategy (paper, sections 2.5 and B.1)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from monoidreduce.theory.plan._positive import check_counts, check_numbers
 
 __all__ = ["STRATEGIES", "Axis", "Mesh", "check_links", "meshes"]
 
-# What each shards: tokens; tokens and state; widths of all layers; classes of the head alone; sequences.
+# They shard: dp tokens; fsdp tokens and state; tp widths of all layers; vocab classes of the head; context
+# sequences.
 STRATEGIES = ("dp", "fsdp", "tp", "vocab", "context")
 
 
@@ -23,10 +24,10 @@ class Axis:
     Attributes:
         strategy: one of `STRATEGIES`.
         size: the number of chips along it.
-        links: the physical axes whose bandwidth it has, the paper's m. A fraction below 1 stands for another
-            network, of that part of the bandwidth of one physical axis.
+        links: the number of physical axes that it uses, the paper's m. A fraction below 1 stands for another
+            network, with that fraction of one physical axis's bandwidth.
 
-    Raises TypeError or ValueError for anything else.
+    Raises TypeError or ValueError for other values.
     """
 
     strategy: str
@@ -43,7 +44,7 @@ class Axis:
 
 
 def check_links(hardware: Hardware, links: Mapping[str, float]) -> None:
-    """Raises ValueError if strategies need more physical axes than a chip has. Fractions need none."""
+    """Raise ValueError if the strategies need more physical axes than a chip has. Fractions need none."""
     total = sum(of for of in links.values() if of >= 1)
     if total > hardware.axes:
         given = ", ".join(f"{name} {of:g}" for name, of in links.items())
@@ -53,10 +54,10 @@ def check_links(hardware: Hardware, links: Mapping[str, float]) -> None:
 
 @dataclass(frozen=True)
 class Mesh:
-    """Chips of one kind, as independent logical axes of different strategies.
+    """Chips of one kind, arranged along independent logical axes with different strategies.
 
-    Raises ValueError if a strategy comes twice. Also raises it if the axes need more physical axes than a
-    chip has or more chips than its links join.
+    Raises ValueError if a strategy appears twice, if the axes need more physical axes than a chip has, or if
+    they need more chips than its links join.
     """
 
     hardware: Hardware
@@ -77,7 +78,7 @@ class Mesh:
 
     @property
     def joined(self) -> int:
-        """How many chips the physical axes join, and not another network."""
+        """Number of chips joined by physical axes, not counting axes over another network."""
         return _joined(self.axes)
 
     def size(self, *strategies: str) -> int:
@@ -89,9 +90,11 @@ class Mesh:
 
 
 def meshes(hardware: Hardware, chips: int, links: Mapping[str, float]) -> Iterator[Mesh]:
-    """Every mesh of `chips` that the links join; `links` has the strategies and the physical axes of each.
+    """All meshes of `chips` that the hardware's links can join.
 
-    Raises TypeError or ValueError for a strategy or a number that is not as `Axis` and `Mesh` take them.
+    links: the strategies, with the number of physical axes of each.
+
+    Raises TypeError or ValueError for a strategy or number that `Axis` or `Mesh` does not accept.
     """
     check_counts(chips=chips)
     check_links(hardware, {name: Axis(name, 1, of).links for name, of in links.items()})
@@ -106,7 +109,7 @@ def _joined(axes: tuple[Axis, ...]) -> int:
 
 
 def _factors(product: int, count: int) -> Iterator[tuple[int, ...]]:
-    """All tuples of `count` whole numbers with that product."""
+    """All tuples of `count` positive ints with this product."""
     if count == 1:
         yield (product,)
     elif count > 1:

@@ -1,4 +1,4 @@
-"""The gradient noise scale of a training loop (paper, Appendix E.3), measured without further passes."""
+"""The gradient noise scale of a training loop (paper, Appendix E.3), measured without extra passes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["NoiseScale"]
 
 
 class NoiseScale:
-    """Estimates B_simple = tr(Sigma) / |g|^2, the batch size at which noise and gradient are as large.
+    """Estimates B_simple = tr(Sigma) / |g|^2, the batch size at which noise and gradient are equally large.
 
-    It compares squared gradient norms before and after gradients are averaged. The average is over the
-    processes of a DistributedDataParallel model, over the backward passes that accumulate, or over both. A
-    step costs one norm a gradient, no wait for the device and, under DDP, one all-reduce of a scalar::
+    It compares squared gradient norms before and after gradients are averaged: over the processes of a
+    DistributedDataParallel model, over the backward passes that accumulate, or over both. A step costs one
+    norm per gradient and, under DDP, one all-reduce of a scalar; the host does not wait for the device::
 
         noise = NoiseScale(model, small=8, big=64)
         for batches in data:                        # 8 sequences in each of 8 backward passes
@@ -34,23 +34,24 @@ class NoiseScale:
             optimizer.step()
         print(noise.b_simple)                       # in sequences; this waits for the device
 
-    At the end of the block `.grad` must be the mean gradient of the whole step. So an accumulating loop
-    divides its loss by the number of passes, and clipping comes after the block. A step with a gradient that
-    is not finite is left out. A GradScaler must keep its scale, or the averages mix different scales.
+    At the end of the block `.grad` must be the mean gradient of the whole step. So a loop that accumulates
+    divides its loss by the number of passes, and clips after the block. A step with a gradient that is not
+    finite is left out. A GradScaler must keep its scale, or the averages mix different scales.
 
     Raises:
-        TypeError or ValueError: unless 0 < small < big, 0 <= average < 1 and a parameter requires a gradient.
-            Also unless `big` is a multiple of what the processes compute in one pass.
+        TypeError or ValueError: unless 0 < small < big, 0 <= average < 1, some parameter requires a gradient,
+        and
+            `big` is a multiple of the samples that all processes compute in one pass.
         ValueError: on entry, if a parameter has a gradient already.
-        RuntimeError: at the end of the block, if a parameter got a gradient in more backward passes than
-            `big` needs, or none in as many. Models with sharded parameters (FSDP) end so.
+        RuntimeError: at the end of the block, if the number of backward passes that reached the parameters is
+            not the number that `big` needs. This happens for models with sharded parameters (FSDP).
     """
 
     def __init__(self, model: nn.Module, small: int, big: int, *, average: float = 0.99) -> None:
-        """model: after it was wrapped by DDP and moved to its device.
+        """model: already wrapped by DDP and moved to its device.
 
-        small: samples (sequences or tokens) of one backward pass of one process. big: of a step.
-        average: the decay a step of the moving averages of both terms.
+        small: samples (sequences or tokens) in one backward pass of one process. big: samples in a step.
+        average: decay per step of the moving averages of tr(Sigma) and |g|^2.
         """
         check_numbers(small=small, big=big)
         if not 0 <= check_finite("average", average) < 1:
@@ -69,7 +70,7 @@ class NoiseScale:
         self._counts = [0] * len(self._parameters)
         self._device = self._parameters[0].device
         self._of_passes = self._zeros(())
-        self._averages = self._zeros(3)  # of tr(Sigma), of |g|^2 and of 1
+        self._averages = self._zeros(3)  # moving averages of tr(Sigma), |g|^2 and 1; the last is the weight
 
     def _zeros(self, shape: int | tuple[int, ...]) -> Tensor:
         return torch.zeros(shape, dtype=torch.float64, device=self._device)
@@ -109,7 +110,8 @@ class NoiseScale:
 
     @torch.no_grad()
     def _record(self) -> None:
-        # A pass adds its gradient divided by the number of passes; the mean over passes divides by it once.
+        # Each pass adds its gradient divided by the number of passes p, so the sum of squared norms has
+        # 1/p^2; the mean over passes needs 1/p.
         small = self._of_passes * self._passes
         if self._group is not None:
             torch.distributed.all_reduce(small, group=self._group)
@@ -138,8 +140,8 @@ class NoiseScale:
     def b_simple(self) -> float:
         """The ratio of both averages, in the unit of `small` and `big`; NaN before the first step.
 
-        An estimate of |g|^2 of 0 or less gives infinity. An estimate of tr(Sigma) below 0 gives 0. Then `big`
-        is far below or far above the noise scale, or the averages are of too few steps. Waits for the device.
+        It is infinite if the estimate of |g|^2 is 0 or less, and 0 if that of tr(Sigma) is negative. Then
+        `big` is far below or far above the noise scale, or there were too few steps. Waits for the device.
         """
         trace, squared = self.covariance_trace, self.squared_gradient
         if math.isnan(trace):
@@ -147,9 +149,10 @@ class NoiseScale:
         return max(trace, 0.0) / squared if squared > 0 else math.inf
 
     def suggest(self, lambda_: float | None = None) -> float:
-        """The batch size sqrt(lambda B_simple) (equation 26), of the unit of `small` and `big`.
+        """The batch size sqrt(lambda B_simple) (equation 26), in the unit of `small` and `big`.
 
-        lambda_: more for fewer steps, less for fewer samples; None: B_simple, the balance of both.
+        lambda_: a larger value gives fewer steps, a smaller one fewer samples. None returns B_simple, which
+        balances both.
         """
         b_simple = self.b_simple
         if lambda_ is None:

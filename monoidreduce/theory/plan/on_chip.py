@@ -1,4 +1,4 @@
-"""What the operators of this library take on a chip of a mesh, by `monoidreduce.cost`."""
+"""Time and memory of this library's operators on one chip of a mesh, by `monoidreduce.cost`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from monoidreduce.workspace import get_workspace, workspace
 
 __all__ = ["Taken", "check_operators", "operators_of"]
 
-_DTYPES = {2: torch.bfloat16, 4: torch.float32}  # by bytes of an element
+_DTYPES = {2: torch.bfloat16, 4: torch.float32}  # dtype by bytes of an element
 
 
 class Taken(NamedTuple):
-    """Seconds of a forward and of a backward pass, and the most bytes beside inputs, outputs, gradients."""
+    """Seconds of forward and backward, and peak bytes besides inputs, outputs and gradients."""
 
     forward: float
     backward: float
@@ -30,7 +30,7 @@ class Taken(NamedTuple):
 
 
 def check_operators(hardware: Hardware, activations: float) -> None:
-    """Raises ValueError unless `mr.cost` has a model of the hardware and of elements of so many bytes."""
+    """Raise ValueError unless `mr.cost` knows the hardware, and elements of `activations` bytes."""
     hardware.facts()
     if activations not in _DTYPES:
         raise ValueError(mismatch("precision", "activations of 2 or 4 bytes beside cost", activations))
@@ -39,21 +39,21 @@ def check_operators(hardware: Hardware, activations: float) -> None:
 def operators_of(
     model: Model, mesh: Mesh, tokens: float, length: float, activations: float
 ) -> dict[str, Taken]:
-    """Attention and feedforward of a layer, and the loss, on the chip that takes longest.
+    """Cost of a layer's attention and feedforward, and of the loss, on the slowest chip.
 
-    Sizes that do not come out even are rounded up, so a chip has whole sequences. Keys and values of a
-    sharded sequence are there whole, and its queries are a zigzag, as in `monoidreduce.distributed`. Nothing
-    that is sent counts.
+    Sizes that do not divide evenly are rounded up, so a chip has whole sequences. If sequences are sharded, a
+    chip has all keys and values and a zigzag shard of the queries, as in `monoidreduce.distributed`.
+    Communication is not counted.
 
     Args:
-        model, mesh: as of a `Plan`.
-        tokens: of a chip.
+        model, mesh: as in `Plan`.
+        tokens: tokens of a chip.
         length: tokens of a sequence.
         activations: bytes of an element.
     """
     tp, context, classes = mesh.size("tp"), mesh.size("context"), mesh.size("tp", "vocab")
     heads, whole = model.heads // tp, ceil(length)
-    # So many heads of keys that they divide the chip's heads: chips may share one.
+    # The least number of key heads that a chip needs and that divides its query heads; chips may share one.
     key_heads = next(n for n in range(ceil(model.kv_heads / tp), heads + 1) if heads % n == 0)
     chunk = ceil(whole / (2 * context))
     folds = [(whole, whole)] if context == 1 else [(chunk, chunk), (chunk, whole)]
@@ -89,11 +89,11 @@ def operators_of(
     }
 
 
-@lru_cache(maxsize=4096)  # plans of one batch ask for the same parts over and over
+@lru_cache(maxsize=4096)  # plans of one batch ask for the same sizes many times
 def _taken(
     operator: str, hardware: Hardware, dtype: torch.dtype, shard: bool, held: int, **sizes: int
 ) -> Taken:
-    """shard: of columns over chips. held: the workspace, bytes."""
+    """Cost of one operator. shard: its columns are sharded over chips. held: bytes of the workspace."""
     tensors, options = call_of(operator, sizes, dtype)
     with workspace(held):
         found = (cost_of_shard if shard else cost)(operator, *tensors, hardware=hardware, **options)

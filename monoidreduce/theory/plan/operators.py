@@ -1,6 +1,6 @@
-"""Rows of Table 3 for the operators of this library, whose partial results combine by their monoid.
+"""Rows like those of Table 3 for this library's operators over ranks: partial results combine by the monoid.
 
-The paper has none of these. Two bytes an element; statistics are float32.
+The paper does not have these. Elements have two bytes; states are float32.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ from monoidreduce.theory.plan.strategies import Phases, tensor_parallel
 __all__ = ["STATE_BYTES", "context_parallel", "hidden_parallel", "vocabulary_parallel"]
 
 BF16 = 2
-STATE_BYTES = 3 * 4  # of a token's state of cross entropy: frame, mass and target score, in float32
+# Cross entropy's state of a token: row max, sum of exponentials and target score, in float32.
+STATE_BYTES = 3 * 4
 
 
 def vocabulary_parallel(
     tokens: float, width: float, vocabulary: float, chips: float, recompute: bool = True
 ) -> Phases:
-    """Cross entropy with the weight's classes sharded; all chips hold the same tokens: I_I >= V / K.
+    """Vocabulary-parallel cross entropy; all chips hold the same tokens: I_I >= V / K.
 
-    Forward, the states of three floats a token are all-reduced: 24 B bytes. Backward, the gradient of the
-    tokens [tokens, width] is: 4 B d bytes.
+    Forward all-reduces states of three floats per token: 24 B bytes. Backward all-reduces the gradient of the
+    tokens [tokens, width]: 4 B d bytes.
 
-    recompute: backward computes the logits again, 6 B d V / K FLOPs; if not, local gradients were kept, 4.
+    recompute: backward recomputes the logits, 6 B d V / K FLOPs. Otherwise forward saved dlogits: 4 B d V /
+    K.
     """
     check_numbers(tokens=tokens, width=width, vocabulary=vocabulary, chips=chips)
     flops = tokens * width * vocabulary / chips
@@ -37,12 +39,13 @@ def vocabulary_parallel(
 def context_parallel(
     sequences: float, length: float, width: float, kv_width: float, chips: float, causal: bool = True
 ) -> Phases:
-    """Attention with each sequence sharded; keys and values go round a ring: I_I = T / K, causal half.
+    """Attention with sharded sequences (context parallelism): I_I = T / K, half of it if causal.
 
-    A chip attends from its T / K queries to one shard after another and merges the results
-    (`monoidreduce.merge_attention`). All-gathered, the shards are keys and values of `kv_width` columns;
-    backward gathers them again and reduce-scatters their gradients. Fewer heads of keys send less, so I_I is
-    width / kv_width times as large. Causal work is taken to be balanced between chips.
+    A chip attends from its T / K queries to one shard of keys after another and merges the results
+    (`monoidreduce.merge_attention`). The shards of keys and values, `kv_width` columns each, are all-gathered
+    or go round a ring, which sends the same bytes. Backward gathers them again and reduce-scatters their
+    gradients. With fewer key heads less is sent, so I_I is width / kv_width times as large. Causal work is
+    assumed to be balanced between chips.
     """
     check_numbers(sequences=sequences, length=length, width=width, kv_width=kv_width, chips=chips)
     flops = sequences * length**2 * width / chips / (2 if causal else 1)
@@ -54,9 +57,9 @@ def context_parallel(
 
 
 def hidden_parallel(tokens: float, width: float, hidden: float, chips: float) -> Phases:
-    """The MLP with its hidden width sharded: I_I = D / K of tensor parallelism. Its monoid is the sum.
+    """The MLP with its hidden width sharded, combined by the sum monoid: I_I = D / K, as tensor parallelism.
 
-    Hidden values are computed again in backward: 10 B d D / K FLOPs where the paper has 8.
+    Backward recomputes hidden values: 10 B d D / K FLOPs, where the paper has 8.
     """
     stored = tensor_parallel(tokens, width, hidden, chips)
     return Phases(stored.forward, stored.backward + Work(stored.forward.flops / 2, 0))

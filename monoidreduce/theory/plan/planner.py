@@ -1,4 +1,4 @@
-"""A training step of a whole transformer on a mesh: the formulas of the other files, put together."""
+"""A training step of a whole transformer on a mesh, from the formulas of the other files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DAY = 86400
 
 @dataclass(frozen=True)
 class Batch:
-    """The tokens of a step, in sequences of `sequence` tokens. Both are numbers above 0."""
+    """The tokens of a step, in sequences of `sequence` tokens. Both must be positive."""
 
     tokens: float
     sequence: float
@@ -35,11 +35,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class Precision:
-    """Bytes of an element.
+    """Bytes per element.
 
     Attributes:
-        weights, activations, gradients: as they are computed with and sent.
-        optimizer: of the optimizer's state of a parameter: a float32 copy and Adam's two moments.
+        weights, activations, gradients: in arithmetic and communication.
+        optimizer: optimizer state per parameter; the default is a float32 copy and Adam's two moments.
     """
 
     weights: float = 2
@@ -58,14 +58,14 @@ class Precision:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of a chip during a step.
+    """Bytes that a chip holds during a step.
 
     Attributes:
-        weights, gradients, optimizer: of the parameters that the chip owns.
-        gathered: FSDP's whole weights of the largest layer, the least that section 2.3 allows.
-        activations: what the backward reads; with remat, one input a layer. Hidden values of feedforward
-            layers, scores and logits are not among them: the operators of this library do not store these.
-        workspace: the most that one of these operators holds besides, by `mr.cost`; 0 of a plan without it.
+        weights, gradients, optimizer: for the parameters that the chip owns.
+        gathered: FSDP's gathered weights of the largest layer, the least that section 2.3 allows.
+        activations: saved for backward; with remat, one input per layer. Hidden values of feedforward layers,
+            scores and logits are not counted, because this library's operators do not store them.
+        workspace: peak scratch memory of one of these operators, by `mr.cost`; 0 if the plan has cost=False.
     """
 
     weights: float
@@ -83,31 +83,32 @@ class Memory:
 
 @dataclass(frozen=True)
 class Plan:
-    """A training step of `model` on `mesh`, for a chip (sections 1.4 and 2).
+    """A training step of `model` on `mesh`, as one chip executes it (sections 1.4 and 2).
 
-    Products and causal attention are counted; their traffic to the device's own memory is not (footnote 4).
-    Each axis communicates by itself, hidden behind arithmetic as far as that lasts. What axes shard and send:
+    Matrix products and causal attention are counted; their traffic to the chip's own memory is not (footnote
+    4). The axes communicate independently of each other, overlapped with arithmetic as far as that lasts.
+    What each strategy shards and sends:
 
     - dp: tokens. Gradients are all-reduced.
     - fsdp: tokens and state. Weights are all-gathered in both phases, gradients reduce-scattered.
-    - tp: heads, hidden widths and classes. Activations are all-reduced twice a layer and phase; besides, as
-      for vocab.
-    - vocab: classes of head and embedding; its chips compute all layers alike. Activations are all-reduced
-      once a phase, and forward the loss's states.
+    - tp: heads, hidden widths and classes. Activations are all-reduced twice per layer and phase; for the
+      classes it also sends what vocab does.
+    - vocab: classes of head and embedding; its chips compute the layers redundantly. Activations are
+      all-reduced once per phase, and in forward also the loss's states.
     - context: sequences. Keys and values are all-gathered in both phases, their gradients reduce-scattered,
       and gradients of weights all-reduced.
 
     Attributes:
-        model, batch, mesh: what is trained on what.
-        precision: bytes of elements.
-        mfu: the share of the peak that arithmetic reaches by itself, from above 0 to 1.
-        remat: layers run again in backward, with their all-reduces; only their inputs are kept.
-        cost: attention, feedforward layers and the loss take what `mr.cost` says of the chip's part of them.
-            mfu is that of the other products, and memory has the workspace of these operators.
+        model, batch, mesh: what is trained, on which chips.
+        precision: bytes per element.
+        mfu: the fraction of peak FLOP/s that arithmetic alone reaches, above 0 and at most 1.
+        remat: layers run again in backward, with their all-reduces; only their inputs are saved.
+        cost: take the times of attention, feedforward layers and the loss from `mr.cost` for the chip's part
+            of them. Then mfu concerns the other products, and memory includes the workspace of these
+            operators.
 
-    Raises TypeError or ValueError if mfu is out of range, or if the chips of tp do not divide the heads and
-    the hidden width. Also raises one if `cost` is set where `mr.cost` has no model of the chip or of the
-    activations' bytes.
+    Raises TypeError or ValueError if mfu is out of range, if the tp chips do not divide the heads and the
+    hidden width, or if `cost` is set and `mr.cost` does not know the chip or the bytes of activations.
     """
 
     model: Model
@@ -130,16 +131,16 @@ class Plan:
             if size % tp:
                 raise ValueError(mismatch("tp", f"a divisor of {name} {size}", tp))
 
-    # What a chip has
+    # What a chip holds
 
     @property
     def tokens(self) -> float:
-        """Tokens of a step that a chip computes; the chips of tp and vocab share theirs."""
+        """Tokens that a chip computes in a step. All chips along tp and vocab compute the same tokens."""
         return self.batch.tokens / self.mesh.size("dp", "fsdp", "context")
 
     @property
     def chip_parameters(self) -> float:
-        """Parameters of a chip, FSDP's shards gathered."""
+        """Parameters that a chip computes with, counting FSDP's weights as gathered."""
         layers = self.model.layers * self.model.layer_parameters
         classes = self.model.parameters - layers
         return layers / self.mesh.size("tp") + classes / self.mesh.size("tp", "vocab")
@@ -149,7 +150,7 @@ class Plan:
         model, mesh, precision = self.model, self.mesh, self.precision
         owned, tp = self.chip_parameters / mesh.size("fsdp"), mesh.size("tp")
         largest = max(model.layer_parameters / tp, model.head_parameters / mesh.size("tp", "vocab"))
-        # Of a layer: what enters and leaves its two norms; queries, keys, values and their output.
+        # Saved per layer and token: inputs and outputs of two norms; queries, keys, values and their output.
         kept = 4 * model.width + 2 * (model.width + model.kv_width) / tp
         return Memory(
             weights=precision.weights * owned,
@@ -167,7 +168,7 @@ class Plan:
 
     @property
     def compute(self) -> tuple[float, float]:
-        """FLOPs of forward and backward."""
+        """FLOPs of a chip, forward and backward."""
         model, tp = self.model, self.mesh.size("tp")
         layers = model.layers * (2 * model.layer_parameters + 2 * self.batch.sequence * model.width) / tp
         forward = self.tokens * (layers + 2 * model.head_parameters / self.mesh.size("tp", "vocab"))
@@ -175,7 +176,7 @@ class Plan:
 
     @property
     def sends(self) -> dict[str, tuple[float, float]]:
-        """Bytes that each strategy sends, forward and backward."""
+        """Bytes that a chip sends for each strategy, forward and backward."""
         return {
             axis.strategy: self._sent_by(axis.strategy) if axis.size > 1 else (0, 0)
             for axis in self.mesh.axes
@@ -197,7 +198,7 @@ class Plan:
             return gathered, gathered + sent("reduce-scatter", gradients)
         if (
             strategy == "vocab"
-        ):  # of the embedding's rows and the loss's states; of the gradient of the head's input
+        ):  # forward: embedded tokens, and states of the loss; backward: the gradient of the head's input
             return activations + states, activations
         if strategy == "tp":
             layers = 2 * model.layers * activations
@@ -209,7 +210,10 @@ class Plan:
         return keys_and_values, 2 * keys_and_values + owned_gradients
 
     def phases(self, strategy: str) -> Phases:
-        """FLOPs of the chip beside the bytes of one strategy, whose interconnect intensity they give (7)."""
+        """A chip's FLOPs with the bytes of one strategy.
+
+        They give its interconnect intensity (equation 7).
+        """
         works = (Work(flops, bytes) for flops, bytes in zip(self.compute, self.sends[strategy], strict=True))
         return Phases(*works)
 
@@ -217,7 +221,7 @@ class Plan:
 
     @property
     def _operators(self) -> dict[str, Taken]:
-        """Of a layer, and the loss; none without `cost`."""
+        """Costs of a layer's operators and of the loss, by name; empty without `cost`."""
         if not self.cost:
             return {}
         length, activations = self.batch.sequence, self.precision.activations
@@ -225,7 +229,10 @@ class Plan:
 
     @property
     def operator_seconds(self) -> dict[str, tuple[float, float]]:
-        """With `cost`, of each operator and of "products" what `compute_seconds` has, in both phases."""
+        """The parts of `compute_seconds`: each operator, and "products" for the rest.
+
+        Empty without `cost`.
+        """
         found = {}
         for name, (forward, backward, _) in self._operators.items():
             of_layers = name != "loss"
@@ -239,7 +246,7 @@ class Plan:
 
     @property
     def compute_seconds(self) -> tuple[float, float]:
-        """Of the arithmetic alone, forward and backward."""
+        """Seconds of arithmetic alone, forward and backward."""
         if found := self.operator_seconds:
             forward, backward = (sum(times) for times in zip(*found.values(), strict=True))
         else:
@@ -249,7 +256,7 @@ class Plan:
 
     @property
     def send_seconds(self) -> dict[str, tuple[float, float]]:
-        """Of the communication of each strategy alone, forward and backward."""
+        """Seconds of communication alone, for each strategy, forward and backward."""
         rates = {axis.strategy: axis.links * self.mesh.hardware.link for axis in self.mesh.axes}
         return {
             name: (forward / rates[name], backward / rates[name])
@@ -264,45 +271,48 @@ class Plan:
 
     @property
     def bound(self) -> tuple[str, str]:
-        """What takes longest, forward and backward: "compute" or a strategy."""
+        """What takes longest in forward and in backward: "compute", or a strategy."""
         forward, backward = self._times
         return max(forward, key=forward.__getitem__), max(backward, key=backward.__getitem__)
 
     @property
     def step_seconds(self) -> float:
-        """Forward and then backward, each as long as what takes longest in it."""
+        """Seconds of a step: forward, then backward, each as long as its slowest part."""
         return sum(max(times.values()) for times in self._times)
 
     @property
     def overlapped_seconds(self) -> float:
-        """The longer phase alone, as in equation 6. See `Phases.overlapped_seconds` for what that assumes."""
+        """The longer phase alone (equation 6). `Phases.overlapped_seconds` says what that assumes."""
         return max(max(times.values()) for times in self._times)
 
     @property
     def communication_seconds(self) -> float:
-        """Of the slowest strategy in each phase, were nothing computed."""
+        """Seconds of a step if there were no arithmetic: the slowest strategy of each phase."""
         return sum(max(seconds, default=0) for seconds in zip(*self.send_seconds.values(), strict=True))
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all chips."""
+        """Tokens per second of all chips together."""
         return self.batch.tokens / self.step_seconds
 
     @property
     def step_mfu(self) -> float:
-        """MFU of the step, communication included (equation 3): FLOPs of the model, remat not counted."""
+        """MFU of the step including communication (equation 3).
+
+        Recomputation does not count as useful FLOPs.
+        """
         tokens, length = self.batch.tokens, self.batch.sequence
         useful = self.model.gemm_flops(tokens) + self.model.attention_flops(tokens, length)
         return useful / (self.mesh.chips * self.mesh.hardware.peak * self.step_seconds)
 
     def days(self, tokens: float) -> float:
-        """To train on that many tokens."""
+        """Days to train on this many tokens."""
         check_numbers(tokens=tokens)
         return tokens / self.tokens_per_second / DAY
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Reasons for which the plan cannot be carried out as it is."""
+        """Reasons why the plan cannot be carried out as it is."""
         found = []
         replicas = self.mesh.size("dp", "fsdp")
         if self.batch.tokens < replicas * self.batch.sequence:
@@ -327,7 +337,7 @@ class Plan:
         return tuple(found)
 
     def __str__(self) -> str:
-        """Table 3 with the numbers of this plan."""
+        """A table like Table 3 with the numbers of this plan."""
         hardware, batch = self.mesh.hardware, self.batch
         lines = [
             f"{self.mesh}",
@@ -374,10 +384,10 @@ def plans(
     remat: bool = False,
     cost: bool = False,
 ) -> list[Plan]:
-    """Plans for every mesh of `chips`, the shortest step first; of equal steps, the least communication.
+    """Plans for all meshes of `chips`, shortest step first; ties by least communication.
 
-    links: the strategies, with the physical axes of each. Meshes whose tp does not divide the heads and the
-    hidden width are left out. Other arguments are as `Plan` has them.
+    links: the strategies, with the number of physical axes of each. Meshes whose tp size does not divide the
+    heads and the hidden width are left out. Other arguments are those of `Plan`.
 
     Raises TypeError or ValueError for an argument that is not as above, and if no mesh is left.
     """
@@ -398,9 +408,9 @@ def _divides(tp: int, model: Model) -> bool:
 
 
 def best(candidates: Iterable[Plan], memory: float | None = None) -> Plan:
-    """The plan of the shortest step that fits into `memory` bytes a chip; None: into what the chip has.
+    """The plan with the shortest step that fits into `memory` bytes per chip (None: the chip's own memory).
 
-    Raises ValueError if none does, or if there is none.
+    Raises ValueError if none fits, or if there are no candidates.
     """
     found = list(candidates)
     if not found:

@@ -1,8 +1,8 @@
-"""Operators over ranks before there are any: the cost of a rank's part, and what the ranks send.
+"""Prediction of the time of operators over ranks, without running them.
 
-A rank's kernels take what `monoidreduce.cost` says of its part. Collectives are as in
-`monoidreduce.distributed`, each after the other. None hides behind arithmetic but the "ring", which exists on
-paper alone. docs/planner.md has examples.
+Kernel times of a rank's shard come from `monoidreduce.cost`. Collectives are those of
+`monoidreduce.distributed`, one after the other. None overlaps with arithmetic, except in "ring", a method
+that the library does not have. docs/planner.md has examples.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from monoidreduce.theory.plan.shards import Call, RankPass
 
 __all__ = ["SPLITS", "OverRanks", "over_ranks", "splits"]
 
-# Of each operator. "columns" are classes, or hidden units; "data" are rows, or sequences. The library has no
-# ring of attention.
+# Ways to split each operator. "columns": classes or hidden units. "data": rows or sequences. "ring": ring
+# attention, which the library does not have.
 _ROWS_OR_COLUMNS = ("columns", "data")
 SPLITS = {
     "linear_cross_entropy": _ROWS_OR_COLUMNS,
@@ -34,7 +34,7 @@ SPLITS = {
 }
 _ON_PAPER = ("ring",)
 _LAYOUTS = ("contiguous", "zigzag")
-# What a call may be given besides the sizes that it needs.
+# Optional entries of `sizes` beside the required ones.
 _OPTIONS = {
     "linear_cross_entropy": (),
     "linear_distillation": ("loss",),
@@ -47,13 +47,13 @@ _SWITCHES = ("entropy", "gated", "causal")  # each is True or False
 
 @dataclass(frozen=True)
 class OverRanks:
-    """A call and its backward pass over ranks; `str()` of it is a table.
+    """Predicted cost of a call and its backward pass over ranks; `str()` of it is a table.
 
     Attributes:
-        operator, split, ranks: what was asked for.
-        hardware: of each rank.
-        forward, backward: passes of the rank that takes longest.
-        alone: seconds of the whole call on one device, T1.
+        operator, split, ranks: the arguments of `over_ranks`.
+        hardware: the device of each rank.
+        forward, backward: the passes of the slowest rank.
+        alone: T1, seconds of the whole call on one device.
     """
 
     operator: str
@@ -66,7 +66,7 @@ class OverRanks:
 
     @property
     def seconds(self) -> float:
-        """TW, of both passes."""
+        """TW, seconds of both passes over W ranks."""
         return self.forward.seconds + self.backward.seconds
 
     @property
@@ -101,23 +101,24 @@ def over_ranks(
     layout: str = "zigzag",
     dtype: torch.dtype = torch.bfloat16,
 ) -> OverRanks:
-    """How long a call over ranks takes, with its backward pass, and what it sends. Nothing runs.
+    """Predict the time of a call over ranks with its backward pass, and what it sends. Nothing runs.
 
-    Parts that do not come out even are rounded up: the longest one counts.
+    Shards that do not come out even are rounded up, because the largest one determines the time.
 
     Args:
         operator: a key of `SPLITS`.
-        sizes: of the whole call, as `python -m monoidreduce cost` names them. For losses N tokens, V classes,
-            width D, E of a teacher. For mlp B rows, K hidden units, width d, and "gated". For attention B, H,
-            Hkv, L, d, "causal" and "softcap".
-        ranks: how many devices, at most as many as a node has, or whole nodes.
+        sizes: sizes of the whole call, named as in `python -m monoidreduce cost`. For losses N tokens, V
+            classes, width D, and E, a teacher's width. For mlp B rows, K hidden units, width d, and "gated".
+            For attention B, H, Hkv, L, d, "causal" and "softcap".
+        ranks: number of devices: at most those of one node, or whole nodes.
         hardware: a GPU whose links `monoidreduce.hardware` knows, or its name.
-        split: one of `SPLITS[operator]`. "columns", "ulysses" and "all_gather" are what a `process_group`
-            does. "data": each rank has its rows or sequences and all weights, whose gradients are all-reduced
-            in their dtype. "ring": keys and values go round, behind the kernels; the library has none.
-        sequence_parallel: for "columns", has each rank rows of its own.
-        layout: of "all_gather", as `mr.attention` takes it; without causal masking both are alike.
-        dtype: of all tensors.
+        split: one of `SPLITS[operator]`. "columns", "ulysses" and "all_gather" are what `process_group` does.
+            "data": each rank has its own rows or sequences and all weights; gradients of weights are
+            all-reduced in their dtype. "ring": keys and values go round, overlapped with the kernels; not in
+            the library.
+        sequence_parallel: for "columns": the rows are sharded too.
+        layout: for "all_gather": as in `mr.attention`. Without a causal mask both layouts cost the same.
+        dtype: dtype of all tensors.
 
     Raises:
         TypeError, ValueError: an argument is not as above, ranks do not share the heads evenly, or the links
@@ -155,10 +156,10 @@ def splits(
     *,
     dtype: torch.dtype = torch.bfloat16,
 ) -> list[OverRanks]:
-    """All splits that the library has, the one to take first: that of the least time.
+    """All splits that the library has, fastest first.
 
-    Each rank has rows of its own, and so columns come with `sequence_parallel`. Arguments and errors are as
-    `over_ranks` has them.
+    Rows are assumed to be sharded, so "columns" is with `sequence_parallel`. Arguments and errors are those
+    of `over_ranks`.
     """
     check_choice("operator", operator, tuple(SPLITS))
     known = _checked_sizes(operator, sizes)
@@ -186,7 +187,7 @@ def _checked_sizes(operator: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _share_heads(sizes: Mapping[str, Any], ranks: int) -> bool:
-    """As ulysses needs it."""
+    """Whether the ranks can share the heads evenly, as ulysses needs."""
     heads: int = sizes["H"]
     key_heads: int = sizes.get("Hkv", heads)
     return heads % ranks == 0 and (key_heads % ranks == 0 or ranks % key_heads == 0)

@@ -1,4 +1,4 @@
-"""Rooflines (paper, sections 1.1, 1.2 and 2.1): how fast arithmetic can be beside its traffic."""
+"""Rooflines (paper, sections 1.1, 1.2 and 2.1): how memory or link traffic limits arithmetic."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ __all__ = ["Roofline", "Work", "interconnect", "on_device"]
 
 @dataclass(frozen=True)
 class Work:
-    """What a kernel, a layer or a phase of a step does: n_F FLOPs, and n_B or n_I bytes that it moves.
+    """Work of a kernel, a layer or a phase of a step: n_F FLOPs, and n_B or n_I bytes moved.
 
-    Works add, and `3 * work` is three times the work: a batch of products has the intensity of one (A.1.3).
+    Works can be added and multiplied by numbers: `3 * work` is a batch of three, with the same intensity
+    (A.1.3).
+
     Raises TypeError or ValueError unless both are finite numbers, 0 or above.
     """
 
@@ -28,7 +30,7 @@ class Work:
 
     @property
     def intensity(self) -> float:
-        """FLOPs a byte, I = n_F / n_B (section 1.1); infinite where nothing is moved."""
+        """FLOPs per byte, I = n_F / n_B (section 1.1); infinite if no bytes are moved."""
         return self.flops / self.bytes if self.bytes else math.inf
 
     def __add__(self, other: Work) -> Work:
@@ -39,15 +41,16 @@ class Work:
 
 
 def _check_intensity(intensity: float) -> None:
-    if not intensity >= 0:  # infinite where nothing is moved
+    if not intensity >= 0:  # infinity is allowed
         raise ValueError(mismatch("intensity", "a number >= 0", intensity))
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """A peak rate of arithmetic, FLOP/s, above a path of some bandwidth, bytes/s.
+    """A peak rate of arithmetic, FLOP/s, and a bandwidth, bytes/s.
 
-    The path leads to the memory of a device (section 1) or to other chips (section 2).
+    The bandwidth is that to a device's memory (section 1) or to other chips (section 2).
+
     Raises TypeError or ValueError unless both are finite numbers above 0.
     """
 
@@ -59,18 +62,21 @@ class Roofline:
 
     @property
     def critical_intensity(self) -> float:
-        """The intensity from which on arithmetic is the bound, I* = pi / beta (section 1.1, equation 7)."""
+        """The intensity from which on arithmetic is the bottleneck: I* = pi / beta (section 1.1, eq. 7)."""
         return self.peak / self.bandwidth
 
     def rate(self, intensity: float) -> float:
-        """The most FLOP/s at that intensity, P = min(pi, beta I) (equation 2); ValueError below 0."""
+        """The highest FLOP/s at this intensity, P = min(pi, beta I) (equation 2).
+
+        Raises ValueError for a negative intensity.
+        """
         _check_intensity(intensity)
         return min(self.peak, self.bandwidth * intensity)
 
     def mfu(self, intensity: float) -> float:
-        """The most MFU at that intensity, min(1, I / I*) (equation 3): 1 from the critical intensity on.
+        """The highest MFU at this intensity, min(1, I / I*) (equation 3).
 
-        Raises ValueError for an intensity below 0.
+        Raises ValueError for a negative intensity.
         """
         _check_intensity(intensity)
         return min(1.0, intensity / self.critical_intensity)
@@ -80,19 +86,21 @@ class Roofline:
         return max(work.flops / self.peak, work.bytes / self.bandwidth)
 
     def seconds_without_overlap(self, work: Work) -> float:
-        """The time if nothing overlaps, t_F + t_B, which real kernels do not exceed (footnote 1)."""
+        """The time if nothing overlaps, t_F + t_B, an upper bound for real kernels (footnote 1)."""
         return work.flops / self.peak + work.bytes / self.bandwidth
 
 
 def on_device(hardware: Hardware) -> Roofline:
-    """The roofline of a device and its own memory, by the data sheet."""
+    """The roofline of a device and its own memory, from the data sheet."""
     return Roofline(hardware.peak, hardware.bandwidth)
 
 
 def interconnect(hardware: Hardware, axes: float = 1) -> Roofline:
-    """The roofline of a device and its links along `axes` physical axes, of I*_I / m (equation 7).
+    """The roofline of a device and its links along `axes` physical axes; its critical intensity is I*_I / m.
 
-    Raises TypeError or ValueError unless the device has so many axes. A fraction is a part of one.
+    See equation 7. A fraction below 1 is a part of one axis's bandwidth.
+
+    Raises TypeError or ValueError unless the device has that many axes.
     """
     check_numbers(axes=axes)
     if axes > hardware.axes:

@@ -1,6 +1,6 @@
-"""What a rank does under each way to split a call: its kernels, its collectives, and what it copies.
+"""The work of a rank for each way to split a call: kernels, collectives, and copies.
 
-Collectives and their bytes are as in `monoidreduce.distributed`; tests compare them.
+Collectives and their bytes are those of `monoidreduce.distributed`; tests compare them.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from monoidreduce.theory.plan.links import Group, Send
 
 __all__ = ["Call", "RankPass"]
 
-# By operator: its rows, which ranks gather if each has its own, and numbers of a row's state.
+# Widths of the row inputs of each loss, which are gathered if rows are sharded.
 _ROWS = {"linear_cross_entropy": "D", "linear_distillation": "DE", "linear_log_probs": "D"}
+# Numbers in the state of a row.
 _STATES = {"linear_cross_entropy": 3, "linear_distillation": 5, "linear_log_probs": 4}
 _TARGET = 8  # bytes of an int64
 
 
 @dataclass(frozen=True)
 class RankPass:
-    """A forward or a backward pass of the rank that takes longest.
+    """The forward or backward pass of the slowest rank.
 
     Attributes:
         fold: seconds of its kernels, by `monoidreduce.cost`.
         sends: its collectives, in order.
-        copying: seconds in which it packs, unpacks, combines and sums what is sent.
-        hidden: seconds of `sends` while its kernels run; 0 but for a ring.
+        copying: seconds to pack, unpack, combine and sum what is sent.
+        hidden: seconds of `sends` that overlap with kernels; 0 except for a ring.
     """
 
     fold: float
@@ -45,7 +46,7 @@ class RankPass:
 
     @property
     def sent(self) -> float:
-        """Bytes."""
+        """Bytes that the rank sends."""
         return sum(send.bytes for send in self.sends)
 
 
@@ -54,7 +55,7 @@ Passes = tuple[RankPass, RankPass]
 
 @dataclass(frozen=True)
 class Call:
-    """A call of `SPLITS`, and the ranks that share it. sizes: of the whole call."""
+    """A call of an operator in `SPLITS`, and the ranks that share it. sizes: of the whole call."""
 
     operator: str
     sizes: dict[str, Any]
@@ -62,9 +63,9 @@ class Call:
     dtype: torch.dtype
 
     def kernels(self, *, shard: bool = False, **sizes: int) -> tuple[float, float]:
-        """Seconds forward and backward with these sizes in place of the whole ones.
+        """Seconds of forward and backward kernels, with these sizes in place of those of the whole call.
 
-        shard: of columns (`cost_of_shard`).
+        shard: the columns are a shard (`cost_of_shard`).
         """
         of = cost_of_shard if shard else cost
         tensors, options = call_of(self.operator, self.sizes | sizes, self.dtype)
@@ -73,7 +74,7 @@ class Call:
         return found.seconds - backward, backward
 
     def loss_columns(self, own_rows: bool) -> Passes:
-        """Classes over ranks: states are gathered, gradients of rows are summed."""
+        """A vocabulary-parallel loss: states are gathered, gradients of rows are summed."""
         group, (rows, columns) = self.group, (self.sizes["N"], self.sizes["V"])
         if own_rows:
             rows = group.ranks * group.chunk(rows)
@@ -97,7 +98,7 @@ class Call:
         )
 
     def mlp_columns(self, own_rows: bool) -> Passes:
-        """Hidden units over ranks: results and gradients of rows are summed."""
+        """An MLP with sharded hidden units: results and gradients of rows are summed."""
         group, rows = self.group, self.sizes["B"]
         if own_rows:
             rows = group.ranks * group.chunk(rows)
@@ -106,7 +107,7 @@ class Call:
             rows * self.sizes["d"],
         )
         found = []
-        rounds = not self.sizes.get("gated")  # tensor-core kernels, a result that is no sum of products
+        rounds = not self.sizes.get("gated")  # the fused tensor-core kernels return a rounded result
         for seconds, rows_of, sum_of, rounded in zip(
             fold,
             ("x", "gradient of the result"),
@@ -120,7 +121,7 @@ class Call:
         return found[0], found[1]
 
     def data(self) -> Passes:
-        """Rows, or sequences, over ranks, which have all weights."""
+        """Data parallelism: rows or sequences are sharded, weights replicated."""
         sizes = self.sizes
         rows = "N" if "N" in sizes else "B"
         part = {rows: self.group.chunk(sizes[rows])}
@@ -142,11 +143,11 @@ class Call:
         return int(self.sizes.get("Hkv", self.sizes["H"]))
 
     def _positions(self, heads: int, positions: int) -> int:
-        """Elements of so many heads and positions."""
+        """Number of elements of a tensor with these heads and positions."""
         return int(self.sizes["B"] * heads * positions * self.sizes["d"])
 
     def ulysses(self) -> Passes:
-        """Heads over ranks while it runs: every tensor is exchanged, and its gradient."""
+        """Attention by "ulysses": an all-to-all of every tensor and gradient shards heads meanwhile."""
         group, heads, own = self.group, self.sizes["H"], self.group.chunk(self.sizes["L"])
         key_heads = max(self._key_heads, group.ranks)
         fold = self.kernels(H=heads // group.ranks, Hkv=key_heads // group.ranks)
@@ -167,15 +168,15 @@ class Call:
             ),
         ):
             sends = tuple(group.exchange(what, buffer) for what, buffer in buffers.items())
-            # Read and written before it is sent, and after.
+            # Each buffer is read and written once before it is sent, and once after.
             found.append(RankPass(seconds, sends, group.copying(4 * sum(buffers.values()))))
         return found[0], found[1]
 
     def all_gather(self, layout: str) -> Passes:
-        """Queries over ranks: keys and values are gathered in both passes, and their gradients summed."""
+        """Attention by "all_gather": keys and values are gathered in both passes, their gradients summed."""
         group, length, causal = self.group, self.sizes["L"], bool(self.sizes.get("causal"))
         own = group.chunk(length)
-        folds = [(own, length)]  # queries, and keys that they see
+        folds = [(own, length)]  # (queries, keys that they see)
         if causal and layout == "zigzag":
             chunk = -(-length // (2 * group.ranks))
             own, folds = 2 * chunk, [(chunk, chunk), (chunk, length)]
@@ -188,7 +189,7 @@ class Call:
         for what in "kv":
             of_what, moved = group.total(f"gradient of {what}", keys, own=True)
             sums, summing = sums + of_what, summing + moved
-        # Of both gradients: that of the fold with most keys is copied, 0 elsewhere, and the others are added.
+        # For both gradients: the fold with most keys is copied, the rest filled with 0, other folds added.
         *others, most = (n / length for _, n in folds)
         summing += 2 * group.sum * keys * (1 + most + 3 * sum(others))
         return (
@@ -197,10 +198,10 @@ class Call:
         )
 
     def ring(self) -> Passes:
-        """Queries over ranks; keys and values go round, and their gradients after them.
+        """Ring attention: queries are sharded, keys and values go round, followed by their gradients.
 
-        A rank folds a part of the keys while the next one comes. Its results, and its gradients, are merged
-        in the accumulation dtype. Causal parts are zigzag: all but the first have half of the scores.
+        A rank computes with one shard of keys while the next one arrives. Results and gradients are merged in
+        the accumulation dtype. Causal shards are zigzag: all steps but the first have half of the scores.
         """
         group, own, ranks = self.group, self.group.chunk(self.sizes["L"]), self.group.ranks
         first = self.kernels(L=own, N=own)
@@ -210,7 +211,7 @@ class Call:
         forward = group.step("k and v", of_keys)
         backward = group.step("k, v and their gradients", of_keys + of_gradients)
         home = group.step("gradients of k and v", of_gradients)
-        merges = (ranks - 1) * 3 * group.sum  # of an element, read twice and written
+        merges = (ranks - 1) * 3 * group.sum  # bytes moved per element: a merge reads two and writes one
         return (
             _ring(first[0], others[0], forward, (), ranks, group.copying(merges * rows)),
             _ring(first[1], others[1], backward, (home,), ranks, group.copying(merges * (rows + 2 * keys))),
@@ -220,6 +221,11 @@ class Call:
 def _ring(
     first: float, other: float, step: Send, last: Sequence[Send], ranks: int, copying: float
 ) -> RankPass:
-    """first, other: seconds of a fold of the rank's own keys, and of another's, once these are there."""
+    """A pass of ring attention.
+
+    first, other: kernel seconds with the rank's own keys, and with another rank's. step: one send around the
+    ring.
+    last: sends that follow it.
+    """
     hidden = min(first, step.seconds) + (ranks - 2) * min(other, step.seconds)
     return RankPass(first + (ranks - 1) * other, (*(step,) * (ranks - 1), *last), copying, hidden)

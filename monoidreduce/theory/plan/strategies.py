@@ -1,6 +1,8 @@
-"""Ways to train on several chips (paper, sections 2.1 to 2.4 and Table 3): what a chip computes and sends.
+"""Strategies to train on several chips (paper, sections 2.1 to 2.4 and Table 3): what a chip computes and
+sends.
 
-Weights, activations and gradients have two bytes. Only products with parameters count, as in the paper.
+Weights, activations and gradients have two bytes per element. As in the paper, only matrix products with
+parameters are counted.
 """
 
 from __future__ import annotations
@@ -18,29 +20,29 @@ BF16 = 2
 
 @dataclass(frozen=True)
 class Phases:
-    """A training step of one chip: FLOPs that it computes, and bytes that it sends, forward and backward."""
+    """A training step of one chip: FLOPs and sent bytes, forward and backward."""
 
     forward: Work
     backward: Work
 
     @property
     def intensity(self) -> float:
-        """The interconnect intensity I_I: the lesser of the two phases' (equation 7)."""
+        """The interconnect intensity I_I, the lower one of the two phases (equation 7)."""
         return min(self.forward.intensity, self.backward.intensity)
 
     def is_compute_bound(self, roofline: Roofline) -> bool:
-        """Whether no phase waits for the links: I_I >= I*_I / m (equation 7)."""
+        """Whether neither phase waits for the links: I_I >= I*_I / m (equation 7)."""
         return self.intensity >= roofline.critical_intensity
 
     def seconds(self, roofline: Roofline) -> float:
-        """One phase after the other, each with its communication hidden behind its arithmetic."""
+        """Forward then backward, each with its communication overlapped with its arithmetic."""
         return roofline.seconds(self.forward) + roofline.seconds(self.backward)
 
     def overlapped_seconds(self, roofline: Roofline) -> float:
-        """The longer phase (equation 6), for phases of neighbouring batches that overlap.
+        """The longer phase (equation 6), if phases of neighbouring batches overlap.
 
-        A chip whose arithmetic is the bound computes both phases and so takes `seconds`, 1.5 times as long.
-        Only that agrees with 6 FLOPs a parameter and token (equations 4 and 5).
+        A compute-bound chip has to compute both phases, so it takes `seconds`, 1.5 times as long. Only that
+        agrees with 6 FLOPs per parameter and token (equations 4 and 5).
         """
         return max(roofline.seconds(self.forward), roofline.seconds(self.backward))
 
@@ -48,7 +50,7 @@ class Phases:
 def data_parallel(parameters: float, tokens: float, chips: float) -> Phases:
     """Tokens are sharded; gradients are all-reduced (section 2.2): I_I = B / K (equation 8).
 
-    Equation 9 is `overlapped_seconds` of this with an empirical roofline.
+    Equation 9 is `overlapped_seconds` of this result with an empirical roofline.
     """
     check_numbers(parameters=parameters, tokens=tokens, chips=chips)
     flops = parameters * tokens / chips
@@ -69,9 +71,9 @@ def fully_sharded(parameters: float, tokens: float, chips: float) -> Phases:
 
 
 def tensor_parallel(tokens: float, width: float, hidden: float, chips: float) -> Phases:
-    """A feedforward layer of two matrices, hidden width sharded (section 2.4): I_I = D / K (equation 12).
+    """A feedforward layer of two matrices with sharded hidden width (section 2.4): I_I = D / K (equation 12).
 
-    The activations [tokens, width] are all-reduced in each phase. Appendix D has it line by line
+    The activations [tokens, width] are all-reduced in each phase. Appendix D lists the operations
     (`all_reduce_version`).
     """
     check_numbers(tokens=tokens, width=width, hidden=hidden, chips=chips)
@@ -80,6 +82,6 @@ def tensor_parallel(tokens: float, width: float, hidden: float, chips: float) ->
 
 
 def least_hidden(chips: float, roofline: Roofline) -> float:
-    """The hidden width from which on tensor parallelism over `chips` is compute-bound (equation 12)."""
+    """The least hidden width for which tensor parallelism over `chips` is compute-bound (equation 12)."""
     check_numbers(chips=chips)
     return chips * roofline.critical_intensity

@@ -1,4 +1,4 @@
-"""Tensor parallelism of Y = X W_up W_down, line by line (paper, Appendix D), two bytes an element."""
+"""Tensor parallelism of Y = X W_up W_down, line by line (paper, Appendix D), with two bytes per element."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ BF16 = 2
 
 @dataclass(frozen=True)
 class Line:
-    """A product or a collective of one chip.
+    """A matrix product or a collective of one chip.
 
     Attributes:
-        operation: as Appendix D writes it; g is a gradient by what follows it.
+        operation: as Appendix D writes it; gX is the gradient of X.
         work: FLOPs of a product, or bytes that a collective sends.
         blocking: whether the next line waits for this collective.
     """
@@ -32,7 +32,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The lines of both phases; `str()` lists them."""
+    """The operations of both phases; `str()` lists them."""
 
     forward: tuple[Line, ...]
     backward: tuple[Line, ...]
@@ -81,7 +81,7 @@ def all_reduce_version(tokens: float, width: float, hidden: float, chips: float)
 def all_gather_version(tokens: float, width: float, hidden: float, chips: float) -> Algorithm:
     """Appendix D.2: every chip holds 1/chips of X and of the gradient of Y, [tokens, width / chips].
 
-    X is kept from the forward. If not, the backward gathers it again: 2 B d bytes more.
+    The gathered X is saved for backward. Without that, backward would gather it again: 2 B d bytes more.
     """
     check_numbers(tokens=tokens, width=width, hidden=hidden, chips=chips)
     product = Work(2 * tokens * width * hidden / chips, 0)

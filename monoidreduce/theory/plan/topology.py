@@ -1,4 +1,4 @@
-"""The physical mesh of a TPU pod (paper, Appendix B): slices of it and logical axes over it."""
+"""The physical mesh of a TPU pod (paper, Appendix B): its slices, and logical axes over it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from monoidreduce.theory.plan._positive import check_counts
 
 __all__ = ["PODS", "V5P_CUBE", "V5P_POD", "Pod", "check_slice", "is_slice", "logical_strides"]
 
-Pod: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # its shape, and that of the cubes that slices have
+Pod: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # (shape of the pod, shape of the cubes of a slice)
 
 V5P_POD = (16, 20, 28)
 V5P_CUBE = (4, 4, 4)
-PODS: dict[str, Pod] = {"v5p": (V5P_POD, V5P_CUBE)}  # by the hardware's name
+PODS: dict[str, Pod] = {"v5p": (V5P_POD, V5P_CUBE)}  # by name of the hardware
 
 
 def check_slice(
     shape: tuple[int, ...], pod: tuple[int, ...] = V5P_POD, cube: tuple[int, ...] = V5P_CUBE
 ) -> int:
-    """The number of chips of a slice, which consists of whole cubes and fits into the pod (B.1).
+    """The number of chips of a slice. A slice consists of whole cubes and fits into the pod (B.1).
 
     Raises ValueError for any other shape.
     """
@@ -34,7 +34,7 @@ def check_slice(
 
 
 def is_slice(chips: int, pod: Pod) -> bool:
-    """Whether so many chips are a slice of whole cubes, or lie within one cube (B.1)."""
+    """Whether this number of chips can be a slice of whole cubes, or lie within one cube (B.1)."""
     shape, cube = pod
     if chips <= prod(cube):
         return True
@@ -43,9 +43,9 @@ def is_slice(chips: int, pod: Pod) -> bool:
 
 
 def logical_strides(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """How many chips neighbours along each logical axis are apart, in row-major order (B.1).
+    """The distance, in chips, of neighbours along each logical axis, in row-major order (B.1).
 
-    The last axis has stride 1: it is the one that lies together.
+    The last axis has stride 1: its chips are adjacent.
     """
     check_counts(**{f"sizes[{axis}]": size for axis, size in enumerate(sizes)})
     return tuple(prod(sizes[axis + 1 :]) for axis in range(len(sizes)))
