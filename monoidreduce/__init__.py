@@ -5,18 +5,16 @@ P_i = f(A_i, B_1) * f(A_i, B_2) * ..., in a commutative monoid. The monoid's gra
 and the inputs. So what would be their largest intermediate is never stored, forward or backward.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 # The first three come before all else: one is for Ctrl-C meanwhile, the others refuse what cannot work.
-from monoidreduce import _interrupt, _requirements, _unbuilt, monoids, nn, stat  # noqa: F401
+from monoidreduce import _interrupt, _requirements, _unbuilt, _yards, monoids, nn, stat  # noqa: F401
 from monoidreduce._paths import get_cmake_dir, get_include
 from monoidreduce._version import __version__
-from monoidreduce.explanation import backend_info, explain
-from monoidreduce.folds.attend import attend
-from monoidreduce.folds.block_mask import block_mask
-from monoidreduce.folds.cpp_monoid import cpp_monoid
+from monoidreduce.flops import register_when_counted
+from monoidreduce.folds import ops as _ops_of_folds  # noqa: F401  # registers them
 from monoidreduce.folds.program.errors import CppMonoidError, TraceError
-from monoidreduce.folds.statistics import statistics
 from monoidreduce.functional import (
     LogProbs,
     attention,
@@ -27,15 +25,20 @@ from monoidreduce.functional import (
     merge_attention,
     mlp,
 )
-from monoidreduce.laws import MonoidLawError, check_monoid
 from monoidreduce.map_reduce import fold, map_reduce
 from monoidreduce.monoids import Monoid
-from monoidreduce.theory.costs import Cost, cost
 from monoidreduce.varlen import attention_varlen
 from monoidreduce.workspace import get_workspace, set_workspace, workspace
 
 if TYPE_CHECKING:
     from monoidreduce import distributed
+    from monoidreduce.folds.attend import attend
+    from monoidreduce.folds.block_mask import block_mask
+    from monoidreduce.folds.cpp_monoid import cpp_monoid
+    from monoidreduce.folds.statistics import statistics
+    from monoidreduce.inspection import backend_info, explain
+    from monoidreduce.laws import MonoidLawError, check_monoid
+    from monoidreduce.theory.costs.cost import Cost, cost
 
 __all__ = [
     "Cost",
@@ -75,15 +78,49 @@ __all__ = [
 ]
 
 
+# Public names whose modules are imported with their first use, since most programs use few of them.
+_LATER = {
+    "Cost": "theory.costs.cost",
+    "MonoidLawError": "laws",
+    "attend": "folds.attend",
+    "backend_info": "inspection",
+    "block_mask": "folds.block_mask",
+    "check_monoid": "laws",
+    "cost": "theory.costs.cost",
+    "cpp_monoid": "folds.cpp_monoid",
+    "explain": "inspection",
+    "statistics": "folds.statistics",
+}
+_MODULES_LATER = ("distributed", "hardware", "io", "plan")
+
+
 def __dir__() -> list[str]:
     """The public names, and a module's own."""
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 def __getattr__(name: str) -> Any:
-    """`distributed`, which not every torch has what it needs for, with its first use."""
-    if name == "distributed":
-        from importlib import import_module
+    if name in _MODULES_LATER:
+        return import_module(f"monoidreduce.{name}")
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"monoidreduce.{_LATER[name]}"), name)
+    return value
 
-        return import_module("monoidreduce.distributed")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def _folds() -> Any:
+    # With the first call that needs it: folds load more modules than all operators.
+    from monoidreduce.folds import for_operators
+
+    return for_operators
+
+
+def _ranks() -> Any:
+    # With the first call that needs it: it imports torch's DTensors, which take long and not every torch has.
+    from monoidreduce.distributed import for_operators
+
+    return for_operators
+
+
+_yards.folds, _yards.ranks = _folds, _ranks
+register_when_counted()

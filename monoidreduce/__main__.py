@@ -17,6 +17,7 @@ import argparse
 import os
 import runpy
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import monoidreduce as mr
@@ -47,12 +48,6 @@ def info(argv: list[str]) -> int:
     return 0
 
 
-def demo(argv: list[str]) -> int:
-    from monoidreduce import demo
-
-    return demo.main(argv)
-
-
 def bench(argv: list[str]) -> int:
     here, clone = Path(os.path.realpath(".")), find_clone()
     if clone is None:
@@ -65,37 +60,23 @@ def bench(argv: list[str]) -> int:
     return 0
 
 
-def plan(argv: list[str]) -> int:
-    from monoidreduce.theory.plan import command
-
-    return command.main(argv)
-
-
-def io(argv: list[str]) -> int:
-    from monoidreduce.theory.io import command
-
-    return command.main(argv)
-
-
-def cost(argv: list[str]) -> int:
-    from monoidreduce.theory.costs import command
-
-    return command.main(argv)
+# Commands that are modules, imported when they are run.
+MODULES = {
+    "demo": "monoidreduce.demo",
+    **{
+        name: f"monoidreduce.theory.commands.{name}"
+        for name in ("plan", "io", "cost", "roofline", "calibrate")
+    },
+}
+COMMANDS = ("info", "demo", "bench", "plan", "io", "cost", "roofline", "calibrate")
 
 
-def roofline(argv: list[str]) -> int:
-    from monoidreduce.theory.costs import roofline_plot
-
-    return roofline_plot.main(argv)
-
-
-def calibrate(argv: list[str]) -> int:
-    from monoidreduce.theory.costs import calibrate
-
-    return calibrate.main(argv)
-
-
-COMMANDS = {command.__name__: command for command in (info, demo, bench, plan, io, cost, roofline, calibrate)}
+def run(command: str, argv: list[str]) -> int:
+    """The exit status of a command."""
+    if command in MODULES:
+        status: int = import_module(MODULES[command]).main(argv)
+        return status
+    return {"info": info, "bench": bench}[command](argv)
 
 
 def main(argv: list[str]) -> int:
@@ -121,7 +102,7 @@ def main(argv: list[str]) -> int:
     except ImportError as error:
         parser.error(str(error))
     if options.command:
-        return COMMANDS[options.command](options.arguments)
+        return run(options.command, options.arguments)
     if not (options.includes or options.cmakedir):
         parser.print_help()
     return 0

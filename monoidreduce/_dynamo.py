@@ -17,17 +17,26 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from importlib import import_module
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from monoidreduce._torch_private import mark_constant, mark_untraced
-from monoidreduce.folds.program.arguments import names_in
 
-__all__ = ["are_symbols", "as_input", "as_tensor", "at_compile_time", "found", "outside_of_graphs", "read"]
+__all__ = [
+    "are_symbols",
+    "as_input",
+    "as_tensor",
+    "at_compile_time",
+    "found",
+    "names_in",
+    "outside_of_graphs",
+    "read",
+]
 
 # From an object to what it holds: ("closure", i), ("default", i), ("named default", name), ("global", name),
 # ("attribute", name), ("item", i), ("key", of a dict).
@@ -542,6 +551,13 @@ def _held(value: Any, names: dict[str, None]) -> Iterator[tuple[Any, Step]]:
                 names.update(dict.fromkeys(names_in(method.__code__)))
                 if not is_property:
                     yield getattr(value, name), ("attribute", name)
+
+
+@lru_cache(1024)
+def names_in(code: types.CodeType) -> tuple[str, ...]:
+    """The names of globals and attributes in a function's code, and in that of functions within it."""
+    within = (names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return (*code.co_names, *chain.from_iterable(within))
 
 
 def _is_library(value: Any) -> bool:

@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias,
 import torch
 from torch import Tensor
 
+from monoidreduce import _yards
 from monoidreduce._keywords import refuse
 from monoidreduce._ops.attention import in_full
 from monoidreduce._ops.losses import DISTILLATION_LOSSES, CrossEntropyNumbers
@@ -266,30 +267,28 @@ def _checked(
     if not is_over_ranks(*ranks):
         others = rest()
         return *check(*arguments), others, None
-    from monoidreduce.distributed.operators import Sharded
-
     found: list[Rest] = []
 
     def checked() -> Checked:
         found.append(rest())
         return check(*arguments)
 
-    sharded = Sharded.of(operator, checked, *ranks)
+    sharded = _yards.ranks().Sharded.of(operator, checked, *ranks)
     return sharded.tensors, sharded.options, found[0], None if sharded.group.size == 1 else sharded
 
 
 def refuse_over_ranks(process_group: Any, operator: str, error: Exception) -> NoReturn:
     """Raise on all ranks what one of them refuses beside a group."""
-    from monoidreduce.distributed.group import Group, together
+    of_ranks = _yards.ranks()
 
     def refuse() -> NoReturn:
         raise error
 
     try:
-        group = Group.of(process_group)
+        group = of_ranks.Group.of(process_group)
     except (TypeError, ValueError):
         raise error from None
-    together(group, operator, refuse)
+    of_ranks.together(group, operator, refuse)
     raise error
 
 
@@ -465,15 +464,13 @@ def attention(
         refuse("attention", others)
     modifies = (score_mod, mask_mod, block_mask)
     if process_group is not None:
-        from monoidreduce.distributed.attention import attention_over_ranks
-
         for name, mod in zip(("score_mod", "mask_mod", "block_mask"), modifies, strict=True):
             if mod is not None:
                 error = ValueError(mismatch(name, "None beside process_group", type(mod)))
                 refuse_over_ranks(process_group, "attention", error)
         ranks = (process_group, method, layout, length, grad_dtype)
         tensors = (q, k, v, bias, sinks)
-        found: Tensor | tuple[Tensor, Tensor] = attention_over_ranks(
+        found: Tensor | tuple[Tensor, Tensor] = _yards.ranks().attention_over_ranks(
             *ranks,
             *tensors,
             return_lse,
@@ -487,12 +484,12 @@ def attention(
     check_no_ranks(method, layout, length, grad_dtype)
     return_lse, compensated = check_bool("return_lse", return_lse), check_bool("compensated", compensated)
     if score_mod is not None or mask_mod is not None or block_mask is not None:
-        from monoidreduce.folds.attend import modified_attention
-
         q, k, v, _ = attention_operands(q, k, v)
         check_sinks(sinks, q)
         exact = compensated or _shows_rounding(q, sinks)
-        out, lse = modified_attention(q, k, v, modifies, causal, scale, window, softcap, bias, sinks, exact)
+        out, lse = _yards.folds().modified_attention(
+            q, k, v, modifies, causal, scale, window, softcap, bias, sinks, exact
+        )
     else:
         of_call = (causal, scale, window, softcap, compensated)
         (q, k, v, bias), options, of_rows = check_attention(q, k, v, bias, sinks, *of_call)
@@ -913,10 +910,8 @@ def linear_cross_entropy(
     if others:
         refuse("linear_cross_entropy", others)
     if is_dtensor(weight) or is_dtensor(x):
-        from monoidreduce.distributed import dtensor
-
         is_over_ranks(process_group, classes, sequence_parallel, grad_dtype, placed=True)
-        found: Any = dtensor.linear_cross_entropy(
+        found: Any = _yards.ranks().dtensor.linear_cross_entropy(
             x,
             weight,
             target,
@@ -1024,8 +1019,6 @@ def distillation_folds(
     workspace: int | None,
 ) -> Distillation:
     """What `linear_distillation` folds with a bias, a target or the loss "jsd". of_call: see its check."""
-    from monoidreduce.folds.distillation import Distillation
-
     (*tensors, keep), (_, loss, temperature) = _check_distillation(*of_call)
     x, teacher_grad = of_call[0], of_call[-1]
     classes: dict[Any, Any] = {"V": len(tensors[1]), ("weight",): (("V",), tensors[1].shape)}
@@ -1043,7 +1036,8 @@ def distillation_folds(
         keep = counted if keep is None else keep & counted
     bytes = workspace_bytes(workspace)
     options = (loss, temperature, beta, labels, keep, hard_weight, bytes)
-    return Distillation(tuple(tensors), biases, *options)
+    found: Distillation = _yards.folds().Distillation(tuple(tensors), biases, *options)
+    return found
 
 
 class DistillationTensors(TypedDict, total=False):
@@ -1148,10 +1142,8 @@ def linear_distillation(
         result = distillation_folds(of_call, biases, beta, hard, workspace).reduced(reduction)
         return _like_rows(result, x) if reduction == "none" else result
     if is_dtensor(weight) or is_dtensor(x):
-        from monoidreduce.distributed import dtensor
-
         is_over_ranks(process_group, classes, sequence_parallel, grad_dtype, placed=True)
-        found: Tensor = dtensor.linear_distillation(
+        found: Tensor = _yards.ranks().dtensor.linear_distillation(
             x,
             weight,
             teacher_x,
@@ -1307,10 +1299,8 @@ def linear_log_probs(
     if others:
         refuse("linear_log_probs", others)
     if is_dtensor(weight) or is_dtensor(x):
-        from monoidreduce.distributed import dtensor
-
         is_over_ranks(process_group, classes, sequence_parallel, grad_dtype, placed=True)
-        return dtensor.linear_log_probs(
+        of_ranks: LogProbs = _yards.ranks().dtensor.linear_log_probs(
             x,
             weight,
             target,
@@ -1323,6 +1313,7 @@ def linear_log_probs(
             top1=top1,
             workspace=workspace,
         )
+        return of_ranks
     tensors, options, (entropy, workspace), sharded = _checked(
         "linear_log_probs",
         _check_log_probs,
@@ -1433,11 +1424,9 @@ def mlp(
     if others:
         refuse("mlp", others)
     if is_dtensor(w1) or is_dtensor(x):
-        from monoidreduce.distributed import dtensor
-
         is_over_ranks(process_group, None, sequence_parallel, grad_dtype, placed=True)
         biases = {"bias1": bias1, "bias2": bias2, "gate": gate, "gate_bias": gate_bias}
-        found: Tensor = dtensor.mlp(x, w1, w2, activation=activation, **biases)
+        found: Tensor = _yards.ranks().dtensor.mlp(x, w1, w2, activation=activation, **biases)
         return found
     operator = "mlp" if gate is None else "gated_mlp"
     tensors, options, workspace, sharded = _checked(
@@ -1490,10 +1479,8 @@ def logsumexp_matmul(
         TypeError, ValueError: an argument is not as above.
     """
     if is_dtensor(b) or is_dtensor(a):
-        from monoidreduce.distributed import dtensor
-
         is_over_ranks(process_group, classes, sequence_parallel, grad_dtype, placed=True)
-        found: Tensor = dtensor.logsumexp_matmul(a, b, scale)
+        found: Tensor = _yards.ranks().dtensor.logsumexp_matmul(a, b, scale)
         return found
     tensors, options, workspace, sharded = _checked(
         "logsumexp_matmul",

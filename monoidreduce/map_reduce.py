@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from . import monoids
+from . import _yards, monoids
 from ._ops.registry import refuse_forward_mode
 from ._torch_private import is_transformed, mark_untraced, transforms_are_active
 from ._validate import check_axes, check_bool, check_int, check_tensor, mismatch
@@ -152,8 +152,6 @@ def map_reduce(
         RuntimeError: when differentiated twice.
     """
     if process_group is not None:
-        from monoidreduce.distributed.fold import map_reduce_over_ranks
-
         options = {
             "project_fold_backward": project_fold_backward,
             "fused_backward": fused_backward,
@@ -162,7 +160,10 @@ def map_reduce(
             "a_chunk": a_chunk,
             "b_chunk": b_chunk,
         }
-        return map_reduce_over_ranks(process_group, monoid, project_fold, a, b, options)
+        found: State = _yards.ranks().map_reduce_over_ranks(
+            process_group, monoid, project_fold, a, b, options
+        )
+        return found
     _check_monoid(monoid)
     _check_function("project_fold", project_fold)
     optional = {"project_fold_backward": project_fold_backward, "fused_backward": fused_backward}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, over
 import torch
 from torch import Tensor, nn
 
-from monoidreduce import functional
+from monoidreduce import _yards, functional
 from monoidreduce._keywords import refuse
 from monoidreduce._ops.mlp import ACTIVATIONS
 from monoidreduce._validate import (
@@ -273,8 +273,7 @@ class LinearCrossEntropyHead(nn.Module):
         Without a target the logits [..., classes] of torch's linear, which no option changes.
         """
         if is_dtensor(self.weight):
-            from monoidreduce.distributed import dtensor
-
+            dtensor = _yards.ranks().dtensor
             return dtensor.logits(self, x) if target is None else dtensor.loss_of_head(self, x, target)
         if target is None:
             return nn.functional.linear(x, self.weight, self.bias)
@@ -359,9 +358,8 @@ class MLP(nn.Module):
         """x [..., in_features] -> [..., out_features]."""
         w1 = self.w1
         if is_dtensor(w1):
-            from monoidreduce.distributed import dtensor
-
-            return dtensor.mlp_of_module(self, x)
+            found: Tensor = _yards.ranks().dtensor.mlp_of_module(self, x)
+            return found
         fits = isinstance(x, Tensor) and x.dtype == w1.dtype and x.device == w1.device
         if not fits or x.shape[-1:] != w1.shape[1:]:
             self._check_input(x)

@@ -7,6 +7,7 @@ from typing import Any, Literal, NoReturn, overload
 import torch
 from torch import Tensor
 
+from monoidreduce import _yards
 from monoidreduce._keywords import refuse
 from monoidreduce._ops.registry import call_op
 from monoidreduce._validate import check_axes, check_bool, check_tensor, mismatch
@@ -160,13 +161,11 @@ def attention_varlen(
     mods = {name: mod for name, mod in (("score_mod", score_mod), ("mask_mod", mask_mod)) if mod is not None}
     tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k)
     if process_group is not None:
-        from monoidreduce.distributed.attention_varlen import varlen_over_ranks
-
         for name, mod in mods.items():
             error = ValueError(mismatch(name, "None beside process_group", type(mod)))
             refuse_over_ranks(process_group, "attention_varlen", error)
         ranks = (process_group, method, layout, length, grad_dtype)
-        found: Tensor | tuple[Tensor, Tensor] = varlen_over_ranks(
+        found: Tensor | tuple[Tensor, Tensor] = _yards.ranks().varlen_over_ranks(
             *ranks,
             *tensors,
             sinks,
@@ -181,12 +180,10 @@ def attention_varlen(
     check_no_ranks(method, layout, length, grad_dtype)
     return_lse = check_bool("return_lse", return_lse)
     if mods:
-        from monoidreduce.folds.attend import modified_attention
-
         q, k, v, of_queries, of_keys = _check_tensors(*tensors, sinks)
         exact = check_bool("compensated", compensated) or _shows_rounding(q, sinks)
         of_call = (causal, scale, window, softcap, None, sinks, exact, (of_queries, of_keys))
-        out, lse = modified_attention(q, k, v, (score_mod, mask_mod, None), *of_call)
+        out, lse = _yards.folds().modified_attention(q, k, v, (score_mod, mask_mod, None), *of_call)
     else:
         tensors, options = check_varlen(*tensors, sinks, causal, scale, window, softcap, compensated)
         q, k, v, *starts = tensors

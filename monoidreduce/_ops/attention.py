@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from monoidreduce import _yards
 from monoidreduce._ops import attention_wide
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.memory import (
@@ -163,7 +164,7 @@ def attention_forward(
     width, plan, scratch, sinks = v.shape[3], None, None, score_sinks(q, sinks)
     if q.is_cuda and attention_wide.takes(q, k, v, bias, options, spans is not NO_SPANS):
         found = attention_results(q, k, v, bias, sinks, scale, softcap, left, right, compensated)
-        attention_wide.forward(q, k, v, sinks, options, found)
+        _yards.folds().wide_attention.forward(q, k, v, sinks, options, found)
         return found
     if q.is_cuda:
         plan = plan_forward(q, k, v, score_bias, *options, spans=spans)
@@ -240,7 +241,9 @@ def attention_backward(
     if wide and grad_out is not None:
         of_rows = (in_full(out, out_low), lse, lse_low)
         return rounded(
-            attention_wide.backward(grad_out, grad_lse, q, k, v, sinks, of_rows, options, needed),
+            _yards.folds().wide_attention.backward(
+                grad_out, grad_lse, q, k, v, sinks, of_rows, options, needed
+            ),
             inputs,
             needed,
         )

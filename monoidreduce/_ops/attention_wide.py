@@ -1,35 +1,19 @@
-"""Attention of heads wider than 256 on tensor cores, in 16 bits: programs fold its rows.
+"""Attention of heads wider than 256 on tensor cores, in 16 bits: which calls are, and their plans.
 
-Such a head has no room in the registers of a resident kernel. Scores stream over the width in a contraction
-instead, and the weights of some keys at a time are stored, in 16 bits, within WORKSPACE:
-
-    lse = fold of exp(s)                          out = P v            P = exp(s - lse)
-    dS  = P (dP - delta), with P, in one pass     d_q = dS k           d_k = dS^T q       d_v = P^T grad_out
-
-where dP = grad_out v^T. dS and P are the local gradients of the mean of dP under the weights of the scores, a
-program of two scores. Queries that share keys are rows of one matrix. NVRTC compiles the programs once.
-
-Under a causal mask or a window all pairs are multiplied too, with a P and dS of exactly 0 where a pair is
-excluded. 0 times NaN is NaN. So the products there read copies of v, k, q and grad_out with 0 in place of
-numbers that are not finite. `Band.add_others` adds these numbers to the rows that see them.
+Such a head has no room in the registers of a resident kernel. `folds/wide_attention.py` computes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from monoidreduce import _yards
 from monoidreduce._ops.engine import _C
-from monoidreduce._ops.local_gradients import UNIT_UPSTREAM
-from monoidreduce._ops.sinks import join_sinks, sink_gradient
 
-__all__ = ["backward", "forward", "plans", "takes"]
+__all__ = ["WORKSPACE", "plans", "takes"]
 
 WIDEST_RESIDENT, WIDEST = 256, 1024
 LEAST_ROWS = 256  # of a head: a tile of the contraction, which fewer queries would not fill
@@ -63,9 +47,7 @@ def takes(
         return False
     if gpu is None and not q.is_cuda:
         return False
-    from monoidreduce.folds.cuda import kernels
-
-    return (gpu is not None or kernels.is_available()) and plans(q, k, v, gpu)[1].tensor_cores
+    return (gpu is not None or _yards.folds().is_available()) and plans(q, k, v, gpu)[1].tensor_cores
 
 
 def plans(q: Tensor, k: Tensor, v: Tensor, gpu: _C.DeviceFacts | None = None) -> tuple[_C.Plan, _C.Plan]:
@@ -76,212 +58,3 @@ def plans(q: Tensor, k: Tensor, v: Tensor, gpu: _C.DeviceFacts | None = None) ->
     fold = _C.plan_statistics_fold(of_queries, keys, None, None, state_words=2, gpu=gpu)
     operands = (of_queries, keys, upstream, values)
     return fold, _C.plan_statistics_local_gradient(*operands, workspace=WORKSPACE // 2, **mode)
-
-
-@dataclass(frozen=True)
-class Band:
-    """The columns that rows see: `left` and `right` of the one that a row is aligned with; -1 is all.
-
-    The last row is aligned with the last column.
-    """
-
-    rows: int
-    columns: int
-    left: int
-    right: int
-
-    @classmethod
-    def of(cls, q: Tensor, k: Tensor, left: int, right: int) -> Band | None:
-        """The keys that queries see; None where each query sees all of them."""
-        rows, columns = q.shape[2], k.shape[2]
-        is_whole = not 0 <= left < columns - 1 and not 0 <= right < rows - 1
-        return None if is_whole else cls(rows, columns, left, right)
-
-    @property
-    def transposed(self) -> Band:
-        """The rows that see each column."""
-        return Band(self.columns, self.rows, self.right, self.left)
-
-    def bounds(self, device: torch.device) -> Tensor:
-        """[2, rows]: the first column that each row sees, and one past the last."""
-        aligned = torch.arange(self.rows, device=device) + (self.columns - self.rows)
-        first = aligned - self.left if self.left >= 0 else torch.zeros_like(aligned)
-        stop = aligned + self.right + 1 if self.right >= 0 else torch.full_like(aligned, self.columns)
-        return torch.stack((first, stop)).clamp_(0, self.columns)
-
-    def sees(self, marked: Tensor, heads: int) -> Tensor:
-        """[B, heads, rows]: does a row see a column that is marked, of [B, H, columns].
-
-        Heads of queries that share keys count as one.
-        """
-        together = marked.view(len(marked), heads, -1, self.columns).any(2)
-        before = F.pad(together.cumsum(-1), (1, 0))
-        first, stop = self.bounds(marked.device)
-        return before.index_select(-1, stop) > before.index_select(-1, first)
-
-    def add_others(self, to: Tensor, lines: Tensor, heads: int, signed: bool = True) -> None:
-        """Add what is not finite in lines to their products, in which it was 0, of rows that see some.
-
-        That is the sum over a head's lines: exact if only one of them holds something that is not finite.
-
-        to: [B, H, rows, width]. lines: [B, H, columns, width]. heads: of keys. signed: are local gradients
-        not negative, so that they keep the sign of an infinity; else it becomes NaN.
-        """
-        least, most = torch.aminmax(lines, dim=-1)
-        sees = self.sees(~(least.isfinite() & most.isfinite()), heads)
-        least, most = (t.masked_fill(t.isfinite(), 0.0) for t in torch.aminmax(lines, dim=-2))
-        others = (least + most).view(len(lines), heads, -1, lines.shape[3]).sum(2)
-        others = others if signed else others * 0.0
-        for of_head, seen, other in zip(_heads(to, heads), _heads(sees), _heads(others), strict=True):
-            of_head += torch.where(seen[:, None], other, 0.0)
-
-
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sinks: Tensor | None,
-    options: tuple[float, float, int, int],
-    results: tuple[Tensor, ...],
-) -> None:
-    """Write out, lse, lse_low and, unless it is empty, out_low.
-
-    sinks: [H] in the accumulation dtype. options: as of `takes`.
-    """
-    from monoidreduce.folds.cuda.cuda_passes import rows_product
-    from monoidreduce.folds.statistics_op import fold
-
-    scale, _, left, right = options
-    band = Band.of(q, k, left, right)
-    index, counts = _integers(band, q, k)
-    out, lse, lse_low, out_low = (list(_heads(t, k.shape[1])) if t.numel() else None for t in results)
-    assert out is not None and lse is not None and lse_low is not None
-    program, factor = _programs(band is not None)[0], UNIT_UPSTREAM / scale
-    for n, (rows, keys, values) in enumerate(_operands(q, k, v)):
-        found, low, _ = fold(program, (rows, keys, None, None), (None, None, index, None), scale)
-        lse[n].copy_(found[0].view_as(lse[n])), lse_low[n].copy_(low[0].view_as(lse[n]))
-        if sinks is not None:
-            join_sinks(lse[n], lse_low[n], sinks.view(k.shape[1], -1)[n % k.shape[1]])
-            found, low = lse[n].view_as(found), lse_low[n].view_as(low)
-            found = found.masked_fill(found == torch.inf, torch.nan)  # a sink that is +inf leaves no output
-        known = (torch.cat((found, low, torch.full_like(found, factor))), None, index, None)
-        payload = values if band is None else _finite(values)
-        weighted = rows_product(program, rows, keys, known, counts, scale, WORKSPACE, payload)
-        weighted = weighted.view_as(out[n])
-        torch.mul(weighted, 1 / UNIT_UPSTREAM, out=out[n])
-        if out_low is not None:
-            torch.sub(weighted * (1 / UNIT_UPSTREAM), out[n], out=out_low[n])
-    if band is not None:
-        band.add_others(results[0], v, k.shape[1])
-
-
-def backward(
-    grad_out: Tensor,
-    grad_lse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sinks: Tensor | None,
-    residuals: tuple[Tensor, Tensor, Tensor],
-    options: tuple[float, float, int, int],
-    needed: list[bool],
-) -> list[Tensor | None]:
-    """The gradients by q, k, v, a bias and the sinks that are needed; there is no bias.
-
-    residuals: out in full, lse, lse_low. sinks, options: as of `forward`.
-    """
-    from monoidreduce.folds.cuda import cuda_passes
-
-    out, lse, lse_low = residuals
-    scale, _, left, right = options
-    band = Band.of(q, k, left, right)
-    index, counts = _integers(band, q, k)
-    program, shared = _programs(band is not None)[1], k.shape[1]
-    centre = (grad_out.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
-    of_lse = torch.zeros_like(lse) if grad_lse is None else grad_lse
-    d_sinks = None
-    if sinks is not None and needed[4]:
-        d_sinks = sink_gradient(sinks, lse, lse_low, of_lse - centre)
-    found = [t.new_empty(t.shape) if wanted else None for t, wanted in zip((q, k, v), needed, strict=False)]
-    lines = zip(*(_heads(t, shared) for t in (grad_out, lse, lse_low, centre, of_lse)), strict=True)
-    to = [None if t is None else list(_heads(t, shared)) for t in found]
-    for n, ((rows, keys, values), (upstream, *of_rows)) in enumerate(
-        zip(_operands(q, k, v), lines, strict=True)
-    ):
-        high, low, mean, of_score = (t.reshape(-1) for t in of_rows)
-        # The second score and the mean are scaled too.
-        known = torch.stack((high, scale * mean, low, of_score, torch.full_like(high, 1 / scale)))
-        operands = (rows, keys, upstream.reshape(len(rows), -1), values)
-        wanted = [needed[0], needed[1], False, needed[2]]
-        factors = None if band is None else (_finite(rows), _finite(keys), _finite(operands[2]), values)
-        data = (known, None, index, None)
-        d_rows, d_keys, _, d_values = cuda_passes.backward(
-            program, operands, data, counts, scale, WORKSPACE, wanted, factors=factors
-        )
-        for gradients, gradient in zip(to, (d_rows, d_keys, d_values), strict=True):
-            if gradients is not None and gradient is not None:
-                gradients[n].copy_(gradient.view_as(gradients[n]))
-    if band is None:
-        return [*found, None, d_sinks]
-    of_keys = band.transposed
-    products = ((band, k, False), (of_keys, q, False), (of_keys, grad_out, True))
-    for of_input, (seen, factor, signed) in zip(found, products, strict=True):
-        if of_input is not None:
-            seen.add_others(of_input, factor, shared, signed)
-    lost = of_keys.sees((lse == torch.inf) | lse.isnan(), shared)  # by rows whose weights are NaN
-    for of_input in found[1:]:
-        if of_input is not None:
-            of_input.masked_fill_(lost[..., None], torch.nan)
-    return [*found, None, d_sinks]
-
-
-def _heads(t: Tensor, shared: int | None = None) -> Iterator[Tensor]:
-    """t [B, H, rows, ...] by heads: [rows, ...]; or [H / shared, rows, ...] of those that share keys."""
-    of_head = t if shared is None else t.view(t.shape[0], shared, -1, *t.shape[2:])
-    return (of_head[b, h] for b in range(of_head.shape[0]) for h in range(of_head.shape[1]))
-
-
-def _operands(q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Of each head of keys the rows [queries of all heads that share it, F], its keys and its values."""
-    rows = (t.reshape(-1, t.shape[-1]) for t in _heads(q, k.shape[1]))
-    return zip(rows, _heads(k), _heads(v), strict=True)
-
-
-def _integers(band: Band | None, q: Tensor, k: Tensor) -> tuple[Tensor | None, tuple[int, int, int, int]]:
-    """Of the rows of a head of keys, [2, rows], and the counts of data with them."""
-    if band is None:
-        return None, (0, 0, 0, 0)
-    return band.bounds(q.device).repeat(1, q.shape[1] // k.shape[1]), (0, 2, 0, 0)
-
-
-def _finite(lines: Tensor) -> Tensor:
-    """A copy, dense, with 0 in place of what is not finite."""
-    copy = torch.empty_like(lines, memory_format=torch.contiguous_format)
-    return torch.nan_to_num(lines, 0.0, 0.0, 0.0, out=copy)
-
-
-@cache
-def _programs(of_band: bool) -> tuple[str, str]:
-    """Of the forward and of the backward pass. of_band: integers of a row bound the columns that it sees."""
-    from monoidreduce.folds import stat
-    from monoidreduce.folds.program.tracing import trace
-
-    def weights(score: Any) -> dict[str, Any]:
-        return {"lse": stat.softmax(score).logsumexp}
-
-    def mean(score: Any, other: Any) -> dict[str, Any]:
-        weights = stat.softmax(score)
-        return {"lse": weights.logsumexp, "mean": weights.mean(other)}
-
-    if not of_band:
-        return trace(weights, {}, {}).text, trace(mean, {}, {}).text
-
-    def seen_weights(score: Any, column: Any, first: Any, stop: Any) -> dict[str, Any]:
-        return weights(torch.where((column >= first) & (column < stop), score, -torch.inf))
-
-    def seen_mean(score: Any, other: Any, column: Any, first: Any, stop: Any) -> dict[str, Any]:
-        seen = (column >= first) & (column < stop)
-        return mean(torch.where(seen, score, -torch.inf), torch.where(seen, other, 0.0))
-
-    bounds = {"first": "int64", "stop": "int64"}
-    return trace(seen_weights, bounds, {}).text, trace(seen_mean, bounds, {}).text

@@ -23,7 +23,7 @@ from monoidreduce.folds.cuda.cuda_source import fold_source, gradient_source, st
 from monoidreduce.folds.program.tracing import Traced, trace
 from monoidreduce.folds.torch.monoid import StatisticsMonoid
 from monoidreduce.laws import check_monoid
-from monoidreduce.theory.costs.calibrate import seconds_of
+from monoidreduce.theory.commands.calibrate import seconds_of
 from monoidreduce.workspace import get_workspace
 
 from .memory import UNMEASURED, Problem, can_measure

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,10 +13,14 @@ from monoidreduce._ops.attention import in_full
 from monoidreduce._ops.registry import call_op
 from monoidreduce._validate import check_bool, check_factor, mismatch
 from monoidreduce.folds.block_mask import BlockMask, as_block_mask
+from monoidreduce.folds.cpu.bytecode import scores_code
+from monoidreduce.folds.program.arguments import definition
+from monoidreduce.folds.program.errors import TraceError
+from monoidreduce.folds.program.integers import most_numbers
+from monoidreduce.folds.program.mods import STAND_INS, mods_in_graph, mods_of, tables
+from monoidreduce.folds.program.mods import Mods as Traced
+from monoidreduce.folds.program.sequences import line_numbers
 from monoidreduce.functional import MaskMod, ScoreMod, Window, attention_operands, bounds
-
-if TYPE_CHECKING:
-    from monoidreduce.folds.program.mods import Mods as Traced
 
 __all__ = ["attend", "dtype_of_weights", "modified_attention", "traced_mods"]
 
@@ -119,9 +123,6 @@ def _call(
     compensated: bool = False,
     starts: Starts | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from monoidreduce.folds.program.mods import STAND_INS, mods_in_graph, mods_of, tables
-    from monoidreduce.folds.program.sequences import line_numbers
-
     if scale is not None:
         scale = check_factor("scale", scale)
     score_mod, mask_mod, block_mask = mods
@@ -168,11 +169,6 @@ def _check_fits(text: str, numbers: Sequence[int], inputs: tuple[Any, ...], func
 
     inputs: q, k, and others, which may be None.
     """
-    from monoidreduce.folds.cpu.bytecode import scores_code
-    from monoidreduce.folds.program.arguments import definition
-    from monoidreduce.folds.program.errors import TraceError
-    from monoidreduce.folds.program.integers import most_numbers
-
     q, k, *_ = inputs
     gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
     try:
@@ -190,8 +186,6 @@ def traced_mods(
     packed: bool = False,
 ) -> tuple[Traced, BlockMask | None]:
     """The program of a call, and its blocks. weight: of `attend`. packed: of `attention_varlen`."""
-    from monoidreduce.folds.program.mods import mods_of
-
     blocks = None if block_mask is None else as_block_mask(block_mask)
     listed = None
     if blocks is not None:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from monoidreduce._validate import check_int, mismatch
+from monoidreduce.folds.program.mods import NOTHING, PARTLY, WHOLLY, kept_elements
 
 __all__ = ["BlockMask", "block_mask"]
 
-NOTHING, PARTLY, WHOLLY = 0, 1, 2
 _MOST_ELEMENTS = 1 << 24  # that are evaluated at a time
 
 
@@ -68,8 +68,6 @@ def block_mask(
         TraceError: mask_mod does what kernels cannot.
         TypeError, ValueError: an argument is not as above.
     """
-    from monoidreduce.folds.program.mods import kept_elements
-
     sizes = [
         1 if n is None else check_int(name, n, "None or an int >= 0") for name, n in (("B", B), ("H", H))
     ]

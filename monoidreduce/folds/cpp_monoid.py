@@ -7,19 +7,18 @@ import re
 import sys
 from collections.abc import Mapping
 from keyword import iskeyword
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from monoidreduce._ops.registry import call_op
 from monoidreduce._results import RESULTS, result_name
 from monoidreduce._validate import check_choice, check_factor, check_int, mismatch
+from monoidreduce.explanation import Explanation
 from monoidreduce.folds.cpp.cpp_source import KINDS, CppSource
+from monoidreduce.folds.explain import explain_cpp_monoid
 from monoidreduce.folds.statistics import checked_label, checked_operands
 from monoidreduce.functional import _like_rows, workspace_bytes
-
-if TYPE_CHECKING:
-    from monoidreduce.explanation import Explanation
 
 __all__ = ["CppMonoid", "cpp_monoid"]
 
@@ -175,10 +174,8 @@ class CppMonoid:
 
         Raises RuntimeError, TypeError and ValueError as the call would.
         """
-        from monoidreduce import explanation
-
         operands = self._operands(a, b, other_a, other_b)
-        return explanation.explain_cpp_monoid(repr(self), operands[0], workspace_bytes(workspace))
+        return explain_cpp_monoid(repr(self), operands[0], workspace_bytes(workspace))
 
     def _operands(
         self, a: Tensor, b: Tensor, other_a: Tensor | None, other_b: Tensor | None

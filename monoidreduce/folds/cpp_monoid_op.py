@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from monoidreduce import _C
 from monoidreduce._ops.memory import launch, rounded, statistics
+from monoidreduce.folds.cpp.cpp_kernels import FOLD, GRADIENT, fold_plan, gradient_plan, loaded
+from monoidreduce.folds.cpp.cpp_laws import check
 from monoidreduce.folds.cpp.cpp_source import CppSource, parse
+from monoidreduce.folds.cuda import compiler
+from monoidreduce.folds.cuda.cuda_passes import multiplied_by_torch
+from monoidreduce.folds.operands import Operands
 from monoidreduce.workspace import get_workspace
 
-__all__ = ["backward", "check_device", "fold_plan", "forward", "no_operands", "results"]
-
-Operands: TypeAlias = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+__all__ = ["backward", "check_device", "forward", "results"]
 
 
 def check_device(a: Tensor) -> None:
@@ -25,26 +28,8 @@ def check_device(a: Tensor) -> None:
         raise RuntimeError(f"{needs}expected tensors on a CUDA device, got one on {a.device}{instead}")
     if not _C.build_info()["cuda"]:
         raise RuntimeError(f"{needs}expected a build of monoidreduce with CUDA, got one that is CPU-only")
-    from monoidreduce.folds.cuda import compiler
-
     if compiler.find() is None:
         raise RuntimeError(f"{needs}expected NVRTC, found none: pip install nvidia-cuda-nvrtc")
-
-
-def fold_plan(operands: Operands) -> _C.Plan:
-    """Without tensor cores, which the kernels of a monoid do not use, whatever the dtype."""
-    return _C.plan_statistics_fold(*operands, state_words=0)
-
-
-def gradient_plan(operands: Operands) -> _C.Plan:
-    """The same of local gradients: a workspace of nothing holds none for tensor cores."""
-    return _C.plan_statistics_local_gradient(*operands, workspace=0)
-
-
-def no_operands(rows: int, device: torch.device) -> Operands:
-    """Operands of a call that reads none: as many rows, one column, float64."""
-    a = torch.zeros((rows, 1), dtype=torch.float64, device=device)
-    return a, a[:1], None, None
 
 
 def _results(monoid: CppSource, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -85,9 +70,6 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Values, what else the gradient reads, and indices, each [numbers, rows]."""
     check_device(a)
-    from monoidreduce.folds.cpp.cpp_kernels import FOLD, loaded
-    from monoidreduce.folds.cpp.cpp_laws import check
-
     check(monoid, a.device)
     operands = (a, b, other_a, other_b)
     folded = _results(parse(monoid), a)
@@ -126,9 +108,6 @@ def backward(
 ) -> list[Tensor]:
     """The gradients of the operands."""
     check_device(a)
-    from monoidreduce.folds.cpp.cpp_kernels import GRADIENT, loaded
-    from monoidreduce.folds.cuda.cuda_passes import multiplied_by_torch
-
     operands: Operands = (a, b, other_a, other_b)
     known = torch.cat((values, kept, grad_values))
     integers = torch.cat((_labels(label, a), indices))

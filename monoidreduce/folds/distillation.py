@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,11 +22,9 @@ from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._ops.registry import any_requires_grad, call_op
 from monoidreduce._torch_private import transforms_are_active
 from monoidreduce._validate import mismatch
+from monoidreduce.explanation import Explanation
 from monoidreduce.folds import stat
 from monoidreduce.folds.statistics import Statistics, statistics
-
-if TYPE_CHECKING:
-    from monoidreduce.explanation import Explanation
 
 __all__ = ["Distillation"]
 

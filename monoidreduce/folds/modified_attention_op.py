@@ -1,7 +1,7 @@
 """Attention with a user's scores, forward and backward, for the op `modified_attention`.
 
 The gradient by what a program gathers is a total of a derived program, over the columns or the rows. It is a
-fold of `passes` for each head.
+fold of `statistics_op` for each head.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from monoidreduce._ops.attention_varlen import UNBOUNDED, sequence_spans, undefi
 from monoidreduce._ops.memory import gradient, launch, rounded, statistics
 from monoidreduce._ops.sinks import score_sinks
 from monoidreduce.folds.cpu.bytecode import scores_code
+from monoidreduce.folds.cuda import attention_cuda
 from monoidreduce.folds.program.derivative import modified_sums
 from monoidreduce.folds.program.graph import Node
 from monoidreduce.folds.program.integers import most_numbers
@@ -73,8 +74,6 @@ def forward(
     options = (score_scale(q, scale), *window, block_rows, block_columns, weights)
     sinks = score_sinks(q, sinks)
     if q.is_cuda:
-        from monoidreduce.folds.cuda import attention_cuda
-
         given = (_expanded(blocks, q), sinks, spans, program, sizes, options, compensated)
         out, lse, lse_low, out_low = attention_cuda.forward(q, k, v, (table, table_index), *given)
         undefine(spans, out, lse)
@@ -138,8 +137,6 @@ def backward(
     dsinks = None if summed_sinks is None or not needed[4] else torch.empty_like(summed_sinks)
     found: list[Any]
     if q.is_cuda:
-        from monoidreduce.folds.cuda import attention_cuda
-
         given = (
             (table, table_index),
             _expanded(blocks, q),

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 from torch import Tensor
 
 from monoidreduce._results import exported
+from monoidreduce.folds.program.errors import TraceError
 
 __all__ = ["Extremum", "Softmax", "Statistic", "count", "largest", "smallest", "softmax", "total"]
 
@@ -71,8 +72,6 @@ def _traced(name: str, value: Any, kind: str) -> int:
 
 
 def _refuse(message: str) -> NoReturn:
-    from monoidreduce.folds.program.errors import TraceError
-
     raise TraceError(message)
 
 

@@ -6,19 +6,27 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from monoidreduce import _yards
 from monoidreduce._dynamo import as_input, outside_of_graphs
 from monoidreduce._keywords import refuse
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._ops.registry import call_op
 from monoidreduce._results import RESULTS
 from monoidreduce._validate import check_axes, check_factor, check_like, check_tensor, mismatch
+from monoidreduce.explanation import Explanation
+from monoidreduce.folds.explain import explain_statistics
 from monoidreduce.folds.program.arguments import ARGUMENTS, arguments, kind_of
+from monoidreduce.folds.program.errors import TraceError
+from monoidreduce.folds.program.tracing import Source, Traced, described, traced_in_graph, traced_now
 from monoidreduce.folds.stat import Extremum
+from monoidreduce.folds.statistics_op import obstacle
+from monoidreduce.folds.torch import reader
+from monoidreduce.folds.torch.reader import evaluate
 from monoidreduce.functional import (
     INTEGERS,
     Ranks,
@@ -30,10 +38,6 @@ from monoidreduce.functional import (
     is_over_ranks,
     workspace_bytes,
 )
-
-if TYPE_CHECKING:
-    from monoidreduce.explanation import Explanation
-    from monoidreduce.folds.program.tracing import Source, Traced
 
 __all__ = ["Statistics", "statistics"]
 
@@ -141,11 +145,9 @@ class Statistics:
         if others:
             refuse(self.__name__, others)  # type: ignore[attr-defined]
         if is_over_ranks(process_group, classes, sequence_parallel, grad_dtype):
-            from monoidreduce.distributed.user_folds import statistics_over_ranks
-
             data = (label, ignore_index, row or {}, column or {}, scale, workspace)
             ranks = (process_group, classes, sequence_parallel, grad_dtype)
-            return statistics_over_ranks(self, (a, b, other_a, other_b), *data, *ranks)
+            return _yards.ranks().statistics_over_ranks(self, (a, b, other_a, other_b), *data, *ranks)
         call = _Call(self, a, b, other_a, other_b, label, ignore_index, row or {}, column or {}, scale)
         traced, values, _, indices = self._folded(call, workspace)
         return call.named(traced, values, indices)
@@ -185,9 +187,6 @@ class Statistics:
 
     def _check_fits(self, call: _Call, traced: Traced, tensors: tuple[Tensor, ...]) -> None:
         """Before the forward pass: can the CPU engine run it, and the backward pass if that may follow."""
-        from monoidreduce.folds.program.errors import TraceError
-        from monoidreduce.folds.statistics_op import obstacle
-
         sources = traced.sources
         counts = [len(sources[kind]) for kind in ("row", "row_index", "column", "column_index")]
         given = (*call.operands, *call.row.values(), *call.column.values(), *tensors)
@@ -210,8 +209,6 @@ class Statistics:
         scale: float = 1.0,
     ) -> Any:
         """The same by plain torch with all scores stored, in the accumulation dtype."""
-        from monoidreduce.folds.torch import reader
-
         call = _Call(self, a, b, other_a, other_b, label, ignore_index, row or {}, column or {}, scale)
         traced, tensors = self._traced(call)
         of_rows, of_columns, row_index, column_index = call.data_of(traced, tensors)
@@ -259,21 +256,17 @@ class Statistics:
         workspace: int | None = None,
     ) -> Explanation:
         """Which kernels a call would run, and why. Nothing is computed, and no label is needed."""
-        from monoidreduce import explanation
-
         if label is None and "label" in self._names:
             label = check_tensor("a", a).new_zeros(a.shape[:-1], dtype=torch.int64)
         call = _Call(self, a, b, other_a, other_b, label, ignore_index, row or {}, column or {}, scale)
         text = self._traced(call)[0].text
-        return explanation.explain_statistics(repr(self), call.operands, text, workspace_bytes(workspace))
+        return explain_statistics(repr(self), call.operands, text, workspace_bytes(workspace))
 
     def _traced(self, call: _Call) -> tuple[Any, tuple[Tensor, ...]]:
         """The function as it is traced for a call, and the tensors that it captured.
 
         None in place of a `Traced` where a graph is made that the function cannot be part of.
         """
-        from monoidreduce.folds.program.tracing import traced_in_graph, traced_now
-
         if torch.compiler.is_dynamo_compiling():
             traced, captured = traced_in_graph(self._function, *call.kinds)
             return traced, tuple([as_input(value, call.a) for value in captured])
@@ -456,8 +449,6 @@ class _Call:
             _, heads, rows = leading
             number = number // max(rows, 1)
             return number % max(heads, 1) if name == "head" else number // max(heads, 1)
-        from monoidreduce.folds.torch.reader import evaluate
-
         number_of_tensor, indices = rest
         tensor = tensors[number_of_tensor]
 
@@ -472,8 +463,6 @@ class _Call:
         try:
             gathered: Tensor = tensor[tuple(found[i] for i in indices)] if indices else tensor
         except IndexError as error:  # of data, as labels; a GPU has its own way to say so
-            from monoidreduce.folds.program.tracing import described
-
             raise IndexError(f"{described(tensor, self.of._function)}: {error}") from None
         return gathered
 
@@ -491,8 +480,6 @@ class _Call:
             if size < lengths.get(traced.nodes[number], 0):
                 expected, given = f"{lengths[traced.nodes[number]]} along an axis", f"{size}"
         if expected is not None:
-            from monoidreduce.folds.program.tracing import described
-
             raise ValueError(mismatch(described(tensor, self.of._function), expected, given))
 
     def named(self, traced: Traced, values: Tensor, indices: Tensor) -> Any:

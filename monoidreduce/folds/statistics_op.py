@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from torch import Tensor
 from monoidreduce import _C
 from monoidreduce._ops.memory import gradient, launch, rounded, statistics
 from monoidreduce.folds.cpu.bytecode import backward_code, forward_code
+from monoidreduce.folds.cuda import cuda_passes, cuda_rows, kernels
+from monoidreduce.folds.operands import Data, Operands, Tables, place
 from monoidreduce.folds.program.derivative import Sums, column_sums, row_sums
 from monoidreduce.folds.program.errors import TraceError
 from monoidreduce.folds.program.integers import most_numbers
@@ -23,19 +25,12 @@ from monoidreduce.folds.program.program import Program, parse
 from monoidreduce.folds.torch.chunked import Chunked
 from monoidreduce.workspace import get_workspace
 
-__all__ = ["backward", "fold", "forward", "place", "results", "totals"]
-
-
-Operands: TypeAlias = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
-Tables: TypeAlias = tuple[Tensor | None, Tensor | None]
-Data: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+__all__ = ["backward", "fold", "forward", "results", "totals"]
 
 
 def _has_kernels(a: Tensor) -> bool:
     if not a.is_cuda:
         return True
-    from monoidreduce.folds.cuda import kernels
-
     return kernels.is_available()
 
 
@@ -89,8 +84,6 @@ def fold(
     row, column, row_index, column_index = data
     counts = (_count(row), _count(row_index), _count(column), _count(column_index))
     if a.is_cuda:
-        from monoidreduce.folds.cuda import cuda_passes
-
         cuda_passes.fold(program, operands, data, counts, folded, scale, tables)
     else:
         code = forward_code(program, *counts)
@@ -151,8 +144,6 @@ def backward(
         return rounded(found, inputs, needed[:6], unrounded)
     data = (known, column, known_index, column_index)
     if a.is_cuda:
-        from monoidreduce.folds.cuda import cuda_passes, cuda_rows
-
         of_columns = (_count(column), _count(column_index))
         bytes = get_workspace() if workspace is None else workspace
         sizes = (*counts, *of_columns)
@@ -207,9 +198,3 @@ def totals(
 def _chosen(t: Tensor, numbers: Sequence[int]) -> Tensor:
     """The lines of t with these numbers. A list as an index is copied to a GPU, which the host waits for."""
     return t if list(numbers) == [*range(len(t))] else torch.stack([t[number] for number in numbers])
-
-
-def place(lines: Tensor, numbers: Sequence[int], to: Tensor) -> None:
-    """Write lines to the lines of `to` with these numbers."""
-    for line, number in zip(lines, numbers, strict=True):
-        to[number] = line

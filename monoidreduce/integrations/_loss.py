@@ -30,6 +30,7 @@ from transformers import PreTrainedModel
 from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.utils import ModelOutput
 
+from monoidreduce import _yards
 from monoidreduce._validate import is_dtensor, mismatch
 from monoidreduce.functional import linear_cross_entropy
 
@@ -302,15 +303,14 @@ def _of_rank(
     if not is_dtensor(weight):
         return x, weight[:classes], None if bias is None else bias[:classes], {}
     # The DTensor comes from tensor parallelism: FSDP has already gathered what it shards.
-    from monoidreduce.distributed.dtensor import of_plain_rows, replicated_rows
-
+    dtensor = _yards.ranks().dtensor
     labels = targets.labels if targets.shift_labels is None else targets.shift_labels
     assert labels is not None
     try:
-        own, bias, ranks = of_plain_rows(weight, bias)
+        own, bias, ranks = dtensor.of_plain_rows(weight, bias)
     except TypeError as error:
         raise TypeError(f"lm_head.{error}") from None
-    x = replicated_rows(x, weight, labels.shape[-1])
+    x = dtensor.replicated_rows(x, weight, labels.shape[-1])
     if not ranks:
         return x, own[:classes], None if bias is None else bias[:classes], ranks
     if classes is not None:  # later classes count as padding, which needs shards of equal size

@@ -259,10 +259,11 @@ class PairByTorch:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.parts: list[int] = []
-        monkeypatch.setattr(cpp_monoid_op, "_C", self)
+        for module in (cpp_monoid_op, cpp_kernels):
+            monkeypatch.setattr(module, "_C", self)
         monkeypatch.setattr(cpp_monoid_op, "check_device", lambda a: None)
-        monkeypatch.setattr(cpp_laws, "check", lambda *_: None)
-        monkeypatch.setattr(cpp_kernels, "loaded", lambda *_: 7)
+        monkeypatch.setattr(cpp_monoid_op, "check", lambda *_: None)
+        monkeypatch.setattr(cpp_monoid_op, "loaded", lambda *_: 7)
         hopper = _C.DeviceFacts(9, 0, multiprocessors=132, cache_bytes=50 << 20, shared_bytes=232448)
         self.plan_statistics_fold = partial(_C.plan_statistics_fold, gpu=hopper)
         self.plan_statistics_local_gradient = partial(_C.plan_statistics_local_gradient, gpu=hopper)

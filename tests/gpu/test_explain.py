@@ -12,8 +12,8 @@ from torch import Tensor
 import monoidreduce as mr
 from monoidreduce import _C
 from monoidreduce._ops import engine
-from monoidreduce.explanation import OPERANDS, resolved
 from monoidreduce.hardware import find_gpu
+from monoidreduce.inspection import OPERANDS, resolved
 from monoidreduce.theory.costs.dry_run import dry_run
 from monoidreduce.theory.costs.sizes import call_of
 

@@ -9,48 +9,51 @@ import monoidreduce as mr
 
 PYTHON = """
     _C.pyi __init__.py __main__.py _command_line.py _dynamo.py _interrupt.py _keywords.py _paths.py
-    _requirements.py _results.py _torch_private.py _unbuilt.py _validate.py _version.py explanation.py
-    flops.py functional.py hardware.py io.py laws.py map_reduce.py monoids.py nn.py plan.py py.typed
-    reference.py stat.py varlen.py workspace.py
-    _ops/__init__.py _ops/attention.py _ops/attention_varlen.py _ops/attention_wide.py _ops/cpp_monoid.py
-    _ops/engine.py _ops/gated_mlp.py _ops/local_gradients.py _ops/log_probs.py _ops/losses.py
-    _ops/memory.py _ops/mlp.py _ops/mlp_parts.py _ops/modified_attention.py _ops/registry.py
-    _ops/sinks.py _ops/slices.py _ops/statistics.py _ops/stored_scores.py
+    _requirements.py _results.py _torch_private.py _unbuilt.py _validate.py _version.py _yards.py
+    explanation.py flops.py functional.py hardware.py inspection.py io.py laws.py map_reduce.py
+    monoids.py nn.py plan.py py.typed reference.py stat.py varlen.py workspace.py
+    _ops/__init__.py _ops/attention.py _ops/attention_varlen.py _ops/attention_wide.py _ops/engine.py
+    _ops/gated_mlp.py _ops/local_gradients.py _ops/log_probs.py _ops/losses.py _ops/memory.py _ops/mlp.py
+    _ops/mlp_parts.py _ops/registry.py _ops/sinks.py _ops/slices.py _ops/stored_scores.py
     demo/__init__.py demo/data.py demo/fold.py demo/layers.py demo/memory.py demo/model.py demo/policy.py
     demo/report.py demo/scale.py demo/sweep.py demo/train.py demo/transformers.py
     distributed/__init__.py distributed/attention.py distributed/attention_folds.py
     distributed/attention_varlen.py distributed/collectives.py distributed/dtensor.py distributed/fold.py
-    distributed/group.py distributed/messages.py distributed/once.py distributed/operators.py
-    distributed/split.py distributed/states.py distributed/user_folds.py
+    distributed/for_operators.py distributed/group.py distributed/messages.py distributed/once.py
+    distributed/operators.py distributed/split.py distributed/states.py distributed/user_folds.py
     folds/__init__.py folds/attend.py folds/block_mask.py
     folds/cpp/__init__.py folds/cpp/cpp_kernels.py folds/cpp/cpp_laws.py folds/cpp/cpp_source.py
     folds/cpp_monoid.py folds/cpp_monoid_op.py
     folds/cpu/__init__.py folds/cpu/bytecode.py
     folds/cuda/__init__.py folds/cuda/attention_cuda.py folds/cuda/cache.py folds/cuda/compiler.py
     folds/cuda/cuda_passes.py folds/cuda/cuda_rows.py folds/cuda/cuda_source.py folds/cuda/kernels.py
-    folds/distillation.py folds/modified_attention_op.py
+    folds/distillation.py folds/explain.py folds/for_operators.py folds/modified_attention_op.py
+    folds/operands.py folds/ops.py
     folds/program/__init__.py folds/program/arguments.py folds/program/chance.py
     folds/program/derivative.py folds/program/errors.py folds/program/graph.py folds/program/integers.py
     folds/program/mods.py folds/program/operations.py folds/program/program.py folds/program/sequences.py
     folds/program/tracing.py folds/program/vocabulary.py
     folds/stat.py folds/statistics.py folds/statistics_op.py
     folds/torch/__init__.py folds/torch/chunked.py folds/torch/monoid.py folds/torch/reader.py
+    folds/wide_attention.py
     integrations/__init__.py integrations/_attention.py integrations/_divergence.py
     integrations/_layers.py integrations/_loss.py integrations/_mlp.py integrations/_sources.py
     integrations/_transformers_version.py integrations/gkd.py integrations/megatron.py
     integrations/torchtitan.py integrations/transformers.py integrations/trl.py integrations/verl.py
     theory/__init__.py
-    theory/costs/__init__.py theory/costs/calibrate.py theory/costs/command.py
-    theory/costs/constants.json theory/costs/cost.py theory/costs/cpu.py theory/costs/dry_run.py
-    theory/costs/model.py theory/costs/roofline_plot.py theory/costs/sizes.py theory/costs/steps.py
+    theory/commands/__init__.py theory/commands/calibrate.py theory/commands/cost.py
+    theory/commands/io.py theory/commands/plan.py theory/commands/roofline.py
+    theory/costs/__init__.py theory/costs/constants.json theory/costs/cost.py theory/costs/cpu.py
+    theory/costs/dry_run.py theory/costs/model.py theory/costs/sizes.py theory/costs/steps.py
     theory/costs/work.py
     theory/hardware.py
-    theory/io/__init__.py theory/io/algorithms.py theory/io/bounds.py theory/io/command.py
-    theory/io/comparison.py theory/io/counts.py theory/io/figure.py theory/io/flash.py theory/io/graph.py
+    theory/io/__init__.py theory/io/algorithms.py theory/io/bounds.py theory/io/comparison.py
+    theory/io/counts.py theory/io/figure.py theory/io/flash.py theory/io/graph.py
     theory/io/large_cache.py theory/io/masks.py theory/io/no_cache.py theory/io/ours.py
     theory/io/partition.py theory/io/pebbles.py theory/io/problem.py theory/io/products.py
     theory/io/small_cache.py theory/io/tiles.py theory/io/trace.py theory/io/two_level.py
-    theory/plan/__init__.py theory/plan/_positive.py theory/plan/collectives.py theory/plan/command.py
+    theory/our_tiles.py
+    theory/plan/__init__.py theory/plan/_positive.py theory/plan/collectives.py
     theory/plan/critical_batch.py theory/plan/figure.py theory/plan/fsdp_tp.py theory/plan/links.py
     theory/plan/mesh.py theory/plan/noise_scale.py theory/plan/on_chip.py theory/plan/one_device.py
     theory/plan/operators.py theory/plan/planner.py theory/plan/ranks.py theory/plan/roofline.py

@@ -12,8 +12,19 @@ from monoidreduce.folds.cuda import cache, compiler
 from monoidreduce.folds.cuda.cache import Image
 from monoidreduce.folds.cuda.compiler import CompilationError
 from monoidreduce.folds.cuda.kernels import capability_of, compiled_unit, hash_of_headers
+from monoidreduce.folds.operands import Operands
 
-__all__ = ["FOLD", "GRADIENT", "LAWS", "compiled", "key_of_verdict", "loaded"]
+__all__ = [
+    "FOLD",
+    "GRADIENT",
+    "LAWS",
+    "compiled",
+    "fold_plan",
+    "gradient_plan",
+    "key_of_verdict",
+    "loaded",
+    "no_operands",
+]
 
 FOLD, GRADIENT, LAWS = "fold_monoid", "pull_monoid", "try_laws"
 _MONOIDS = ("argmax", "cross_entropy", "distillation", "log_probs", "logsumexp", "sum", "weighted_sum")
@@ -54,6 +65,22 @@ def compiled(which: str, monoid: str, dtype: torch.dtype, capability: tuple[int,
         return compiled_unit(found, text, [kernel], "simt", capability)
     except CompilationError as error:
         raise as_error(str(error), parse(monoid)) from None
+
+
+def fold_plan(operands: Operands) -> _C.Plan:
+    """Without tensor cores, which the kernels of a monoid do not use, whatever the dtype."""
+    return _C.plan_statistics_fold(*operands, state_words=0)
+
+
+def gradient_plan(operands: Operands) -> _C.Plan:
+    """The same of local gradients: a workspace of nothing holds none for tensor cores."""
+    return _C.plan_statistics_local_gradient(*operands, workspace=0)
+
+
+def no_operands(rows: int, device: torch.device) -> Operands:
+    """Operands of a call that reads none: as many rows, one column, float64."""
+    a = torch.zeros((rows, 1), dtype=torch.float64, device=device)
+    return a, a[:1], None, None
 
 
 def key_of_verdict(monoid: str) -> str:

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from monoidreduce import _C
 from monoidreduce._ops.memory import launch
-from monoidreduce.folds.cpp.cpp_kernels import LAWS, key_of_verdict, loaded
+from monoidreduce.folds.cpp.cpp_kernels import LAWS, fold_plan, key_of_verdict, loaded, no_operands
 from monoidreduce.folds.cpp.cpp_source import CppSource, parse
-from monoidreduce.folds.cpp_monoid_op import fold_plan, no_operands
 from monoidreduce.folds.cuda import cache
 from monoidreduce.laws import MonoidLawError
 

@@ -25,7 +25,7 @@ from monoidreduce._ops.memory import (
 from monoidreduce._ops.slices import columns_in
 from monoidreduce.folds.cuda.cuda_source import state_words
 from monoidreduce.folds.cuda.kernels import Counts, fold_kernels, gradient_kernels
-from monoidreduce.folds.statistics_op import Data, Operands, Tables
+from monoidreduce.folds.operands import Data, Operands, Tables
 
 __all__ = ["backward", "contiguous", "fold", "multiplied_by_torch", "rows_product", "widths_of"]
 

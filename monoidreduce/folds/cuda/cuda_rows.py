@@ -15,8 +15,8 @@ from monoidreduce import _C
 from monoidreduce._ops.memory import launch, statistics
 from monoidreduce.folds.cuda.cuda_passes import contiguous, widths_of
 from monoidreduce.folds.cuda.kernels import Counts, row_gradient_kernel
+from monoidreduce.folds.operands import Data, Operands, place
 from monoidreduce.folds.program.derivative import gradient
-from monoidreduce.folds.statistics_op import Data, Operands, place
 
 __all__ = ["backward", "takes"]
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import inspect
 import linecache
-import types
 from collections.abc import Callable
-from functools import lru_cache, partial
-from itertools import chain, count, takewhile
+from functools import partial
+from itertools import count, takewhile
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 from monoidreduce.folds.program.errors import TraceError, user_line
 from monoidreduce.folds.program.operations import DTYPES
 
-__all__ = ["ARGUMENTS", "ROW_INDICES", "arguments", "definition", "kind_of", "names_in"]
+__all__ = ["ARGUMENTS", "ROW_INDICES", "arguments", "definition", "kind_of"]
 
 ARGUMENTS = ("score", "other", "row", "column", "label", "head", "batch")
 ROW_INDICES = ("row", "label", "head", "batch")
@@ -62,10 +61,3 @@ def kind_of(tensor: Tensor) -> str:
         instead = ": write t.to(torch.int64)" if tensor.dtype == torch.uint64 else ""
         raise TypeError(f"expected real numbers, or integers that int64 holds, got {tensor.dtype}{instead}")
     return name
-
-
-@lru_cache(1024)
-def names_in(code: types.CodeType) -> tuple[str, ...]:
-    """The names of globals and attributes in a function's code, and in that of functions within it."""
-    within = (names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return (*code.co_names, *chain.from_iterable(within))

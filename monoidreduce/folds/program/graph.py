@@ -10,7 +10,7 @@ import linecache
 import math
 import re
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 
@@ -104,6 +104,8 @@ class Expression:
     """
 
     __slots__ = ("graph", "number")
+    # What torch's functions and methods are: the module `vocabulary`, which puts itself here.
+    vocabulary: ClassVar[Any]
     __array_ufunc__ = None  # numpy's numbers leave operators to this class
 
     def __init__(self, graph: Graph, number: int) -> None:
@@ -390,15 +392,11 @@ class Expression:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        from monoidreduce.folds.program import vocabulary  # which needs this class
-
-        return vocabulary.method(self, name)
+        return self.vocabulary.method(self, name)
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        from monoidreduce.folds.program import vocabulary
-
-        return vocabulary.call(function, args, kwargs or {})
+        return cls.vocabulary.call(function, args, kwargs or {})
 
 
 class Part:

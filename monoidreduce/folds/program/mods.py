@@ -21,7 +21,6 @@ from torch import Tensor
 from monoidreduce._dynamo import at_compile_time, found, read
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._validate import mismatch
-from monoidreduce.folds.block_mask import PARTLY, WHOLLY
 from monoidreduce.folds.program.arguments import definition
 from monoidreduce.folds.program.errors import TraceError, user_line
 from monoidreduce.folds.program.graph import Expression, Graph, Node
@@ -32,6 +31,8 @@ from monoidreduce.folds.program.tracing import Captures, Trace, described, run
 from monoidreduce.folds.torch.reader import evaluate
 
 __all__ = ["LINES", "STAND_INS", "Mods", "kept_elements", "mods_in_graph", "mods_of", "tables"]
+
+NOTHING, PARTLY, WHOLLY = 0, 1, 2  # of a block of scores, what a mask keeps: BlockMask.kinds
 
 INDICES = ("batch", "head", "query", "position")
 MOST_SIZES = 24  # ModifiedScoresData::kMostSizes (device/program/score_element.h)

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from monoidreduce._dynamo import at_compile_time, found, read
+from monoidreduce._dynamo import at_compile_time, found, names_in, read
 from monoidreduce._results import result_name
 from monoidreduce.folds import stat
 from monoidreduce.folds.program.arguments import (
@@ -28,13 +28,13 @@ from monoidreduce.folds.program.arguments import (
     arguments,
     definition,
     kind_of,
-    names_in,
 )
 from monoidreduce.folds.program.chance import OUTSIDE as OUTSIDE_OF_IT
 from monoidreduce.folds.program.chance import Watched, draws, refuse_draws_of_numpy
 from monoidreduce.folds.program.errors import TraceError, line_of
 from monoidreduce.folds.program.graph import Expression, Graph, Node
 from monoidreduce.folds.program.program import Program, reachable
+from monoidreduce.folds.program.vocabulary import METHODS
 
 __all__ = [
     "Captures",
@@ -534,8 +534,6 @@ def _computes(value: Any, name: str) -> bool:
 
 
 def _vocabulary() -> Container[str]:
-    from monoidreduce.folds.program.vocabulary import METHODS
-
     return METHODS
 
 

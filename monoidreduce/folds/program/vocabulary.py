@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -378,3 +379,6 @@ def _gather(tensor: Any, index: Any) -> Any:
         return Part(tensor, indices, _gather)
     graph: Any = next(each.graph for each in indices if isinstance(each, Expression))
     return graph.gather(tensor, indices)
+
+
+Expression.vocabulary = sys.modules[__name__]

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from monoidreduce._validate import mismatch
-from monoidreduce.explanation import OPERANDS, resolved
+from monoidreduce.inspection import OPERANDS, resolved
 from monoidreduce.theory.costs import cpu
 from monoidreduce.theory.costs.dry_run import DryRun, dry_run
 from monoidreduce.theory.costs.model import Time, time_of
 from monoidreduce.theory.costs.work import Band, Work, work_of
 from monoidreduce.theory.hardware import CPU, Hardware, Processor, find, find_gpu, load
+from monoidreduce.theory.io import bounds
 
 __all__ = ["Cost", "Pass", "cost", "cost_of_shard", "kernels"]
 
@@ -344,8 +345,6 @@ def _share_of_pairs(operator: str, run: DryRun) -> float:
 
 def _bounds(operator: str, call: dict[str, Any], run: DryRun, hardware: Hardware) -> dict[str, float]:
     """Lower bounds in bytes for computing the forward pass's scores with a cache of the L2 cache's size."""
-    from monoidreduce.theory.io import bounds  # loading it takes as long as all of costs
-
     first = next(iter(call.values()))
     size = first.element_size()
     measured = hardware.measured.l2 if hardware.measured is not None else None

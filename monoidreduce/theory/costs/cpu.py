@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from monoidreduce import _C
 from monoidreduce._validate import mismatch
-from monoidreduce.explanation import OPERANDS, cpu_tiles
+from monoidreduce.inspection import OPERANDS, cpu_tiles
 from monoidreduce.theory.costs.dry_run import DryRun, Launch
 from monoidreduce.theory.costs.model import Time
 from monoidreduce.theory.costs.work import Band, Work

@@ -21,8 +21,8 @@ from monoidreduce._ops.losses import rank_may_keep
 from monoidreduce._ops.registry import OPERATORS
 from monoidreduce._torch_private import DispatchMode, tree_leaves, without_fakes
 from monoidreduce._validate import check_choice, mismatch
-from monoidreduce.explanation import MODS, wide_plans
 from monoidreduce.flops import FORMULAS
+from monoidreduce.inspection import MODS, wide_plans
 from monoidreduce.theory.costs.sizes import SIZES
 
 __all__ = ["DryRun", "Launch", "Operand", "dry_run"]

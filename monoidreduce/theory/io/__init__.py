@@ -33,7 +33,7 @@ from .graph import Graph, attention_backward_graph, attention_forward_graph, pro
 from .large_cache import large_cache
 from .masks import causal, kept_blocks, window
 from .no_cache import no_cache
-from .ours import OurTiles, our_tiles, ours_backward, ours_forward
+from .ours import OurTiles, ours_backward, ours_forward
 from .partition import NotAPartition, check_partition, minimum_set, partition_of, smallest_dominator
 from .pebbles import IllegalMove, Move, optimum, play
 from .problem import attention_problem, reference, simulate
@@ -81,7 +81,6 @@ __all__ = [
     "no_cache",
     "nonzeros",
     "optimum",
-    "our_tiles",
     "ours_backward",
     "ours_forward",
     "partition_of",

@@ -13,8 +13,8 @@ from torch import Tensor
 import monoidreduce as mr
 from monoidreduce import _C
 from monoidreduce._ops import engine
-from monoidreduce.explanation import resolved
 from monoidreduce.hardware import find
+from monoidreduce.inspection import resolved
 from monoidreduce.theory.costs.dry_run import DryRun, dry_run
 
 H100 = find("h100").facts()

@@ -13,7 +13,7 @@ import pytest
 
 import monoidreduce.theory.io
 from monoidreduce.io import ALGORITHMS, compare, theta
-from monoidreduce.theory.io.command import main
+from monoidreduce.theory.commands.io import main
 
 DOCS = Path(__file__).parents[3] / "docs" / "io.md"
 SESSIONS = re.findall(r"^```python\n(.*?)^```$", DOCS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from monoidreduce._command_line import Parser, plot_file, whole_number
-
-from .comparison import compare
-from .figure import save_figure
+from monoidreduce.theory.io.comparison import compare
+from monoidreduce.theory.io.figure import save_figure
 
 __all__ = ["main"]
 

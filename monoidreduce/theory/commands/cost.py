@@ -11,6 +11,7 @@ from monoidreduce._command_line import Parser, check_environment, positive_numbe
 from monoidreduce.theory.costs.cost import cost
 from monoidreduce.theory.costs.sizes import SIZES, call_of
 from monoidreduce.theory.hardware import CPU, HARDWARE
+from monoidreduce.theory.plan import splits
 from monoidreduce.workspace import get_workspace, workspace
 
 __all__ = ["main"]
@@ -89,8 +90,6 @@ def main(argv: list[str]) -> int:
     try:
         with workspace(options.workspace):
             if options.ranks:
-                from monoidreduce.theory.plan import splits  # loading it takes as long as all of costs
-
                 ways = splits(options.operator, given, options.ranks, options.hardware, dtype=dtype)
                 print("\n\n".join(map(str, ways)))
                 return 0

@@ -10,7 +10,7 @@ import pytest
 from bench.publish import RESULTS
 from monoidreduce.__main__ import main
 from monoidreduce.hardware import find
-from monoidreduce.theory.costs.roofline_plot import latest, measured_roof, peers, points
+from monoidreduce.theory.commands.roofline import latest, measured_roof, peers, points
 from monoidreduce.theory.costs.sizes import OPERATORS
 
 H100 = find("h100")

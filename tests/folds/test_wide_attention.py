@@ -17,10 +17,11 @@ from torch import Tensor
 
 from monoidreduce import reference
 from monoidreduce._ops import attention_wide
-from monoidreduce._ops.attention_wide import Band
+from monoidreduce.folds import wide_attention
 from monoidreduce.folds.cuda import cuda_passes
 from monoidreduce.folds.program.derivative import gradient
 from monoidreduce.folds.torch.reader import evaluate, scores, with_scores
+from monoidreduce.folds.wide_attention import Band
 from monoidreduce.functional import bounds
 
 # Queries, keys, heads of queries and of keys.
@@ -93,7 +94,7 @@ def check(
     of_band = (scale, 0.0, *bounds(options.get("causal", False), options.get("window")))
     out, lse = q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3])
     low, out_low = torch.empty_like(lse), torch.empty_like(out)
-    attention_wide.forward(q, k, v, sinks, of_band, (out, lse, low, out_low))
+    wide_attention.forward(q, k, v, sinks, of_band, (out, lse, low, out_low))
     leaves = [t.detach().requires_grad_() for t in (*inputs, *([] if sinks is None else [sinks]))]
     given = {} if sinks is None else {"sinks": leaves[3]}
     expected = reference.attention(*leaves[:3], scale=scale, return_lse=True, **given, **options)
@@ -104,7 +105,7 @@ def check(
     grad_lse = torch.randn_like(lse)
     of_rows = (out, lse, torch.zeros_like(lse))
     wanted_of_all = [*needed, False, sinks is not None]
-    *found, of_bias, of_sinks = attention_wide.backward(
+    *found, of_bias, of_sinks = wide_attention.backward(
         grad_out, grad_lse, q, k, v, sinks, of_rows, of_band, wanted_of_all
     )
     assert of_bias is None and (of_sinks is None) == (sinks is None)
@@ -174,7 +175,7 @@ def test_several_lines_that_are_not_finite() -> None:
         torch.empty(0, 0, 0, 0),
         torch.empty(2, 2, 40).double(),
     )
-    attention_wide.forward(q, k, v, None, (0.3, 0.0, 5, 0), (out, lse, torch.empty_like(lse), low))
+    wide_attention.forward(q, k, v, None, (0.3, 0.0, 5, 0), (out, lse, torch.empty_like(lse), low))
     expected = reference.attention(q, k, v, scale=0.3, causal=True, window=(5, None))
     assert isinstance(expected, Tensor)
     rows = expected.isnan().any(-1)

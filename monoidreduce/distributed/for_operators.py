@@ -1,0 +1,20 @@
+"""What operators call where there is a process group or a DTensor, as `_yards.ranks()`."""
+
+from monoidreduce.distributed import dtensor
+from monoidreduce.distributed.attention import attention_over_ranks
+from monoidreduce.distributed.attention_varlen import varlen_over_ranks
+from monoidreduce.distributed.fold import map_reduce_over_ranks
+from monoidreduce.distributed.group import Group, together
+from monoidreduce.distributed.operators import Sharded
+from monoidreduce.distributed.user_folds import statistics_over_ranks
+
+__all__ = [
+    "Group",
+    "Sharded",
+    "attention_over_ranks",
+    "dtensor",
+    "map_reduce_over_ranks",
+    "statistics_over_ranks",
+    "together",
+    "varlen_over_ranks",
+]

@@ -1,0 +1,8 @@
+"""What operators of the core call of the folds, as `_yards.folds()`."""
+
+from monoidreduce.folds import wide_attention
+from monoidreduce.folds.attend import modified_attention
+from monoidreduce.folds.cuda.kernels import is_available
+from monoidreduce.folds.distillation import Distillation
+
+__all__ = ["Distillation", "is_available", "modified_attention", "wide_attention"]

@@ -1,0 +1,77 @@
+"""The ops of folds. Each is one op for all functions or monoids of users, and carries that of a call as text.
+
+`import monoidreduce` registers them: programs that were exported or compiled ahead of time look them up by
+name. Their passes are imported with the first call, since they load more modules than all other operators.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from monoidreduce._ops.registry import UNROUNDED, register
+
+
+def _statistics() -> Any:
+    # With the first call: see above.
+    from monoidreduce.folds import statistics_op
+
+    return statistics_op
+
+
+def _modified_attention() -> Any:
+    # With the first call: see above.
+    from monoidreduce.folds import modified_attention_op
+
+    return modified_attention_op
+
+
+def _cpp_monoid() -> Any:
+    # With the first call: see above.
+    from monoidreduce.folds import cpp_monoid_op
+
+    return cpp_monoid_op
+
+
+register(
+    "statistics",
+    inputs="Tensor a, Tensor b, Tensor? other_a, Tensor? other_b, Tensor? row, Tensor? column, "
+    "Tensor? row_index, Tensor? column_index",
+    options="str program, float scale, int? workspace",
+    outputs="values, low, indices",
+    differentiable="values",
+    residuals="values, low, indices",
+    constants="row_index, column_index",
+    forward=lambda *args: _statistics().forward(*args),
+    fake=lambda *args: _statistics().results(*args),
+    backward=lambda *args: _statistics().backward(*args),
+    backward_options=UNROUNDED,
+)
+
+register(
+    "modified_attention",
+    inputs="Tensor q, Tensor k, Tensor v, Tensor? table, Tensor? sinks, Tensor? table_index, Tensor? blocks, "
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k",
+    options="str program, SymInt[] sizes, float? scale, SymInt left, SymInt right, SymInt block_rows, "
+    "SymInt block_columns, bool weights, bool compensated",
+    outputs="out, lse, lse_low, out_low",
+    differentiable="out, lse",
+    residuals="out, lse, lse_low, out_low",
+    constants="table_index, blocks, cu_seqlens_q, cu_seqlens_k",
+    forward=lambda *args: _modified_attention().forward(*args),
+    fake=lambda *args: _modified_attention().results(*args),
+    backward=lambda *args: _modified_attention().backward(*args),
+)
+
+register(
+    "cpp_monoid",
+    inputs="Tensor a, Tensor b, Tensor? other_a, Tensor? other_b, Tensor? label",
+    options="str monoid, float scale, int? workspace",
+    outputs="values, kept, indices",
+    differentiable="values",
+    residuals="values, kept, indices",
+    constants="label",
+    forward=lambda *args: _cpp_monoid().forward(*args),
+    fake=lambda *args: _cpp_monoid().results(*args),
+    backward=lambda *args: _cpp_monoid().backward(*args),
+    backward_options=UNROUNDED,
+)

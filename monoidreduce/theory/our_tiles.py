@@ -1,0 +1,45 @@
+"""The tiles of this library's attention, as its plans give them: for the algorithms of `io/ours.py`."""
+
+from __future__ import annotations
+
+import torch
+
+from monoidreduce._validate import mismatch
+from monoidreduce.inspection import resolved
+from monoidreduce.theory.costs.dry_run import dry_run
+from monoidreduce.theory.costs.sizes import call_of
+from monoidreduce.theory.hardware import find
+from monoidreduce.theory.io.ours import OurTiles
+from monoidreduce.theory.io.two_level import check_sizes
+
+__all__ = ["our_tiles"]
+
+
+def our_tiles(
+    n: int, d: int, *, hardware: str = "h100", dtype: torch.dtype = torch.bfloat16, heads: int = 256
+) -> OurTiles:
+    """The tiles that a call of `monoidreduce.attention` has, by its plan. Nothing runs.
+
+    Args:
+        n: queries, and keys.
+        d: width of a head.
+        hardware: a GPU that `monoidreduce.hardware` has; it need not be there.
+        dtype: of the operands.
+        heads: enough of them that no head is split between multiprocessors.
+
+    Raises:
+        ValueError: `n`, `d` or `heads` is below 1. Or the call has no such tiles, as in float32, of heads
+            wider than 256, or where heads are so few that they are split.
+    """
+    check_sizes(n=n, d=d, heads=heads)
+    tensors, options = call_of("attention", {"B": 1, "H": heads, "L": n, "d": d}, dtype)
+    operator, call = resolved("attention", tuple(tensors), options)
+    run = dry_run(operator, call, ("q", "k", "v"), find(hardware).facts())
+    plans = {launch.name: launch.plan for launch in run.launches if launch.plan is not None}
+    forward, backward = plans["attention_forward"], plans["attention_backward"]
+    if forward.few_rows or not all((*forward.tile, *backward.tile)):
+        expected = "a call of many heads on tensor cores"
+        got = f"{heads} heads of width {d} in {dtype} on {hardware}: {forward.tier}"
+        raise ValueError(mismatch("n, d, heads", expected, got))
+    (rows, columns), (first, second) = forward.tile, backward.tile
+    return OurTiles((rows, columns), (first, second), backward.adds_rows)
