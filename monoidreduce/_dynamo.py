@@ -1,15 +1,17 @@
-"""Functions of a user's that reach an operator in a graph of torch.compile: score_mod, mask_mod, statistics.
+"""User functions (score_mod, mask_mod, statistics) that reach an operator inside a graph of torch.compile.
 
-Tracing them gives a program, which is a constant of the graph. So the graph must not serve a call whose
-function gives another program; and the tensors that a function captured must be inputs of the graph. The
-compiler (Dynamo) knows each of them by a *variable*, and of variables that are there before the call it knows
-the *source*, where to find them again. `Reading` opens a function: its code as it is, and for what its
-closure and its defaults hold the compiler's own variables, each with guards of the compiler's own. A tensor
-among these is an input of the graph; so is a number once it has changed. Other objects, and globals, are read
-where they are, and the guard traces the function again.
+Tracing such a function gives a program, which becomes a constant of the graph. So there are two requirements:
+the graph must not be reused for a function that gives another program, and tensors that the function captures
+must be inputs of the graph.
 
-Everything here uses private names of torch, which the compiler has loaded. Where one is gone the call runs
-outside of the graph.
+The compiler (Dynamo) represents each object by a *variable*, and for objects that exist before the call it
+knows a *source*, an expression that finds the object again. `Reading` opens a function: its code is used as
+it is, and what its closure and defaults hold becomes the compiler's own variables, with the compiler's own
+guards. Tensors among them become graph inputs; so do numbers, once they have changed between calls. Other
+objects, and globals, are read in place, and a guard re-traces the function to see that it still gives the
+same program.
+
+All this uses private names of torch. If one is missing, the call runs outside of the graph.
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ __all__ = [
     "read",
 ]
 
-# From an object to what it holds: ("closure", i), ("default", i), ("named default", name), ("global", name),
-# ("attribute", name), ("item", i), ("key", of a dict).
+# A step from an object to something it holds: ("closure", i), ("default", i), ("named default", name),
+# ("global", name), ("attribute", name), ("item", i), ("key", dict key).
 Step = tuple[str, Any]
-Scope = Mapping[str, Any]  # the local variables of the compiled frame, by name
+Scope = Mapping[str, Any]  # local variables of the compiled frame, by name
 Make = Callable[[Scope], Any]
 
 _WAY_OUT = "Without fullgraph=True this call runs outside of the graph. See docs/compile.md"
@@ -49,36 +51,36 @@ _OF_FUNCTIONS = {"default": "__defaults__", "named default": "__kwdefaults__", "
 
 
 class Unreadable(Exception):
-    """Why a function cannot be part of a graph."""
+    """A function cannot be part of a graph; the message says why."""
 
 
 class _Changed(Exception):
-    """A function has other code than when the graph was made."""
+    """A function has other code than when the graph was compiled."""
 
 
 def _compiler(module: str) -> Any:
-    """One of the compiler's modules."""
+    """A module of torch._dynamo."""
     return import_module(f"torch._dynamo.{module}")
 
 
-# Called within functions that the compiler traces
+# Called inside functions that the compiler traces
 
 
 def at_compile_time(function: Callable[[Any], None]) -> None:
-    """Calls `function` with what `Frame` takes, while the compiler traces."""
+    """Call `function` while the compiler traces, with the context that `Frame` takes."""
     from torch._dynamo.comptime import comptime
 
     comptime(function)
 
 
-_found: list[Any] = [None, ()]  # what the last `read` found
-_symbols: list[bool] = []  # what the last `are_symbols` found
+_found: list[Any] = [None, ()]  # result of the last `read`
+_symbols: list[bool] = []  # result of the last `are_symbols`
 
 
 def found() -> tuple[Any, tuple[int, ...]]:
-    """What `read` found: the result, and of each tensor that was read its number in of_call, or -1.
+    """The result of the last `read`: what `trace` returned, and for each tensor its index in of_call, or -1.
 
-    The result is None if there is no graph for the functions.
+    The first is None if the functions cannot be part of a graph.
     """
     result, which = _found
     _found[:] = None, ()
@@ -86,7 +88,7 @@ def found() -> tuple[Any, tuple[int, ...]]:
 
 
 def are_symbols(numbers: tuple[Any, ...]) -> tuple[bool, ...]:
-    """Which are numbers that have changed from call to call."""
+    """Which of the numbers are symbols of the graph, because they changed from call to call."""
     at_compile_time(_look_for_symbols)
     return _found_symbols()
 
@@ -101,12 +103,15 @@ def _found_symbols() -> tuple[bool, ...]:
 
 
 def as_tensor(number: float) -> Tensor:
-    """A float64 of the host. Of a symbol the product is what torch's compiler traces right."""
+    """The number as a float64 CPU tensor. A product with ones is traced correctly even if it is a symbol."""
     return torch.ones((), dtype=torch.float64, device="cpu") * number
 
 
 def as_input(value: Any, like: Tensor) -> Tensor:
-    """What a function read in a graph: a tensor, or a number that has changed from call to call."""
+    """A tensor or number that a function read, as a tensor.
+
+    A number becomes a 0-d tensor on like's device.
+    """
     if isinstance(value, Tensor):
         return value
     dtype = torch.float64 if isinstance(value, float) else torch.int64
@@ -115,7 +120,10 @@ def as_input(value: Any, like: Tensor) -> Tensor:
 
 
 def outside_of_graphs(function: Callable[..., Any], *args: Any) -> Any:
-    """Calls a function in no graph. With fullgraph=True the compiler says why that has to be."""
+    """Call a function outside of the graph.
+
+    With fullgraph=True the compiler raises an error that says why.
+    """
     return torch.compiler.disable(function)(*args)  # type: ignore[no-untyped-call]
 
 
@@ -131,15 +139,15 @@ class Frame:
     """The frame of a function that the compiler traces."""
 
     def __init__(self, context: Any) -> None:
-        """context: what `comptime` gives, of a function that the frame's function has called."""
+        """context: the argument that `comptime` passes, in a function called by the frame's function."""
         self.tx = context._i_will_not_complain_if_bc_breaks_InstructionTranslator().parent
 
     def __getitem__(self, name: str) -> Any:
-        """The compiler's variable for a local variable."""
+        """The compiler's variable for a local variable of the frame."""
         return self.tx.symbolic_locals[name].realize()
 
     def __setitem__(self, name: str, variables: list[Any]) -> None:
-        """Assigns a tuple of the compiler's variables to a local variable."""
+        """Assign a tuple of compiler variables to a local variable of the frame."""
         self.tx.symbolic_locals[name] = _compiler("variables").TupleVariable(variables)
 
 
@@ -149,17 +157,17 @@ def read(
     trace: Callable[..., tuple[Any, Any, Sequence[Tensor]]],
     of_call: Sequence[Tensor] = (),
 ) -> None:
-    """Traces functions that local variables of the frame of a graph are, or hold, for `found`.
+    """Trace the user functions in local variables of a compiled frame; `found` then returns the result.
 
-    The local variable `captured` becomes the tuple of the tensors that the functions read, as the graph knows
-    them: None where it is one of `of_call`, and a number where a number has changed from call to call.
+    The frame's local variable `captured` becomes the tuple of the tensors that the functions read, as graph
+    values: None for a tensor of `of_call`, and a number for a number that changed from call to call.
 
     Args:
-        context: what `at_compile_time` gives.
-        names: of the local variables.
-        trace: of the values of these: a result; what the graph is made of, by which results are equal; the
-            tensors that were read.
-        of_call: tensors among these that stand for tensors of the call.
+        context: the argument that `at_compile_time` passes.
+        names: names of the local variables, which are functions or hold some.
+        trace: called with the values of these variables. Returns a result; a key, equal for equal programs;
+            and the tensors that the functions read.
+        of_call: tensors that stand for tensor arguments of the call, in what `trace` returns.
     """
     frame = Frame(context)
     for opens_numbers in (True, False):
@@ -169,7 +177,7 @@ def read(
             result, which, variables = reading.program(makers, trace, of_call)
         except _compiler("exc").RestartAnalysis:
             raise
-        except Exception as error:  # of the user's function, or for a name of torch that is gone
+        except Exception as error:  # from the user's function, or a private name of torch is missing
             if not reading.has_numbers:
                 _found[:] = None, ()
                 mark_untraced(outside_of_graphs, f"{reading.where}{_summary(error)}. {_WAY_OUT}")
@@ -186,35 +194,38 @@ def _summary(error: Exception) -> str:
 
 
 class Reading:
-    """What a graph needs of functions: how to make them again in each call, and where they have tensors from.
+    """Opens user functions for a graph: how to rebuild them in each call, and where their tensors come from.
 
-    inputs: tensors that stand for variables while a function is traced, and these variables.
-    has_numbers: is one of them a number.
+    inputs: pairs of a stand-in tensor, which functions see while traced, and the compiler's variable for it.
+    has_numbers: whether one of the inputs is a number.
     """
 
     def __init__(self, frame: Frame, opens_numbers: bool) -> None:
-        """opens_numbers: may a number that has changed from call to call be an input."""
+        """opens_numbers: whether a number that changed from call to call may become a graph input."""
         self.tx, self.opens_numbers = frame.tx, opens_numbers
         self.inputs: list[tuple[Tensor, Any]] = []
         self.has_numbers = False
-        self._roots: list[tuple[Make, Any]] = []  # objects that are read where they are, and their sources
-        self._held: list[tuple[Make, float]] = []  # numbers, and what they are in this graph
-        self._reached: list[int] = []  # the functions that are being opened
-        self._codes: list[types.CodeType] = []  # of functions that were opened
+        self._roots: list[tuple[Make, Any]] = []  # objects that are read in place, with their sources
+        self._held: list[tuple[Make, float]] = []  # numbers, with their values in this graph
+        self._reached: list[int] = []  # ids of functions being opened, to detect recursion
+        self._codes: list[types.CodeType] = []  # code of the functions that were opened
 
     @property
     def where(self) -> str:
-        """The file and line of the first function, for an error."""
+        """File and line of the first function, as a prefix for errors."""
         return "".join(f"{code.co_filename}:{code.co_firstlineno}: " for code in self._codes[:1])
 
     @property
     def scope(self) -> Scope:
-        """That of the call which is being compiled."""
+        """The scope of the call that is being compiled."""
         scope: Scope = self.tx.output.root_tx.f_locals
         return scope
 
     def value(self, variable: Any) -> Make:
-        """Of the compiler's variable for a function, or for what one holds: what makes it, in any call."""
+        """A maker, which rebuilds in any call the object that a compiler variable stands for.
+
+        variable: stands for a function, or for something that a function holds.
+        """
         known, variable = _compiler("variables"), variable.realize()
         if isinstance(variable, known.NestedUserFunctionVariable):
             return self._made_in_frame(variable)
@@ -239,13 +250,13 @@ class Reading:
                 return _once(lambda *items: kind(items), *map(self.value, variable.items))
         if variable.source is not None:
             return self._object(variable.source)
-        if variable.is_python_constant():  # a function of torch's
+        if variable.is_python_constant():  # for example a function of torch
             constant = variable.as_python_constant()
             return lambda _: constant
         raise Unreadable(f"it holds {variable.python_type().__name__} made in the compiled function")
 
     def _made_in_frame(self, variable: Any) -> Make:
-        """A function whose `def` or `lambda` is in what is being compiled."""
+        """A maker of a function that is defined inside the compiled function."""
         self._reach(id(variable))
         code, variables, load = variable.get_code(), variable.f_globals, self.tx.output.side_effects.load_cell
         self._codes.append(code)
@@ -260,7 +271,7 @@ class Reading:
         return _once(partial(_function, code, variables, len(cells), None), *cells, *defaults)
 
     def _found(self, variable: Any) -> Make:
-        """A function that was there before: its code, with the compiler's variables in its closure."""
+        """A maker of a function that existed before: its code, with compiler variables as its closure."""
         function, source = variable.get_function(), variable.source
         self._codes.append(function.__code__)
         cells, defaults = function.__closure__ or (), function.__defaults__ or ()
@@ -292,12 +303,12 @@ class Reading:
 
     def _content(self, cell: Any, source: Any, number: int) -> Make:
         side_effects = self.tx.output.side_effects
-        if cell in side_effects:  # the compiled function may have assigned to the variable
+        if cell in side_effects:  # the compiled function may have assigned to this closure variable
             return self.value(side_effects.load_cell(side_effects[cell]))
         return self._build(cell.cell_contents, _after(source, ("closure", number)))
 
     def _method(self, variable: Any) -> Make:
-        """A method of an object, where the compiler does not know the method."""
+        """A maker of a bound method for which the compiler has no source."""
         function, owner = variable.fn, self.value(variable.obj)
         kind = type(owner(self.scope))
 
@@ -310,13 +321,13 @@ class Reading:
         return _Read(make)
 
     def _number(self, variable: Any) -> Make:
-        """A number that the compiler has made a symbol: an input, or the number of this call, guarded."""
+        """A maker of a number that is a symbol: an input, or its value in this call with a guard."""
         kind = variable.python_type()
         if self.opens_numbers and kind in (int, float):
             self.has_numbers = True
             dtype = torch.int64 if kind is int else torch.float64
             return self._input(torch.zeros((), dtype=dtype, device="meta"), variable)
-        if kind is float:  # torch does not keep every guard of a float's value
+        if kind is float:  # torch drops some guards on float values, so `_held` has one of our own
             if variable.source is None:
                 raise Unreadable("it holds a number that is computed of one that changes")
             read = self._at(variable.source)
@@ -342,8 +353,8 @@ class Reading:
         return _compiler("variables.builder").VariableBuilder(self.tx, source)(value).realize()
 
     def _at(self, source: Any) -> Make:
-        """What evaluates a source in the scope of a call."""
-        name = source.name if isinstance(source.name, str) else source.name()  # before torch 2.10 a method
+        """A maker that evaluates a source in the scope of a call."""
+        name = source.name if isinstance(source.name, str) else source.name()  # a method before torch 2.10
         variables = {**_compiler("guards")._get_closure_vars(), "G": self.tx.output.root_tx.f_globals}
         code = compile(name, "<source>", "eval")
         return _Read(lambda scope: eval(code, variables, {"L": scope}))
@@ -351,17 +362,17 @@ class Reading:
     def program(
         self, makers: Sequence[Make], trace: Callable[..., Any], of_call: Sequence[Tensor]
     ) -> tuple[Any, tuple[int, ...], list[Any]]:
-        """Makes the graph one for calls that give the same program.
+        """Trace the functions, and guard the graph so that it serves only calls with the same program.
 
         Args:
-            makers: of the arguments of trace.
-            trace, of_call: as of `read`.
+            makers: makers of the arguments of trace.
+            trace, of_call: as in `read`.
 
         Returns:
-            What `found` returns, and of each tensor the compiler's variable for it.
+            The two results of `found`, and the compiler's variable for each tensor.
 
         Raises:
-            Unreadable: the functions do not show what the graph depends on.
+            Unreadable: it cannot be determined what the graph depends on.
         """
         self._check_unchanged()
         result, key, tensors = trace(*[make(self.scope) for make in makers])
@@ -371,7 +382,7 @@ class Reading:
             none if kind == "call" else self._variable_at(kind, which, tensor)
             for (kind, which), tensor in zip(places, tensors, strict=True)
         ]
-        # The guard lives as long as the graph, and must keep no object of the call.
+        # The guard lives as long as the graph, so it must not keep objects of this call alive.
         roots, numbers = [make for make, _ in self._roots], self._held
         stand_ins = {"call": list(of_call), "input": [stand_in for stand_in, _ in self.inputs]}
 
@@ -393,7 +404,11 @@ class Reading:
         return result, tuple(which if kind == "call" else -1 for kind, which in places), variables
 
     def _place(self, tensor: Tensor, of_call: Sequence[Tensor]) -> tuple[str, Any]:
-        """The list that holds a tensor which a function read, "call" or "input", and its place there."""
+        """Where a tensor that a function read comes from.
+
+        ("call", index in of_call), ("input", index in inputs), or ("root", (index of the root, steps from
+        it)).
+        """
         for kind, known in (("call", of_call), ("input", [t for t, _ in self.inputs])):
             for number, t in enumerate(known):
                 if t is tensor:
@@ -405,18 +420,21 @@ class Reading:
         raise Unreadable("the function computes a tensor: compute it before, and index the result")
 
     def _variable_at(self, kind: str, which: Any, tensor: Tensor) -> Any:
-        """The compiler's variable for a tensor, which is then an input of the graph."""
+        """The compiler's variable for a tensor; this makes the tensor an input of the graph."""
         if kind == "input":
             return self.inputs[which][1]
         number, steps = which
         return self._variable(tensor, reduce(_after, steps, self._roots[number][1]))
 
     def _reads(self, root: Any) -> tuple[list[tuple[Any, tuple[Step, ...]]], dict[str, None]]:
-        """What functions and objects hold, by steps from one of them, if code names it; the names."""
+        """Objects reachable from a root through names that code uses, with the steps to each.
+
+        And these names.
+        """
         names = dict.fromkeys(name for code in self._codes for name in names_in(code))
         size = -1
         found: list[tuple[Any, tuple[Step, ...]]] = []
-        while size != len(names):  # a function that is found may name attributes of an object found before
+        while size != len(names):  # a newly found function may use attribute names of objects found before
             size, found, seen = len(names), [(root, ())], {id(root)}
             for value, steps in found:
                 for inner, step in _held(value, names):
@@ -426,7 +444,7 @@ class Reading:
         return found, names
 
     def _check_unchanged(self) -> None:
-        """Raises Unreadable if the compiled function has changed an object which a function reads."""
+        """Raise Unreadable if the compiled function has changed an object that a user function reads."""
         side_effects = self.tx.output.side_effects
         for make, _ in self._roots:
             found, names = self._reads(make(self.scope))
@@ -441,33 +459,36 @@ class Reading:
 
 
 def _guard(holds: Callable[[Scope], bool]) -> None:
-    """The graph that is being compiled is for calls where this holds, of the scope of the call."""
+    """Install a guard: the graph being compiled serves only calls whose scope satisfies `holds`."""
 
     def checked(scope: Any) -> bool:
         try:
             return holds(scope)
-        except Exception:  # a function that cannot be traced: compiling it says so
+        except Exception:  # the function cannot be traced; recompiling raises the error
             return False
 
     def PROGRAM_MATCH(builder: Any, guard: Any) -> None:
         root = builder.guard_manager.root
         try:
             root.add_lambda_guard(checked, ["the program of a function"], None)
-        except TypeError:  # before torch 2.10 there was no third argument
+        except TypeError:  # torch before 2.10 has no third argument
             root.add_lambda_guard(checked, ["the program of a function"])
 
     _compiler("guards").install_guard(_compiler("source").GlobalStateSource().make_guard(PROGRAM_MATCH))
 
 
 def _stand_in(fake: Tensor) -> Tensor:
-    """What functions read in place of a tensor of the graph, whose sizes may be symbols."""
+    """A meta tensor that functions see in place of a graph tensor.
+
+    If sizes are symbols, the fake tensor itself.
+    """
     if all(type(size) is int for size in fake.shape):
         return torch.empty(fake.shape, dtype=fake.dtype, device="meta")
     return fake
 
 
 class _Read:
-    """Makes an object by reading it where it is."""
+    """A maker that reads an object in place."""
 
     def __init__(self, read: Make) -> None:
         self.read = read
@@ -477,9 +498,10 @@ class _Read:
 
 
 def _once(build: Callable[..., Any], *parts: Make, **named: Make) -> Make:
-    """Builds again where a part is another object: what is known of the result stays known.
+    """A maker that builds again only if a part is another object, so that caches keyed by the result still
+    hit.
 
-    Of parts that are read where they are nothing is kept, or a graph would keep models alive.
+    If a part is read in place, nothing is cached, because a graph would then keep models alive.
     """
     makers = [*parts, *named.values()]
     keeps = not any(isinstance(maker, _Read) for maker in makers)
@@ -498,7 +520,7 @@ def _once(build: Callable[..., Any], *parts: Make, **named: Make) -> Make:
 
 
 def _function(code: Any, variables: Any, cells: int, named_defaults: Any, *parts: Any) -> Any:
-    """A function of this code. parts: the contents of its cells, then its defaults."""
+    """A function with this code. variables: its globals. parts: contents of its cells, then its defaults."""
     closure = tuple(map(types.CellType, parts[:cells]))
     made = types.FunctionType(code, variables, code.co_name, tuple(parts[cells:]) or None, closure)
     made.__kwdefaults__ = named_defaults
@@ -506,7 +528,10 @@ def _function(code: Any, variables: Any, cells: int, named_defaults: Any, *parts
 
 
 def _held(value: Any, names: dict[str, None]) -> Iterator[tuple[Any, Step]]:
-    """What an object holds, and the step there. names: of variables and attributes, to which code adds."""
+    """The objects that an object holds, each with the step to it.
+
+    names: names of variables and attributes that code uses; names that a function's code uses are added.
+    """
     if isinstance(value, types.FunctionType):
         if _is_library(value):
             return
@@ -515,7 +540,7 @@ def _held(value: Any, names: dict[str, None]) -> Iterator[tuple[Any, Step]]:
         for i, cell in enumerate(value.__closure__ or ()):
             try:
                 yield cell.cell_contents, ("closure", i)
-            except ValueError:  # not assigned yet
+            except ValueError:  # an empty cell
                 continue
         for i, default in enumerate(value.__defaults__ or ()):
             yield default, ("default", i)
@@ -577,7 +602,7 @@ def _followed(value: Any, step: Step) -> Any:
 
 
 def _after(source: Any, step: Step) -> Any:
-    """The source of what an object of a source holds."""
+    """The source of what a step leads to, from the source of the object that holds it."""
     of = _compiler("source")
     kind, which = step
     if kind == "attribute":
@@ -589,4 +614,4 @@ def _after(source: Any, step: Step) -> Any:
         source = of.AttrSource(source, _OF_FUNCTIONS[kind])
     if kind in ("item", "default"):
         return of.GetItemSource(source, which)
-    return getattr(of, "DictGetItemSource", of.GetItemSource)(source, which)  # before torch 2.7 there was one
+    return getattr(of, "DictGetItemSource", of.GetItemSource)(source, which)  # torch before 2.7 has only one

@@ -1,4 +1,4 @@
-"""What the keywords of torch and of other libraries are called here: the error that an unknown one raises."""
+"""Errors for unknown keyword arguments, with hints for those of torch and other libraries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DROPOUT = "there is no dropout"
 HEADS = "leave it out: k and v may have fewer heads than q"
 SCALE = "write scale"
 
-# The operator -> what one might write -> what to write here.
+# For each operator: a keyword of another library -> a hint.
 MEANT = {
     "attention": {
         "is_causal": "write causal, which aligns the last query with the last key (torch: the first ones)",
@@ -81,7 +81,7 @@ MEANT = {
 
 
 def refuse(operator: str, keywords: Iterable[str]) -> NoReturn:
-    """Raise what Python raises for keywords that a function has not, and say what may be meant."""
+    """Raise Python's TypeError for an unknown keyword argument, with a hint if another library has it."""
     name = next(iter(keywords))
     meant = MEANT.get(operator, {}).get(name)
     hint = "" if meant is None else f"; {meant}"

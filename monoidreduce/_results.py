@@ -1,4 +1,4 @@
-"""The NamedTuples that calls return, which torch.export saves and loads by name."""
+"""Registration of the NamedTuples that calls return, so that torch.export can save and load them by name."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ __all__ = ["RESULTS", "exported", "result_name"]
 Result = TypeVar("Result", bound=type)
 _PREFIX = "monoidreduce."
 
-# Those of functions, as attributes with the names of `result_name`. Compilers find them here; of a dict they
-# would know what it had when they first read it.
+# The NamedTuples of users' functions, as attributes with the names of `result_name`. Compilers look them up
+# here; of a dict they would only know the entries that it had when they first read it.
 RESULTS = SimpleNamespace()
 
 
 def exported(result: Result) -> Result:
-    """Decorate a NamedTuple: an exported program may return it."""
+    """Class decorator for a NamedTuple that an exported program may return."""
     register_namedtuple(result, f"{_PREFIX}{result.__qualname__}")
     return result
 
 
 def result_name(name: str, fields: tuple[str, ...]) -> str:
-    """Makes the NamedTuple of these fields, called as a function is if that has a name; and names it."""
+    """Create and register the NamedTuple with these fields for a function called `name`; return its full
+    name.
+
+    If the function has no proper name (a lambda), the NamedTuple is called Statistics.
+    """
     name = name if name.isidentifier() else "Statistics"
     full = f"{name}({','.join(fields)})"
     if not hasattr(RESULTS, full):
@@ -36,7 +40,7 @@ def result_name(name: str, fields: tuple[str, ...]) -> str:
 
 
 def _load(full: str) -> None:
-    """Makes the NamedTuple of a program that another process has saved."""
+    """Create the NamedTuple of a program that another process has saved."""
     name, _, fields = full.removeprefix(_PREFIX).removesuffix(")").partition("(")
     if fields:
         result_name(name, tuple(fields.split(",")))

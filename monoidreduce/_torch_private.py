@@ -1,9 +1,9 @@
-"""Private names of torch that the library uses: what they are for, and what happens in a torch without them.
+"""The private names of torch that the library uses: their purpose, and what happens if a torch lacks them.
 
-Those of its compiler are in `_dynamo.py`: a call in a graph that needs one which is gone runs outside.
+Private names of torch's compiler are in `_dynamo.py`; if one is missing, the call runs outside of the graph.
 
-A name that has a substitute is replaced by it. Without one of the others the import of the library fails, and
-names it. No call may be wrong, or fail, for a name that is gone.
+A missing name with a substitute is replaced by it. For any other missing name the import of the library fails
+with an error that names it. No call may fail or be wrong because of a missing name.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 
 
 def _required(path: str) -> Any:
-    """The name at `path`, which may begin with modules that are not loaded yet."""
+    """The object at a dotted path, importing its first module; raises ImportError if it is missing."""
     module, _, name = path.rpartition(".")
     try:
         return getattr(reduce(getattr, module.split(".")[1:], __import__(module)), name)
@@ -56,32 +56,35 @@ def _optional(owner: Any, name: str) -> Any:
     return getattr(owner, name, None)
 
 
-# Autograd kernels of the ops (_ops/registry.py). A Function of one level records what the kernel computes, at
-# the level of torch.func's transforms that the dispatcher is at. No substitute: `Function.apply` asks again.
+# For the Autograd kernels of the ops (_ops/registry.py). A single-level Function records the kernel's
+# computation at the current level of torch.func's transforms. No substitute: `Function.apply` would go
+# through all levels again.
 SingleLevelFunction: Any = _required("torch.autograd.function._SingleLevelFunction")
 single_level: Callable[[], Any] = _required("torch._functorch.utils.enable_single_level_autograd_function")
 # Calls an op below autograd. No substitute.
 below_autograd: Callable[[], Any] = _required("torch._C._AutoDispatchBelowAutograd")
-# Is a transform of torch.func at work. No substitute: its results would be silently wrong.
+# Whether a transform of torch.func is active. No substitute: results under it would be silently wrong.
 transforms_are_active: Callable[[], bool] = _required("torch._C._are_functorch_transforms_active")
-# Forward-mode AD, which no op has: a tangent is refused. No substitute: it would be lost.
+# Forward-mode AD. No op supports it, so an input with a tangent raises. No substitute: the tangent would be
+# lost.
 _forward_ad: Any = _required("torch.autograd.forward_ad")
 forward_ad_on: Callable[[bool], Any] = _required("torch.autograd.forward_ad._set_fwd_grad_enabled")
 _required("torch.autograd.forward_ad._current_level")
 _forward_ad_enabled: Callable[[], bool] = _required("torch._C._is_fwd_grad_enabled")
-# Runs the checks of a call for `explain`, without its work. No substitute.
+# Lets `explain` run the checks of a call without its work. No substitute.
 FakeTensorMode: Any = _required("torch._subclasses.fake_tensor.FakeTensorMode")
-# Sees the ops of a dry run (theory/costs/dry_run.py), and the tensors among their arguments. No substitute.
+# Records the ops of a dry run (theory/costs/dry_run.py) and their tensor arguments. No substitute.
 DispatchMode: Any = _required("torch.utils._python_dispatch.TorchDispatchMode")
 _pytree: Any = _required("torch.utils._pytree")
 tree_leaves: Callable[[Any], list[Any]] = _required("torch.utils._pytree.tree_leaves")
 tree_map: Callable[..., Any] = _required("torch.utils._pytree.tree_map")
-# Does a mode look on at ops, as a counter of flops does. In a torch that does not tell one always may.
+# Number of active dispatch modes, such as a FLOP counter. If missing, one is assumed to be active.
 _count_modes: Any = _optional(torch._C, "_len_torch_dispatch_stack")
-# A dry run has tensors of its own, also where the caller makes fake ones. No substitute.
+# A dry run uses tensors of its own, even inside the caller's fake tensor mode. No substitute.
 without_fakes: Callable[[], Any] = _required("torch._subclasses.fake_tensor.unset_fake_temporarily")
 
-# Kernels run at the stream that is current. The private way is 40 times as fast as the public one.
+# The current stream, on which kernels are launched. The private function is 40 times as fast as the public
+# one.
 _raw_stream: Any = _optional(torch._C, "_cuda_getCurrentRawStream")
 
 
@@ -96,17 +99,17 @@ _keys_below_autograd: Any = _optional(torch._C, "_after_ADInplaceOrView_keyset")
 _dispatch_key: Any = _required("torch._C.DispatchKey")
 _backends = (_dispatch_key.CPU, _dispatch_key.CUDA)
 _reaches_backend: dict[int, bool] = {}
-# The dispatch keys of a tensor. Where a torch does not tell, nothing that was saved is changed.
+# The dispatch keys of a tensor. If missing, saved tensors are never overwritten.
 _keys_of: Any = _optional(torch._C, "_dispatch_keys")
-# Does the backward pass that runs keep what its nodes saved. A torch that does not tell keeps it.
+# Whether the running backward pass keeps its graph (retain_graph). If missing, it is assumed to.
 _keeps_graph: Any = _optional(_required("torch._C._autograd"), "_get_current_graph_task_keep_graph")
-# Since torch 2.9, and since torch 2.7.
+# The first is missing before torch 2.9.
 _fp32_precision: Any = _optional(torch._C, "_get_fp32_precision_getter")
 _functorch: Any = _required("torch._C._functorch")
 
 
 def has_tangent(tensors: Iterable[Any]) -> bool:
-    """Does forward-mode AD differentiate by one of these, which need not be tensors."""
+    """Whether one of these has a tangent of forward-mode AD; those that are not tensors have none."""
     if _forward_ad._current_level < 0 or not _forward_ad_enabled():
         return False
     tangents = (_forward_ad.unpack_dual(t).tangent for t in tensors if isinstance(t, Tensor))
@@ -118,10 +121,10 @@ def modes_are_active() -> bool:
 
 
 def backend_is_next(keys: Any) -> bool:
-    """Does nothing stand between an Autograd kernel and a backend's, by the dispatch keys of a call.
+    """Whether the dispatcher would go from an Autograd kernel straight to a backend kernel, for these keys.
 
-    Then the dispatcher need not be asked again, which is host time. They are few, and remembered by their
-    bits. A torch that does not tell is asked again.
+    If so, the Autograd kernel calls the backend directly, which saves host time. Answers are cached by the
+    bits of the key set; there are few. If torch lacks the needed name, the answer is False.
     """
     bits = keys.raw_repr()
     reaches = _reaches_backend.get(bits)
@@ -134,17 +137,20 @@ def backend_is_next(keys: Any) -> bool:
 
 
 def is_captured() -> bool:
-    """Does a CUDA graph capture what runs now. Without a use of CUDA nothing does, nor may torch be asked."""
+    """Whether the current stream is being captured in a CUDA graph.
+
+    torch is only asked once CUDA is initialised; before that nothing can be captured.
+    """
     in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return in_use and torch.cuda.is_current_stream_capturing()
 
 
 def frees_saved(*operands: Tensor | None) -> bool:
-    """Whether the backward node that runs may change what was saved for it: nobody reads it afterwards.
+    """Whether the running backward node may overwrite its saved tensors, because nobody reads them
+    afterwards.
 
-    The pass is neither traced nor recorded, and will not come again, as that of a CUDA graph may. No mode
-    looks on, as one that counts FLOPs does, and each of the node's operands is one that the backend's kernel
-    takes as it is.
+    True only if the pass is not traced, recorded (create_graph), kept (retain_graph), or captured in a CUDA
+    graph, no transform or dispatch mode is active, and every operand goes straight to the backend's kernel.
     """
     once = not (torch.compiler.is_compiling() or torch.is_grad_enabled())
     once = once and not (transforms_are_active() or modes_are_active())
@@ -153,9 +159,9 @@ def frees_saved(*operands: Tensor | None) -> bool:
 
 
 def allows_tf32() -> bool:
-    """May matrix products of CUDA tensors round their factors to tf32.
+    """Whether matrix products of float32 CUDA tensors may use tf32.
 
-    Since torch 2.9 the precision is asked for by name, and what was asked before raises where it was set so.
+    Since torch 2.9 the precision has a name, and reading the older flag raises if the name was set.
     """
     if _fp32_precision is None:
         return bool(torch.backends.cuda.matmul.allow_tf32)
@@ -163,16 +169,16 @@ def allows_tf32() -> bool:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether somebody is told when the module runs. A torch that keeps no such list tells nobody."""
+    """Whether the module has forward or backward hooks. Missing lists count as empty."""
     lists = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(getattr(module, name, None) for name in lists)
 
 
 def inductor_keeping(share: float) -> Any:
-    """torch.compile's default backend, which keeps at most this share of the activations that it would keep,
-    or less where torch was told so.
+    """torch.compile's default backend with a limit on saved activations.
 
-    Loads the compiler. Without one of the names it keeps as much as it would.
+    share: fraction of the activations that it may save, relative to its default; a lower limit set in torch's
+    config still applies. This imports the compiler. If a private name is missing, there is no limit.
     """
     try:
         options: Any = _required("torch._functorch.config.patch")
@@ -201,15 +207,16 @@ _register_namedtuple: Any = _optional(_pytree, "_register_namedtuple")
 
 
 def register_namedtuple(kind: type, name: str) -> None:
-    """Let torch.export save a NamedTuple by a name. A torch without that function does not save it."""
+    """Let torch.export save a NamedTuple under a name. If torch lacks the function, it cannot be saved."""
     if _register_namedtuple is not None:
         _register_namedtuple(kind, serialized_type_name=name)
 
 
 def register_namedtuples(prefix: str, load: Callable[[str], None]) -> None:
-    """Before torch.export loads a NamedTuple whose name has this prefix it calls `load`, which registers it.
+    """Make torch.export call `load`, which registers the type, before it loads a NamedTuple with this name
+    prefix.
 
-    A torch that keeps no list of how contexts are loaded loads those that are registered.
+    If torch lacks the table that is patched here, only types that are already registered can be loaded.
     """
     known = getattr(_pytree, "SUPPORTED_SERIALIZED_TYPES", {}).get(namedtuple)
     if known is None or not hasattr(known, "_replace"):
@@ -225,16 +232,19 @@ def register_namedtuples(prefix: str, load: Callable[[str], None]) -> None:
 
 
 def mark_constant(function: Any) -> None:
-    """Let a compiler call a function while it traces, as `torch.compiler.assume_constant_result` does, which
-    loads the compiler. A compiler that knows the mark no more would trace the function."""
+    """Let the compiler call a function while it traces, like `torch.compiler.assume_constant_result`.
+
+    That function would import the compiler; the mark does not. A compiler that ignores the mark traces the
+    function.
+    """
     function._dynamo_marked_constant = True
 
 
 def mark_untraced(function: Any, reason: str) -> None:
-    """Keep a function out of graphs, as `torch.compiler.disable` does, which loads the compiler for seconds.
+    """Keep a function out of graphs, like `torch.compiler.disable`, but without importing the compiler.
 
-    The reason is what fullgraph=True says; torch 2.6 says the name of the function. A compiler that knows the
-    mark no more would trace the function.
+    reason: shown in the error of fullgraph=True; torch 2.6 shows the function's name instead. A compiler that
+    ignores the mark traces the function.
     """
     function._torchdynamo_disable = True
     function._torchdynamo_disable_msg = reason

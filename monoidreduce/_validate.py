@@ -1,4 +1,4 @@
-"""What operators check before any work. Errors name the argument, what was expected and what was given."""
+"""Argument checks of the operators. Errors name the argument, what was expected, and what was given."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ __all__ = [
 
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 LARGEST = sys.float_info.max
-# Kernels multiply by factors, their reciprocals and their products with log2(e), most of them in float32.
+# Range of factors: kernels multiply by a factor, its reciprocal and its product with log2(e), mostly in
+# float32.
 LEAST_FACTOR, MOST_FACTOR = 2.0**-100, 2.0**100
-SHOWN = 200  # characters of what was given
+SHOWN = 200  # maximum number of characters of a given value in a message
 
 
 def mismatch(name: str, expected: str, got: object) -> str:
@@ -44,13 +45,13 @@ def mismatch(name: str, expected: str, got: object) -> str:
 
 
 def is_dtensor(t: Any) -> bool:
-    """Without loading what DTensor needs where nobody has."""
+    """Whether t is a DTensor. Does not import torch.distributed.tensor if nothing else has."""
     tensors = sys.modules.get("torch.distributed.tensor")
     return tensors is not None and isinstance(t, tensors.DTensor)
 
 
 def _called() -> str:
-    """The function of the library that its user called."""
+    """The name of the library's function or module that the user called, from the call stack."""
     frame, name = sys._getframe(1), ""
     while frame is not None and frame.f_globals.get("__name__", "").startswith("monoidreduce."):
         owner = frame.f_locals.get("self") if frame.f_code.co_name in ("forward", "__call__") else None
@@ -83,7 +84,7 @@ def check_floating(name: str, value: Any) -> Tensor:
 def check_like(
     name: str, tensor: Tensor, other_name: str, other: Tensor, dtypes: tuple[torch.dtype, ...]
 ) -> None:
-    """`tensor` has one of `dtypes` and is on the device of `other`."""
+    """Raise unless `tensor` has one of `dtypes` and is on the device of `other`."""
     if tensor.dtype not in dtypes:
         allowed = " or ".join(str(dtype) for dtype in dict.fromkeys(dtypes))
         raise TypeError(mismatch(name, f"{allowed} as {other_name} is {other.dtype}", tensor.dtype))
@@ -94,11 +95,13 @@ def check_like(
 def check_axes(
     name: str, tensor: Tensor, axes: tuple[str, ...], sizes: dict[Any, Any], of: Tensor | None = None
 ) -> None:
-    """`tensor` has the axes named, of the sizes that `sizes` holds for them; sizes of new axes are added.
+    """Raise ValueError unless `tensor` has these axes, with the sizes that `sizes` holds; new sizes are
+    added.
 
-    sizes: also has, by (name,), the axes and the shape of each argument before, for the message. Either of
-    two that disagree may be the wrong one.
-    of: what the caller gave, where `tensor` was made of it.
+    sizes: sizes by axis name. It also holds, under the key (name,), the axes and shape of each argument
+    checked before; the message shows them, because either of two arguments that disagree may be the wrong
+    one.
+    of: the tensor that the caller gave, if `tensor` was derived from it.
     """
     shape, known = tensor.shape, len(sizes)
     if len(shape) == len(axes) and shape == tuple(map(sizes.setdefault, axes, shape)):
@@ -112,7 +115,7 @@ def check_axes(
         for key in given:
             if isinstance(key, tuple) and axis in sizes[key][0]:
                 others[key[0]] = list(sizes[key][1])
-                break  # the first has decided the size
+                break  # the first argument with this axis has set its size
     if others:
         expected += " as " + " and ".join(f"{other} is {size}" for other, size in others.items())
     if len(shape) == len(axes) + 1 > 2 and all(
@@ -132,9 +135,10 @@ def check_bool(name: str, value: Any) -> bool:
 
 
 def number_of(name: str, value: Any, expected: str) -> Any:
-    """A tensor without axes on a CPU is its number, and so is an array of numpy's; all else is what it is.
+    """The number in a 0-d CPU tensor or numpy array; any other non-tensor is returned unchanged.
 
-    The number of one on a GPU would have to be waited for, and no gradient would reach one that requires it.
+    Raises TypeError for a tensor with axes, on a GPU (the host would have to wait), or batched by torch.func;
+    ValueError for one that requires a gradient, because none would reach it.
     """
     if not isinstance(value, Tensor):
         is_array = type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0
@@ -161,14 +165,14 @@ def check_int(name: str, value: Any, expected: str = "an int") -> int:
 
 def check_finite(name: str, value: Any, expected: str = "a finite number") -> float:
     given = value
-    # A float is soon found to be one; a SymFloat comes from sizes that torch.export keeps open.
+    # The common case first, which is fast. A SymFloat comes from dynamic sizes in torch.export.
     if not isinstance(value, (float, torch.SymFloat)):
         value = number_of(name, value, expected)
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError(mismatch(name, expected, repr(given)))
     try:
         number = float(value)
-    except OverflowError:  # an int may be more than any float
+    except OverflowError:  # an int too large for a float
         number = math.inf
     if not -LARGEST <= number <= LARGEST:
         raise ValueError(mismatch(name, expected, repr(given)))
@@ -176,7 +180,7 @@ def check_finite(name: str, value: Any, expected: str = "a finite number") -> fl
 
 
 def check_factor(name: str, value: Any) -> float:
-    """What scores or losses are multiplied by."""
+    """Check a factor of scores or losses; 0 is allowed."""
     factor = check_finite(name, value)
     if factor != 0 and not LEAST_FACTOR <= abs(factor) <= MOST_FACTOR:
         raise ValueError(mismatch(name, "0 or a magnitude from 2^-100 to 2^100 (8e-31 to 1e30)", repr(value)))
@@ -184,7 +188,7 @@ def check_factor(name: str, value: Any) -> float:
 
 
 def check_positive(name: str, value: Any) -> float:
-    """What scores are divided by."""
+    """Check a divisor of scores, which must be positive."""
     divisor = check_finite(name, value, "a finite number > 0")
     if divisor <= 0:
         raise ValueError(mismatch(name, "a finite number > 0", repr(value)))

@@ -1,12 +1,12 @@
-"""What `torch.utils.flop_counter.FlopCounterMode` counts for the operators: a formula for each op, of shapes.
+"""FLOP formulas of the ops, from shapes, for `torch.utils.flop_counter.FlopCounterMode`.
 
-As torch counts its own `scaled_dot_product_attention`:
+They follow torch's own formulas for `scaled_dot_product_attention`:
 
-- Only matrix products count, a multiplication and an addition as two.
-- What is left out counts as if it were computed. This means keys that a causal mask, a window or a bias
-  excludes, and tokens that a loss ignores.
-- A backward pass counts the scores that it computes again, and the products of the gradients that are
-  needed. Scores whose local gradients a forward pass kept count as computed again.
+- Only matrix products count; a multiplication and an addition are two FLOPs.
+- Excluded elements count as if they were computed: keys that a causal mask, a window or a bias excludes, and
+  tokens that a loss ignores.
+- Backward counts the recomputed scores, and the products for the gradients that are needed. It counts scores
+  as recomputed even if forward saved their dlogits.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ Shape = Sequence[int]
 
 
 def _needed(rest: Sequence[Any]) -> Sequence[bool]:
-    """Which gradients a backward op was asked for: its list of bools, behind which options of it may be."""
+    """The backward op's list of bools that tells which gradients are needed; options may follow it."""
     lists = (each for each in reversed(rest) if isinstance(each, (list, tuple)) and each)
     found: Sequence[bool] = next(each for each in lists if isinstance(each[0], bool))
     return found
 
 
 def attention(q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
-    """q [B, H, M, F], k [B, Hkv, N, F], v [B, Hkv, N, D]: scores, and their weights times values."""
+    """q [B, H, M, F], k [B, Hkv, N, F], v [B, Hkv, N, D]: scores, and probabilities times values."""
     return _pairs(q, k) * (q[3] + v[3])
 
 
 def attention_backward(
     grad_out: Shape | None, grad_lse: Shape | None, q: Shape, k: Shape, v: Shape, *rest: Any, **_: Any
 ) -> int:
-    """Scores again, the derivatives by weights, and three gradients; without a grad_out none by v."""
+    """Recomputed scores, grad_out times v^T, and three gradients; without a grad_out there is none of v."""
     needed = _needed(rest)
     of_values = [needed[0] or needed[1] or needed[3], needed[2]] if grad_out is not None else []
     return _pairs(q, k) * (q[3] * (1 + sum(needed[:2])) + v[3] * sum(of_values))
@@ -58,7 +58,7 @@ def linear_cross_entropy(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
 def linear_cross_entropy_backward(
     grad_loss: Shape | None, grad_lse: Shape | None, x: Shape, weight: Shape, *rest: Any, **_: Any
 ) -> int:
-    """Logits again, and two gradients."""
+    """Recomputed logits, and two gradients."""
     needed = _needed(rest)
     return linear_cross_entropy(x, weight) * (1 + sum(needed[:2]))
 
@@ -66,26 +66,26 @@ def linear_cross_entropy_backward(
 def linear_distillation(
     x: Shape, weight: Shape, teacher_x: Shape, teacher_weight: Shape, *_: Any, **__: Any
 ) -> int:
-    """x [N, D], weight [V, D], teacher_x [N, E], teacher_weight [V, E]: the logits of both."""
+    """x [N, D], weight [V, D], teacher_x [N, E], teacher_weight [V, E]: logits of student and teacher."""
     return 2 * x[0] * weight[0] * (x[1] + teacher_x[1])
 
 
 def linear_distillation_backward(
     grad_loss: Shape, x: Shape, weight: Shape, teacher_x: Shape, *rest: Any, **_: Any
 ) -> int:
-    """The logits of both again, and up to four gradients."""
+    """Recomputed logits of student and teacher, and up to four gradients."""
     needed = _needed(rest)
     return 2 * x[0] * weight[0] * (x[1] * (1 + sum(needed[:2])) + teacher_x[1] * (1 + sum(needed[2:4])))
 
 
 def linear_jsd(x: Shape, weight: Shape, teacher_x: Shape, teacher_weight: Shape, *rest: Any, **_: Any) -> int:
-    """The logits of both, and the products of the gradients by x and weight that are wanted."""
+    """Logits of student and teacher, and the gradients of x and weight, which this forward computes."""
     scores = 2 * x[0] * weight[0]
     return scores * (x[1] * (1 + sum(_needed(rest))) + teacher_x[1])
 
 
 def linear_jsd_backward(*_: Any, **__: Any) -> int:
-    """Gradients are multiplied by a number."""
+    """No products: forward computed the gradients, backward scales them."""
     return 0
 
 
@@ -103,7 +103,7 @@ def linear_log_probs_backward(
     *rest: Any,
     **_: Any,
 ) -> int:
-    """Logits again, and two gradients."""
+    """Recomputed logits, and two gradients."""
     return linear_cross_entropy_backward(None, None, x, weight, *rest)
 
 
@@ -113,7 +113,7 @@ def mlp(x: Shape, w1: Shape, w2: Shape, *_: Any, **__: Any) -> int:
 
 
 def mlp_backward(grad_out: Shape, x: Shape, w1: Shape, w2: Shape, *rest: Any, **_: Any) -> int:
-    """Hidden values again, the derivatives by them, and three gradients."""
+    """Recomputed hidden values, their gradient, and three gradients."""
     needed = _needed(rest)
     of_x, of_w1, of_w2, of_bias1 = needed[:4]
     of_hidden = of_x or of_w1 or of_bias1
@@ -127,7 +127,7 @@ def gated_mlp(x: Shape, w1: Shape, w2: Shape, *_: Any, **__: Any) -> int:
 
 
 def gated_mlp_backward(grad_out: Shape, x: Shape, w1: Shape, w2: Shape, *rest: Any, **_: Any) -> int:
-    """Hidden values again and the derivatives by them, two products for x, and one for each weight."""
+    """Recomputed hidden values (two products), their gradient, two products for x, one for each weight."""
     of_x, of_w1, of_w2, of_gate, of_bias1, of_gate_bias = _needed(rest)[:6]
     of_hidden = of_x or of_w1 or of_gate or of_bias1 or of_gate_bias
     inwards = 2 * (of_hidden or of_w2) + 2 * of_x + of_w1 + of_gate
@@ -140,20 +140,20 @@ def logsumexp_matmul(a: Shape, b: Shape, *_: Any, **__: Any) -> int:
 
 
 def logsumexp_matmul_backward(grad_lse: Shape, a: Shape, b: Shape, *rest: Any, **_: Any) -> int:
-    """Scores again, and two gradients."""
+    """Recomputed scores, and two gradients."""
     needed = _needed(rest)
     return logsumexp_matmul(a, b) * (1 + sum(needed))
 
 
 def statistics(a: Shape, b: Shape, other_a: Shape | None, *_: Any, **__: Any) -> int:
-    """a [N, D], b [V, D], other_a [N, E] or none: scores of both."""
+    """a [N, D], b [V, D], other_a [N, E] or None: one or two products of scores."""
     return 2 * a[0] * b[0] * (a[1] + (other_a[1] if other_a else 0))
 
 
 def statistics_backward(
     grad_values: Shape, a: Shape, b: Shape, other_a: Shape | None, *rest: Any, **_: Any
 ) -> int:
-    """Scores again, up to four gradients, and scores once more for data of rows and for data of columns."""
+    """Recomputed scores, up to four gradients, and scores once more each for row data and for column data."""
     needed = _needed(rest)
     of_operands = statistics(a, b, None) * sum(needed[:2])
     if other_a:
@@ -167,24 +167,24 @@ def cpp_monoid(*args: Any, **options: Any) -> int:
 
 
 def cpp_monoid_backward(*args: Any, **options: Any) -> int:
-    """The same: labels have no gradient."""
+    """The FLOPs of `statistics_backward`: labels have no gradient."""
     return statistics_backward(*args, **options)
 
 
 def attention_varlen(q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
-    """The FLOPs of attention of all queries to all keys: the lengths of sequences are on the device."""
+    """The FLOPs of attention of all queries to all keys, since the lengths are known only on the device."""
     return attention(q, k, v)
 
 
 def attention_varlen_backward(
     grad_out: Shape | None, grad_lse: Shape | None, q: Shape, k: Shape, v: Shape, *rest: Any, **_: Any
 ) -> int:
-    """The same; there is no bias."""
+    """The FLOPs of `attention_backward` without a bias."""
     return attention_backward(grad_out, grad_lse, q, k, v, [*_needed(rest)[:3], False])
 
 
 def modified_attention(*args: Any, **options: Any) -> int:
-    """The FLOPs of attention: what a mask excludes counts too."""
+    """The FLOPs of attention; elements that the mask excludes count too."""
     return attention(*args, **options)
 
 
@@ -231,13 +231,13 @@ def _register(counter: ModuleType) -> None:
     for name, formula in FORMULAS.items():
         counter.register_flop_formula(getattr(ops, name))(formula)
         operator = name.removesuffix("_backward")
-        in_graphs = f"{operator}_symbolic{name[len(operator) :]}"  # one input more, behind those that count
+        in_graphs = f"{operator}_symbolic{name[len(operator) :]}"  # has one more input, behind the others
         if hasattr(ops, in_graphs):
             counter.register_flop_formula(getattr(ops, in_graphs))(formula)
 
 
 class _AfterImport(MetaPathFinder):
-    """Registers the formulas when torch's counter is imported."""
+    """An import hook that registers the formulas when torch's flop counter is imported."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -259,9 +259,9 @@ class _AfterImport(MetaPathFinder):
 
 
 def register_when_counted() -> None:
-    """Register the formulas with torch's counter, once there is one.
+    """Register the formulas with torch's flop counter now, or as soon as it is imported.
 
-    To import it here would import Triton too, where that is installed, and take as long.
+    Importing it here would also import Triton, if installed, and take that much time.
     """
     if _COUNTER in sys.modules:
         _register(sys.modules[_COUNTER])

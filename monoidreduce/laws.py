@@ -1,4 +1,4 @@
-"""Does a monoid obey its laws? `check_monoid` tries them on samples and shrinks what breaks one."""
+"""Tests of the monoid laws: `check_monoid` tries them on samples, and shrinks the counterexample it finds."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = ["LawReport", "LawResult", "MonoidLawError", "check_monoid"]
 Operands: TypeAlias = dict[str, Any]
 
 _SAMPLES = 64
-_ELEMENTS = "xyzuvwst"  # names of states; laws of few operands take the first three
+_ELEMENTS = "xyzuvwst"  # names of sample states; most laws use only the first three
 
 
 class MonoidLawError(AssertionError):
     """A monoid breaks a law.
 
     Attributes:
-        law: the law's name, as in the documentation of `check_monoid`.
-        counterexample: the operands that break it, by name: states with one batch axis.
+        law: name of the law, as in the documentation of `check_monoid`.
+        counterexample: the operands that break it, by name; states with one batch axis.
     """
 
     def __init__(self, message: str, law: str, counterexample: Operands) -> None:
@@ -39,7 +39,10 @@ class MonoidLawError(AssertionError):
         self.counterexample = counterexample
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle would pass the message alone, and an error that cannot be unpickled hangs a process pool."""
+        """Pickle by default would pass only the message.
+
+        An error that cannot be unpickled hangs a process pool.
+        """
         return type(self), (str(self), self.law, self.counterexample)
 
 
@@ -48,13 +51,13 @@ class LawResult:
     """A law that held."""
 
     law: str
-    cases: int  # states compared
+    cases: int  # number of states compared
     largest_difference: float  # relative to the largest entry of the field
 
 
 @dataclass(frozen=True)
 class LawReport:
-    """What `check_monoid` tried. Its str() is a table."""
+    """The result of `check_monoid`. Its str() is a table."""
 
     monoid: str
     dtype: torch.dtype
@@ -80,43 +83,48 @@ def check_monoid(
     domain: Callable[[Any], Any] | None = None,
     skip: Iterable[str] = (),
 ) -> LawReport:
-    """Try the laws of a commutative monoid with a local gradient on samples, in this order.
+    """Test the laws of a commutative monoid with a local gradient on samples, in this order.
 
-    identity: combine with the identity leaves the other operand as it is, on either side. Not even rounding
-        may change it, only the sign of a zero: torch.logaddexp(-0.0, -inf), and 0.0 added to -0.0, are 0.0.
-    empty fold: the identity combined with itself, and the fold of nothing, is exactly the identity, but for
-        the sign of a zero. The local gradient there is not NaN.
+    identity: combining with the identity, on either side, leaves the other operand unchanged, without any
+        rounding. Only the sign of a zero may change: torch.logaddexp(-0.0, -inf), and 0.0 added to -0.0, are
+        0.0.
+    empty fold: the identity combined with itself, and the fold of no elements, is exactly the identity,
+    except for the
+        sign of a zero. The local gradient there is not NaN.
     commutativity and associativity: up to rounding, also with the identity in between.
-    batch axes: combine gives the same over two batch axes as over one.
-    infinities: combine with the identity leaves an infinite entry alone, or gives NaN or the identity's
-        entry. Results that are not NaN do not depend on the order of operands. Other batch entries do not
-        notice.
-    local gradient: local_gradient(combine(x, y), x, g) is what autograd makes of combine, and is not NaN,
-        also where x or y is the identity.
-    local gradient of a fold: the same for an element, and for a partial fold, of more than two.
-    local gradient of a partition: the same for folds of the parts of random partitions of up to 8
-        elements (corollary 2.1.1 of the paper). Also for an argument that all elements share (2.1.2).
+    batch axes: combine over two batch axes gives the same as over one.
+    infinities: combining with the identity leaves an infinite entry unchanged, or gives NaN or the identity's
+        entry. Results that are not NaN do not depend on the order of operands. Other batch entries are not
+        affected.
+    local gradient: local_gradient(combine(x, y), x, g) equals autograd of combine, and is not NaN, also if x
+    or y is
+        the identity.
+    local gradient of a fold: the same for an element, and for a partial fold, of more than two elements.
+    local gradient of a partition: the same for folds of the parts of random partitions of up to 8 elements
+    (corollary
+        2.1.1 of the paper), and for an argument that all elements share (corollary 2.1.2).
 
     Args:
-        monoid: an instance of any `Monoid`, whose combine autograd can differentiate.
-        sample: sample(generator, batch_shape) -> a state with these batch axes, random by the torch.Generator
-            (of the CPU) given. Or a state that holds at least 3 samples along axis 0. Samples should be
-            states that folds meet, finite and without ties.
-        dtype: what floating fields are converted to; results may differ by its eps**(2/3), relatively.
-        domain: domain(state) -> the nearest state, or any other, that folds may meet, where not every state
-            of the right shapes is one: weights that are not negative, say. It is called with each sample, and
-            with what the laws make of samples: an infinite entry, or fewer digits of a counterexample. States
-            inside the domain stay as they are; the identity and results of combine are taken to be inside.
-        skip: names of laws that are not tried, as above. The report names them.
+        monoid: an instance of any `Monoid`; autograd must be able to differentiate its combine.
+        sample: sample(generator, batch_shape) -> a random state with these batch axes; generator is a CPU
+            torch.Generator. Or a state that holds at least 3 samples along axis 0. Samples should be states
+            as they occur in folds, finite and without ties.
+        dtype: floating-point fields are converted to it; results may differ relatively by its eps**(2/3).
+        domain: domain(state) -> a state that can occur in folds, close to the given one. Needed if not every
+            state of the right shapes is valid, for example if weights must be non-negative. It is called with
+            each sample, and with states that the laws derive from samples: with an infinite entry, or rounded
+            to shorten a counterexample. It must return valid states unchanged; the identity and results of
+            combine are assumed to be valid.
+        skip: names of laws not to test, as above. The report lists them.
 
     Returns:
-        What was tried; print it.
+        A report; print it.
 
     Raises:
-        MonoidLawError: names the law that is broken and shows the smallest counterexample found.
-        TypeError, ValueError: `monoid`, `sample`, `dtype`, `domain` or `skip` is not what it should be. Also:
-            a method of the monoid returns no state, or a gradient of another shape than its operand's, or
-            changes its operands in place.
+        MonoidLawError: a law is broken; shows the smallest counterexample found.
+        TypeError, ValueError: `monoid`, `sample`, `dtype`, `domain` or `skip` is not as above; or a method of
+            the monoid does not return a state, returns a gradient with another shape than its operand, or
+            changes an operand in place.
     """
     if not isinstance(monoid, Monoid):
         raise TypeError(mismatch("monoid", "an instance of a subclass of Monoid", repr(monoid)))
@@ -125,7 +133,7 @@ def check_monoid(
     if domain is not None and not callable(domain):
         raise TypeError(mismatch("domain", "None or a function of a state", repr(domain)))
     skipped = _names_of_laws(skip)
-    with torch.inference_mode(False):  # which would hide combine from autograd
+    with torch.inference_mode(False):  # inference mode would hide combine from autograd
         checked = _Tried(monoid, domain)
         operands = _draw(checked, sample, dtype)
         results = [
@@ -149,14 +157,14 @@ def _names_of_laws(skip: Any) -> tuple[str, ...]:
 
 
 class _Tried(Checked):
-    """The monoid whose laws are tried, and what its states may be."""
+    """The monoid under test, with the domain of its states."""
 
     def __init__(self, monoid: Monoid[Any], domain: Callable[[Any], Any] | None) -> None:
         super().__init__(monoid)
         self._domain = domain
 
     def inside(self, state: Any) -> Any:
-        """The state, or one in its place that folds may meet."""
+        """The state, moved into the domain if there is one."""
         if self._domain is None:
             return state
         found = self._domain(state)
@@ -169,19 +177,19 @@ class _Tried(Checked):
 
 
 class _Claim(NamedTuple):
-    """Two states that ought to agree."""
+    """Two states that must agree."""
 
     text: str
     found: Any
     expected: Any
-    exact: bool = False  # but for the sign of a zero, rather than up to rounding
-    nan_agrees: bool = False  # with anything
+    exact: bool = False  # equal except for the sign of a zero; otherwise equal up to rounding
+    nan_agrees: bool = False  # NaN agrees with everything
 
 
 @dataclass(frozen=True)
 class _Law:
     name: str
-    operands: str  # of _ELEMENTS: states; g: the gradient with respect to a state
+    operands: str  # letters of _ELEMENTS, for states, and g, a gradient with respect to a state
     claims: Callable[..., Iterator[_Claim]]  # (monoid, *operands)
 
 
@@ -287,7 +295,10 @@ _LAWS = (
 
 
 def _gradient_claim(monoid: Monoid[Any], text: str, x: Any, others: Sequence[Any], g: Any) -> _Claim:
-    """D of x in the fold of x and others, against autograd in float64; its NaN proves nothing."""
+    """D of x in the fold of x and others, compared with autograd in float64.
+
+    Where autograd gives NaN, the local gradient must only not be NaN.
+    """
     leaf = _double(x)
     leaves = [field.requires_grad_() for field in leaf if field.is_floating_point()]
     with torch.enable_grad():
@@ -311,9 +322,9 @@ def _gradient_claim(monoid: Monoid[Any], text: str, x: Any, others: Sequence[Any
 
 
 def _shared_argument_claim(monoid: Monoid[Any], parts: Sequence[Sequence[Any]], g: Any) -> _Claim:
-    """The gradient of `a`, where elements are f(a, b) = a b at a = 1, each field by itself.
+    """The gradient of an argument `a` that all elements share: f(a, b) = a b, field by field, at a = 1.
 
-    It is the sum over the parts of that of their folds, whose upstream gradients are local ones.
+    It must equal the sum over the parts of the gradients of their folds, with local gradients as upstream.
     """
     ones = _double(parts[0][0])
     ones = maker(ones)(torch.ones_like(f) if f.is_floating_point() else f for f in ones)
@@ -356,18 +367,18 @@ def _shared_argument_claim(monoid: Monoid[Any], parts: Sequence[Sequence[Any]], 
 
 
 def _in_fields(like: Any, gradients: Iterable[Any]) -> Any:
-    """The state of gradients of the floating fields, with zeros for the others."""
+    """A state of the gradients of floating-point fields, with zeros in other fields."""
     remaining = iter(gradients)
     return _gradient_state([next(remaining) if f.is_floating_point() else f for f in like], like)
 
 
 def _double(state: Any) -> Any:
-    """A copy with floating fields in float64."""
+    """A copy with floating-point fields in float64."""
     return maker(state)(f.detach().clone().double() if f.is_floating_point() else f for f in state)
 
 
 def _gradient_state(gradient: Sequence[Tensor], like: Any) -> Any:
-    """The gradient in the dtypes of `like`, with zeros for fields that are not floating and so have none."""
+    """The gradient in the dtypes of `like`, with zeros in fields that are not floating-point."""
     pairs = zip(gradient, like, strict=True)
     return maker(like)(g.to(f.dtype) if f.is_floating_point() else torch.zeros_like(f) for g, f in pairs)
 
@@ -382,7 +393,7 @@ def _over_batch(mask: Tensor, field: Tensor) -> Tensor:
 
 
 def _draw(monoid: _Tried, sample: Any, dtype: torch.dtype) -> Operands:
-    """States x, y and z, in no batch entry the identity, an upstream gradient g, and further states."""
+    """The operands of the laws: states x, y, z (no batch entry is the identity), further states, and g."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn(count: int) -> list[Any]:
@@ -392,7 +403,7 @@ def _draw(monoid: _Tried, sample: Any, dtype: torch.dtype) -> Operands:
         return states
 
     def converted(state: Any) -> Any:
-        """A copy, which a method may change before that is noticed."""
+        """A copy in dtype, inside the domain. Methods may change it before the checks notice."""
         return monoid.inside(
             maker(state)(f.detach().to(dtype if f.is_floating_point() else f.dtype, copy=True) for f in state)
         )
@@ -424,7 +435,7 @@ def _draw(monoid: _Tried, sample: Any, dtype: torch.dtype) -> Operands:
 def _random_like(field: Tensor, generator: torch.Generator) -> Tensor:
     if not field.is_floating_point():
         return torch.zeros_like(field)
-    # On the generator's device, whatever the default device is.
+    # device="cpu" is the generator's device; the default device may be another.
     return torch.randn(field.shape, generator=generator, dtype=torch.float64, device="cpu").to(field)
 
 
@@ -440,7 +451,7 @@ def _try_law(monoid: _Tried, law: _Law, operands: Operands) -> LawResult:
 
 
 def _agreement(claim: _Claim) -> tuple[Tensor, float]:
-    """Whether the claim holds, for every batch entry, and the largest relative difference where it does."""
+    """For every batch entry, whether the claim holds; and the largest relative difference where it does."""
     rows = torch.ones(claim.expected[0].shape[0], dtype=torch.bool, device=claim.expected[0].device)
     largest_difference = 0.0
     for found, expected in zip(claim.found, claim.expected, strict=True):
@@ -459,13 +470,13 @@ def _agreement(claim: _Claim) -> tuple[Tensor, float]:
 
 
 def _scale(found: Tensor, expected: Tensor) -> Tensor:
-    """1 + the largest finite magnitude: what rounding errors are measured against."""
+    """1 + the largest finite magnitude, to which differences are relative."""
     magnitudes = torch.stack([found, expected]).double().abs()
     return 1 + magnitudes.masked_fill(~magnitudes.isfinite(), 0).flatten().max()
 
 
 def _law_error(monoid: _Tried, law: _Law, number: int, operands: Operands) -> MonoidLawError:
-    """The error for the claim of that number, with the operands made as small as they go."""
+    """The error for claim `number` of a law, with the counterexample shrunk as far as possible."""
 
     def claim_on(candidate: Operands) -> _Claim:
         return next(islice(law.claims(monoid, **candidate), number, None))
@@ -482,13 +493,13 @@ def _law_error(monoid: _Tried, law: _Law, number: int, operands: Operands) -> Mo
     for name, digits in ((name, digits) for name in operands for digits in (3, 2, 1)):
         state = operands[name]
         rounded = maker(state)(_round(field, digits) for field in state)
-        # g is a gradient, and no state.
+        # g is a gradient, not a state, so it has no domain.
         rounder = operands | {name: rounded if name == "g" else monoid.inside(rounded)}
         if breaks(rounder):
             operands = rounder
     claim = claim_on(operands)
     states = {**operands, "found": claim.found, "expected": claim.expected}
-    # Nine digits tell float32 numbers apart, 17 float64 numbers that differ in the last bits alone.
+    # Nine digits distinguish all float32 numbers. Float64 numbers that differ only in the last bits need 17.
     digits = 9 if _format(claim.found, 9) != _format(claim.expected, 9) else 17
     lines = [f"{monoid!r} breaks the law of {law.name}: {claim.text}"]
     lines += [f"  {name:<8} = {_format(state, digits)}" for name, state in states.items()]
@@ -498,7 +509,7 @@ def _law_error(monoid: _Tried, law: _Law, number: int, operands: Operands) -> Mo
 
 
 def _round(field: Tensor, digits: int) -> Tensor:
-    """Round to significant digits, which keeps signs, and zero apart from the rest."""
+    """Round to significant digits. Signs stay, and nonzero numbers stay nonzero."""
     if not field.is_floating_point():
         return field
     rounded = [float(f"{x:.{digits}g}") for x in field.flatten().tolist()]
@@ -506,7 +517,7 @@ def _round(field: Tensor, digits: int) -> Tensor:
 
 
 def _format(state: Any, digits: int) -> str:
-    """Without the batch axis where it has one entry."""
+    """The fields as text, without the batch axis if it has one entry."""
     entries = (field[0] if field.shape[:1] == (1,) else field for field in state)
     pairs = zip(state._fields, entries, strict=True)
     return ", ".join(f"{name} {_numbers(entry.tolist(), digits)}" for name, entry in pairs)

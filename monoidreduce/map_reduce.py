@@ -1,8 +1,8 @@
 """Folds over any monoid: `fold` of a sequence of states, `map_reduce` of a function of all pairs of rows.
 
-Both keep nothing but inputs and result. Their backward passes are the local gradient theorem. If X is an
-element, or a partial fold, of the final fold P, then local_gradient(P, X, g) is its gradient, whatever lies
-in between.
+Both save only inputs and result for backward, which uses the local gradient theorem: if X is an element, or a
+partial fold, of the final fold P, then local_gradient(P, X, g) is its gradient, independent of all other
+elements.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["fold", "map_reduce"]
 
 Tensors: TypeAlias = Tensor | tuple[Tensor, ...]
-Visits: TypeAlias = list[tuple[slice, list[slice]]]  # slices of a, each with the slices of b to fold
-Rowless: TypeAlias = list[tuple[torch.dtype, torch.Size]]  # each field's dtype, and shape apart from axis 0
+Visits: TypeAlias = list[tuple[slice, list[slice]]]  # each slice of a, with the slices of b to fold it with
+Rowless: TypeAlias = list[tuple[torch.dtype, torch.Size]]  # of each field: dtype, and shape without axis 0
 State = TypeVar("State", bound=Sequence[Tensor])
 
 # Scores of 1024 x 1024 rows take 4 MiB in float32.
@@ -45,23 +45,24 @@ def fold(monoid: Monoid[State], values: State, dim: int = -1) -> State:
 
     Args:
         monoid: an instance of any `Monoid`.
-        values: a state, that is a NamedTuple of tensors, with one batch axis more than the result.
-        dim: the batch axis to fold. Payload axes do not count: a state has as many batch axes as the field
-            with the fewest axes. So LogWSum with log_weight [M, N] and value [M, N, D] folds N by default.
+        values: a state (a NamedTuple of tensors) with one more batch axis than the result.
+        dim: the batch axis to fold. Payload axes are not counted: a state has as many batch axes as its field
+            with the fewest axes. For example, LogWSum with log_weight [M, N] and value [M, N, D] folds N by
+            default.
 
     Returns:
-        The state without that axis; the identity where it is empty. float16 and bfloat16 fields are folded,
-        and returned, in float32. Differentiable once, by the monoid's local gradient, in every floating
-        field. torch.func.vmap and torch.func.grad work, forward mode does not.
+        The state without that axis; the identity if the axis is empty. float16 and bfloat16 fields are folded
+        and returned in float32. It is differentiable once, by the monoid's local gradient, in every
+        floating-point field. torch.func.vmap and torch.func.grad work; forward mode does not.
 
     Raises:
-        TypeError: `monoid` is not a Monoid, `values` not a state of it, or `dim` not an int. A field is
-            neither of float64, float32, bfloat16 or float16 nor integer or bool. Also: a method of the monoid
-            returns no state.
-        ValueError: `dim` is out of range, or the fields disagree on their device, or on the sizes of the axes
-            up to `dim`. Also: a method of the monoid returns other shapes or dtypes than its operands', or
-            changes an operand in place. That goes unnoticed under torch.compile. `values` are never changed:
-            a method is tried on copies of a few entries first.
+        TypeError: `monoid` is not a Monoid, `values` is not a state of it, or `dim` is not an int; a field's
+            dtype is neither float64, float32, bfloat16 or float16, nor an integer dtype or bool; or a method
+            of the monoid does not return a state.
+        ValueError: `dim` is out of range, or the fields differ in device or in the sizes of the axes up to
+            `dim`; or a method of the monoid returns other shapes or dtypes than its operands have, or changes
+            an operand in place (not detected under torch.compile). `values` are never changed: each method is
+            first tried on copies of a few entries.
         RuntimeError: when differentiated twice.
     """
     _check_monoid(monoid)
@@ -94,61 +95,63 @@ def map_reduce(
     b_chunk: int | None = None,
     process_group: Ranks = None,
 ) -> State:
-    """P_i = fold over j of f(a_i, b_j) for every row i of `a`, without storing what all pairs of rows give.
+    """P_i = fold over j of f(a_i, b_j) for every row i of `a`, without storing results for all pairs of rows.
 
-    The batched MonoidReduce of the paper (Gyllensten 2025, Appendix C), on any device. Forward, a slice of
-    `a` is folded with one slice of `b` after the other. Backward, the slice pairs are visited again:
-    project_fold is recomputed under autograd. The gradient of its result, a partial fold, is the monoid's
-    local gradient (corollary 2.1.3). Peak memory is that of one slice pair plus the results: the state, or
-    the gradients. Gradients are summed over the slices in at least float32.
+    This is the paper's batched MonoidReduce (Gyllensten 2025, Appendix C), on any device. Forward folds each
+    slice of `a` with one slice of `b` after the other. Backward visits the slice pairs again and recomputes
+    project_fold under autograd; the gradient of its result, a partial fold, is the monoid's local gradient
+    (corollary 2.1.3). Peak memory is that of one slice pair plus the results (the state, or the gradients).
+    Gradients are summed over slices in at least float32.
 
     Args:
         monoid: an instance of any `Monoid`.
-        project_fold: project_fold(a_slice, b_slice) -> the state of that slice pair: f of each pair of their
-            rows, folded over the rows of b_slice. Axis 0 of every field is that of a_slice; the other axes,
-            and the dtypes, are the same for all slices. It is recomputed, so it must be deterministic.
-            Gradients go to its arguments alone: tensors that it closes over must not require any.
-        a, b: a tensor or a tuple of tensors, sliced on axis 0, on whose size the tensors of a tuple agree.
-            project_fold receives slices in the same form. Axis 0 is never a batch axis: every row of `a` is
-            folded with every row of `b`. For batches [B, M, ...] and [B, N, ...] call torch.vmap of this.
+        project_fold: project_fold(a_slice, b_slice) -> the state of this slice pair: f of each pair of rows,
+            folded over the rows of b_slice. Axis 0 of every field is that of a_slice; the other axes and the
+            dtypes must be the same for all slices. It is recomputed, so it must be deterministic. Only its
+            arguments get gradients: tensors that it closes over must not require any.
+        a, b: a tensor, or a tuple of tensors with the same size of axis 0, which is sliced. project_fold
+            receives slices in the same form. Axis 0 is never a batch axis: every row of `a` is folded with
+            every row of `b`. For batches [B, M, ...] and [B, N, ...] use torch.vmap of this function.
         project_fold_backward: project_fold_backward(a_slice, b_slice, g) -> (gradient of a_slice, gradient of
-            b_slice). g is the gradient of project_fold's state. Gradients have the form of the slices, None
-            where there is none. Autograd does it unless given.
-        fused_backward: fused_backward(a_slice, b_slice, total, g) -> gradients as of project_fold_backward.
-            total is the state that the rows of a_slice fold to, and g is the gradient of it. Over ranks total
-            is the fold of this rank's rows of `b` alone. project_fold and the local gradient are not called
-            again.
-        forward_gradient: fold the gradient of `a` in the forward pass, for states of one floating number a
-            row. A row of project_fold's state may depend on that row of a_slice alone; this is not checked.
-        pairs: pairs(a_slice, b_slice) -> bool: is this pair of slices folded. The arguments are slices, in
-            Python's sense, of the rows of `a` and of `b`. It leaves out what a mask would. Or a tensor of the
-            answers: bool [slices of a, slices of b], read on the host, where torch.compile breaks the graph.
-            Not with a process_group, since a rank knows only its own rows of `b`.
-        a_chunk, b_chunk: rows of a slice of `a` and of `b`; 1024 unless given.
-        process_group: a ProcessGroup or a one-dimensional DeviceMesh over whose ranks the rows of `b` are
-            split, in any numbers. Then all ranks call with the same `a` and upstream gradients. The states,
-            and the gradient of `a`, are the same bits on all of them, the gradient of `b` is a rank's own.
+            b_slice), where g is the gradient of project_fold's state. Gradients have the form of the slices,
+            with None for no gradient. By default autograd computes it.
+        fused_backward: fused_backward(a_slice, b_slice, total, g) -> gradients as from project_fold_backward.
+            total is the final state of the rows of a_slice, and g is its gradient. Over ranks, total is the
+            fold of this rank's rows of `b` only. It replaces calls of project_fold and local_gradient in
+            backward.
+        forward_gradient: compute the gradient of `a` in the forward pass, for states of one floating-point
+            number per row. A row of project_fold's state must depend only on the same row of a_slice; this is
+            not checked.
+        pairs: pairs(a_slice, b_slice) -> bool: whether to fold this pair of slices; the arguments are Python
+            slices of the rows of `a` and `b`. Use it to skip blocks that a mask excludes. Or a bool tensor
+            [slices of a, slices of b] with the answers; it is read on the host, and breaks the graph of
+            torch.compile. Not allowed with a process_group, because a rank knows only its own rows of `b`.
+        a_chunk, b_chunk: number of rows in a slice of `a` and of `b`; 1024 by default.
+        process_group: a ProcessGroup or one-dimensional DeviceMesh over whose ranks the rows of `b` are
+            sharded, in any sizes. All ranks must call with the same `a` and the same upstream gradients. The
+            states and the gradient of `a` have the same bits on all ranks; the gradient of `b` is for the
+            rank's own rows.
 
     Returns:
-        The states of all rows of `a`, concatenated along axis 0. float16 and bfloat16 fields are folded, and
-        returned, in float32. With no rows in `b` every state is the identity and every gradient zero.
+        The states of all rows of `a`, concatenated along axis 0. float16 and bfloat16 fields are folded and
+        returned in float32. If `b` has no rows, every state is the identity and every gradient zero.
         Differentiable once.
 
-        torch.func.vmap, which is a loop, and torch.func.grad work, forward mode does not.
+        torch.func.vmap (as a loop) and torch.func.grad work; forward mode does not.
 
-        torch.compile breaks the graph here, and so refuses fullgraph=True, unless under torch.no_grad. If it
-        traced both passes, they would share what project_fold computes, and so store it for all pairs of
-        rows.
+        torch.compile breaks the graph here (so fullgraph=True is an error), except under torch.no_grad. If it
+        traced both passes together, backward would reuse what project_fold computed in forward, and so store
+        it for all pairs of rows.
 
     Raises:
-        TypeError: an argument is of the wrong type, or project_fold or a method of the monoid returns no
+        TypeError: an argument has the wrong type, or project_fold or a method of the monoid does not return a
             state.
-        ValueError: sizes or devices disagree, a chunk is not positive, or project_fold closes over a tensor
-            that requires gradients. project_fold_backward and fused_backward are both given, or pairs and
-            process_group. States are not as forward_gradient needs them. Also: project_fold returns other
-            shapes or dtypes for another slice, or a method of the monoid other ones than its operands'. Or
-            one of these functions changes an argument in place. That goes unnoticed under torch.compile. `a`
-            and `b` are never changed: functions are given copies of the first slices.
+        ValueError: sizes or devices disagree; a chunk is not positive; project_fold closes over a tensor that
+            requires gradients; project_fold_backward and fused_backward are both given, or pairs and
+            process_group; states are not as forward_gradient needs them; project_fold returns different
+            shapes or dtypes for different slices, or a method of the monoid other ones than its operands'; or
+            one of these functions changes an argument in place (not detected under torch.compile). `a` and
+            `b` are never changed: each function gets copies first.
         RuntimeError: when differentiated twice.
     """
     if process_group is not None:
@@ -198,20 +201,24 @@ def map_reduce(
 
 
 class _Folded(Checked):
-    """A monoid that is folded: states keep the layout of the operands, and combine uses no other tensors.
+    """A monoid in a fold. Checks that states keep their shapes and dtypes, and that combine uses only its
+    operands.
 
-    A method is tried on copies of a few entries first: operands may be the caller's, and are to be as they
-    were once it turns out that the method changes them.
+    Each method is first tried on copies of a few entries: operands may belong to the caller, and must be
+    intact if the method turns out to change them in place.
     """
 
     def __init__(self, monoid: Monoid[Any]) -> None:
         super().__init__(monoid)
-        self.refuse_closures = torch.is_grad_enabled()  # else nothing would get gradients anyway
+        self.refuse_closures = torch.is_grad_enabled()  # without grad mode nothing would get gradients anyway
         own = type(monoid).__module__ == monoids.__name__ and type(monoid) is not monoids.Product
         self._tried = {"combine", "local_gradient"} if own else set()
 
     def check_closures(self, total: Any) -> None:
-        """If a fold of states without a graph has one, that is of something that combine closes over."""
+        """Raise ValueError if combine uses a tensor that requires gradients and is not an operand.
+
+        The folded states are detached, so a graph of the total can only come from such a tensor.
+        """
         if any(field.requires_grad for field in total):
             raise ValueError(_uses_another_tensor(f"{self!r}.combine", "its operands"))
 
@@ -230,7 +237,7 @@ class _Folded(Checked):
 
 
 class _DifferentiableOnce(torch.autograd.Function):
-    """Computes gradients as one node of the graph; its own backward refuses rather than be silently wrong."""
+    """Computes gradients as one autograd node; its own backward raises instead of being silently wrong."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -270,7 +277,10 @@ class _Fold(torch.autograd.Function):
 class _FoldGradient(_DifferentiableOnce):
     @staticmethod
     def forward(monoid: Any, make: Any, axis: int, *tensors: Any) -> tuple[Tensor, ...]:
-        """The gradients of the floating fields; `tensors` are the fields, the total's fields, upstream."""
+        """Gradients of the floating-point fields.
+
+        tensors: the fields, the total's fields, upstream gradients.
+        """
         count = len(tensors) // 3
         fields, total, upstream = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
         elements = make(_wide(field) for field in fields)
@@ -291,7 +301,7 @@ class _FoldGradient(_DifferentiableOnce):
 def _over_one_axis_more(
     function: Any, info: Any, in_dims: Any, monoid: Any, make: Any, axis: int, *tensors: Tensor | None
 ) -> Any:
-    """What vmap asks for: a monoid works on any number of batch axes, so vmap's becomes the first."""
+    """The vmap rule: monoids work on any number of batch axes, so vmap's axis becomes the first one."""
 
     def batch_first(tensor: Tensor | None, dim: int | None) -> Tensor | None:
         if tensor is None or dim is None:
@@ -304,7 +314,7 @@ def _over_one_axis_more(
 
 
 def _tree_fold(monoid: Monoid[Any], values: Any, axis: int) -> Any:
-    """Halve the axis until it is used up; `rest`, at first the identity, takes the last of an odd size."""
+    """Fold the axis by halving it until it is empty; `rest` collects the last element of each odd size."""
     make, size = maker(values), values[0].shape[axis]
     rest = monoid.identity(make(f.new_empty(f.shape[:axis] + f.shape[axis + 1 :]) for f in values))
     while size > 0:
@@ -319,7 +329,7 @@ def _tree_fold(monoid: Monoid[Any], values: Any, axis: int) -> Any:
 
 @dataclass
 class _Problem:
-    """What map_reduce was asked for, apart from the tensors. Here `a` and `b` are sequences of tensors."""
+    """A call of map_reduce without its tensors. In its methods `a` and `b` are sequences of tensors."""
 
     monoid: _Folded
     project_fold: Callable[[Any, Any], Any]
@@ -328,18 +338,18 @@ class _Problem:
     visits: Visits
     a_is_tensor: bool
     b_is_tensor: bool
-    jacobians: tuple[bool, ...]  # for which tensors of a the forward pass folds the gradient; () for none
+    jacobians: tuple[bool, ...]  # tensors of a for which forward computes the gradient; () for none
     autocast: Callable[[], AbstractContextManager[Any]]
-    own_hooks: Callable[[], AbstractContextManager[Any]]  # under which the forward pass saves tensors
-    # Of the states that project_fold gives, known once it has given one: all have them in common.
+    own_hooks: Callable[[], AbstractContextManager[Any]]  # saved-tensor hooks of the forward pass
+    # Type and layout of project_fold's states; set from the first one, and the same for all.
     make: Callable[[Iterable[Tensor]], Any] | None = None
     rowless: Rowless | None = None
     tried: set[str] = dataclasses.field(
         default_factory=set
-    )  # functions that have left copies of their arguments alone
+    )  # functions that were already called with copies of their arguments
 
     def fold(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[Any, list[Tensor]]:
-        """The state, and the Jacobians of its one field by those tensors of a that ask for one."""
+        """The state, and the Jacobians of its only field with respect to the tensors of a in `jacobians`."""
         rows = a[0].shape[0]
         of_a = [t for t, asked in zip(a, self.jacobians, strict=False) if asked]
         jacobians = [t.new_zeros(t.shape, dtype=_sum_dtype(t)) for t in of_a]
@@ -373,10 +383,11 @@ class _Problem:
             return self.monoid.combine(self.monoid.identity(part) if total is None else total, part)
 
     def _slice_pair_jacobians(self, a_slice: list[Tensor], b_slice: list[Tensor]) -> tuple[Any, list[Tensor]]:
-        """The element, and the Jacobians of its one field: a row of it depends on one row of a alone.
+        """The state of a slice pair, and its Jacobians. A row of the state depends only on the same row of a.
 
-        Hooks of the caller's for saved tensors are for what outlives the call. A checkpoint, for instance,
-        would run the call again to give back what is saved here. torch.func takes no such hooks.
+        It runs under own_hooks, because saved-tensor hooks of the caller are meant for tensors that outlive
+        the call: activation checkpointing, for example, would rerun the whole call to restore what is saved
+        here. torch.func does not allow such hooks.
         """
         with torch.enable_grad(), self.own_hooks():
             part = self._slice_pair(a_slice, b_slice)
@@ -393,7 +404,7 @@ class _Problem:
         return self._element(part), [*terms]
 
     def _scaled(self, total: Any, part: Any, jacobian: Tensor) -> Tensor:
-        """D(total, part) jacobian, the local gradient being a number a row."""
+        """D(total, part) times the Jacobian; the local gradient is one number per row."""
         (factor,) = self.monoid.local_gradient(total, part, maker(total)(torch.ones_like(f) for f in total))
         scaled: Tensor = _per_row(factor.to(jacobian.dtype), jacobian) * jacobian
         return scaled
@@ -401,15 +412,15 @@ class _Problem:
     def gradients(
         self, a: Sequence[Tensor], b: Sequence[Tensor], needed: Sequence[bool], total: Any, upstream: Any
     ) -> tuple[Tensor, ...]:
-        """The gradients of those tensors of a, then b, that are `needed`."""
+        """The gradients of the tensors of a, then b, that are `needed`."""
         a_needed, b_needed = needed[: len(a)], needed[len(a) :]
-        new_zeros = upstream[0].new_zeros  # batched if upstream is (is_grads_batched)
+        new_zeros = upstream[0].new_zeros  # batched if upstream is batched (is_grads_batched)
         a_gradients = [new_zeros(t.shape, dtype=t.dtype) for t, need in zip(a, a_needed, strict=True) if need]
         b_gradients = [
             new_zeros(t.shape, dtype=_sum_dtype(t)) for t, need in zip(b, b_needed, strict=True) if need
         ]
         make = self.make
-        assert make is not None  # the forward pass came first
+        assert make is not None  # set by the forward pass
         for a_rows, of_b in self.visits if any(needed) else ():
             a_slice = _leaves(a, a_rows, a_needed)
             total_rows, upstream_rows = (make(field[a_rows] for field in s) for s in (total, upstream))
@@ -428,7 +439,7 @@ class _Problem:
         return tuple(gradient.to(dtype) for gradient, dtype in pairs)
 
     def _slice_pair(self, a_slice: Sequence[Tensor], b_slice: Sequence[Tensor]) -> Any:
-        """The state that project_fold gives for a pair of slices, checked, in the dtypes it gives."""
+        """Call project_fold for a pair of slices; returns its state, checked, with its own dtypes."""
         with self.autocast():
             part = self._called("project_fold", self.project_fold, a_slice, b_slice)
         check_state("project_fold", part, self.monoid.monoid)
@@ -439,7 +450,7 @@ class _Problem:
         return part
 
     def _element(self, part: Any) -> Any:
-        """The state of a slice pair as it is folded: without its graph, and in at least float32."""
+        """The state of a slice pair in the form that is folded: detached, and in at least float32."""
         make = maker(part)
         element = make(_widen(field.detach()) for field in part)
         rowless = [(field.dtype, field.shape[1:]) for field in element]
@@ -451,7 +462,11 @@ class _Problem:
         return element
 
     def _constant_slice_pair(self, a_slice: Sequence[Tensor], b_slice: Sequence[Tensor]) -> Any:
-        """The element of slices without gradients: if it has one, that is of something closed over."""
+        """The element of a pair of slices that do not require gradients.
+
+        Raises ValueError if the state requires one: it then comes from a tensor that project_fold closes
+        over.
+        """
         with torch.set_grad_enabled(self.monoid.refuse_closures):
             part = self._slice_pair(a_slice, b_slice)
         if any(field.requires_grad for field in part):
@@ -460,9 +475,10 @@ class _Problem:
         return self._element(part)
 
     def refuse_transformed_closures(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> None:
-        """What project_fold closes over must not belong to torch.func: it would get gradients of zero.
+        """Raise ValueError if project_fold closes over a tensor that torch.func transforms.
 
-        Here, within the transforms, that is seen by a state of other tensors; the passes run outside of them.
+        Such a tensor would silently get zero gradients. It shows only here, inside the transforms, where the
+        state of plain tensors must be plain too; the passes themselves run outside of them.
         """
         if any(map(is_transformed, self._slice_pair(*_rows_of_zeros(a, b)))):
             raise ValueError(
@@ -473,7 +489,7 @@ class _Problem:
     def _slice_pair_gradients(
         self, a_slice: list[Tensor], b_slice: list[Tensor], total: Any, upstream: Any
     ) -> Sequence[Tensor | None]:
-        """What a slice pair adds to the gradients of its tensors that require one."""
+        """The contributions of a slice pair to the gradients of those of its tensors that require one."""
         leaves = [t for t in (*a_slice, *b_slice) if t.requires_grad]
         if self.fused_backward is not None:
             return self._given_gradients(
@@ -501,7 +517,7 @@ class _Problem:
         b_slice: list[Tensor],
         *states: Any,
     ) -> list[Tensor | None]:
-        """Those that a function of the caller's makes of the slices and of states."""
+        """Gradients from the caller's function `name`, checked."""
         given = self._called(name, function, a_slice, b_slice, *states)
         return _check_gradients(name, given, a_slice, b_slice)
 
@@ -513,9 +529,9 @@ class _Problem:
         b_slice: Sequence[Tensor],
         *states: Any,
     ) -> Any:
-        """What a function of the caller's returns, which must leave its arguments alone.
+        """Call a function of the caller; raises ValueError if it changes an argument in place.
 
-        It is given copies first: tensors of the caller's are to be as they were if it changes them.
+        Its first call gets copies, so that the caller's tensors stay intact if it does.
         """
         if name not in self.tried or torch.compiler.is_compiling():
             a_slice, b_slice = _copied(a_slice), _copied(b_slice)
@@ -535,7 +551,7 @@ class _Problem:
         )
 
     def _identity(self, rows: int, a: Sequence[Tensor], b: Sequence[Tensor]) -> Any:
-        """The identity of every row. A pair of rows of zeros tells what the state looks like."""
+        """The identity for `rows` rows. Shapes and dtypes come from calling project_fold on rows of zeros."""
         part = self._constant_slice_pair(*_rows_of_zeros(a, b))
         return self.monoid.identity(maker(part)(field.new_empty(rows, *field.shape[1:]) for field in part))
 
@@ -569,9 +585,9 @@ class _MapReduceGradient(_DifferentiableOnce):
     def forward(
         problem: _Problem, a_count: int, needed: tuple[bool, ...], *tensors: Any
     ) -> tuple[Tensor, ...]:
-        """The gradients of the inputs `needed`.
+        """The gradients of the `needed` inputs.
 
-        `tensors` are the inputs, the total's fields, the Jacobians of the forward pass, upstream.
+        tensors: the inputs, the total's fields, the Jacobians of the forward pass, the upstream gradients.
         """
         count, folded = len(needed), sum(problem.jacobians)
         fields = (len(tensors) - count - folded) // 2
@@ -594,7 +610,7 @@ class _MapReduceGradient(_DifferentiableOnce):
 
 
 def _one_by_one(function: Any, info: Any, in_dims: Any, arguments: Any) -> Any:
-    """What vmap asks for, as a loop: project_fold may be any function, and memory stays that of one call."""
+    """The vmap rule, as a loop: project_fold may be any function, and peak memory stays that of one call."""
 
     def at(entry: int) -> list[Any]:
         pairs = zip(arguments, in_dims, strict=True)
@@ -621,9 +637,10 @@ def _disabled_map_reduce() -> Any:
 
 
 def _untraced_map_reduce(*call: Any) -> Any:
-    """`_map_reduce`, in no graph, and nor is what it calls.
+    """`_map_reduce`, which torch.compile does not trace, nor anything that it calls.
 
-    torch.compiler.disable loads torch's compiler, which takes seconds. Before that its mark is enough.
+    torch.compiler.disable imports torch._dynamo, which takes seconds. Until something else has imported it,
+    the mark below is enough.
     """
     return (_disabled_map_reduce() if "torch._dynamo" in sys.modules else _map_reduce)(*call)
 
@@ -635,7 +652,8 @@ mark_untraced(
 
 
 def _apply(function: Any, options: tuple[Any, ...], tensors: Sequence[Tensor | None]) -> Any:
-    # Where no gradients are recorded, torch.compile would pass ctx to forward, which setup_context rules out.
+    # Without gradients torch.compile would pass ctx to forward, which is wrong for functions with
+    # setup_context.
     records = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     if torch.compiler.is_compiling() and not records:
         return function.forward(*options, *tensors)
@@ -645,7 +663,7 @@ def _apply(function: Any, options: tuple[Any, ...], tensors: Sequence[Tensor | N
 def _remember(
     ctx: Any, inputs: Sequence[Tensor], results: Sequence[Tensor], fields: int | None = None
 ) -> None:
-    """Keep inputs and results for the backward pass. fields: how many of the results are of the state."""
+    """Save inputs and results for backward. fields: number of results that are fields of the state."""
     ctx.save_for_backward(*inputs, *results)
     ctx.set_materialize_grads(False)
     state, others = results[:fields], results[len(results[:fields]) :]
@@ -653,7 +671,7 @@ def _remember(
 
 
 def _in_place_of(gradients: Sequence[Tensor], needed: Sequence[bool]) -> Iterator[Tensor | None]:
-    """The gradients where one is needed, None elsewhere."""
+    """The gradients at the positions that are needed, None elsewhere."""
     remaining = iter(gradients)
     return (next(remaining) if need else None for need in needed)
 
@@ -663,15 +681,16 @@ def _widen(field: Tensor) -> Tensor:
 
 
 def _wide(field: Tensor) -> Tensor:
-    """The field, widened, which a method of a monoid may be given.
+    """The field, widened, to pass to a method of a monoid.
 
-    A traced graph would write back what a method changes in place, and does not count such changes.
+    While torch.compile traces, version counters are not available, and an in-place change would reach the
+    caller's tensor, so the method gets a copy.
     """
     return _widen(field).clone() if torch.compiler.is_compiling() else _widen(field)
 
 
 def _copied(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Copies in which changes are counted, under torch.inference_mode too."""
+    """Copies with version counters, even under torch.inference_mode."""
     if torch.compiler.is_compiling():
         return [t.clone() for t in tensors]
     with torch.inference_mode(False):
@@ -679,13 +698,13 @@ def _copied(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _first_entries(state: Any) -> Any:
-    """Copies of the first entries along the first batch axis, if there is one."""
+    """A copy of the first entry along the first batch axis, if there is one."""
     batched = min(field.dim() for field in state) > 0
     return maker(state)(_copied(field[:1] if batched else field for field in state))
 
 
 def _fill(upstream: Sequence[Tensor | None], total: Sequence[Tensor]) -> list[Tensor]:
-    """Zeros, of one stored element, where no gradient arrives; batched where those that arrive are."""
+    """The upstream gradients, with expanded zeros where none arrives; batched if the others are batched."""
     given = [g for g in upstream if g is not None]
     zero = (*given, total[0])[0].new_zeros(())
     pairs = zip(upstream, total, strict=True)
@@ -707,12 +726,12 @@ def _slices(tensors: Sequence[Tensor], chunk: int) -> Iterator[slice]:
 
 
 def _plain_hooks() -> AbstractContextManager[Any]:
-    """Tensors are saved as they are."""
+    """Saved-tensor hooks that do nothing, to override the caller's."""
     return saved_tensors_hooks(lambda t: t, lambda t: t)
 
 
 def _visits(pairs: Any, of_a: list[slice], of_b: list[slice]) -> Visits:
-    """The slices of a, each with the slices of b that it is folded with."""
+    """Each slice of a with the slices of b that it is folded with."""
     if isinstance(pairs, Tensor):
         if check_tensor("pairs", pairs).dtype is not torch.bool:
             raise TypeError(mismatch("pairs", "a tensor of torch.bool, or a function", pairs.dtype))
@@ -734,7 +753,7 @@ def _visits(pairs: Any, of_a: list[slice], of_b: list[slice]) -> Visits:
 
 
 def _jacobians(a: Sequence[Tensor]) -> tuple[bool, ...]:
-    """Which tensors may need gradients. Within torch.func only its transforms know."""
+    """Which tensors may need gradients. Inside torch.func, requires_grad does not tell, so all may."""
     if not torch.is_grad_enabled():
         return ()
     hidden = transforms_are_active()
@@ -742,7 +761,7 @@ def _jacobians(a: Sequence[Tensor]) -> tuple[bool, ...]:
 
 
 def _other_leaves(of: Tensor, leaves: Sequence[Tensor]) -> bool:
-    """Does its graph end at a leaf that is none of these."""
+    """Whether the autograd graph of a tensor reaches a leaf that is not in `leaves`."""
     nodes, seen, known = [of.grad_fn], set(), {id(t) for t in leaves}
     if of.requires_grad and of.grad_fn is None:
         return id(of) not in known  # a leaf itself
@@ -759,7 +778,7 @@ def _other_leaves(of: Tensor, leaves: Sequence[Tensor]) -> bool:
 
 
 def _per_row(numbers: Tensor, like: Tensor) -> Tensor:
-    """View [rows] so that it multiplies a tensor [rows, ...]."""
+    """View [rows] so that it broadcasts over a tensor [rows, ...]."""
     return numbers.reshape(-1, *(1,) * (like.dim() - 1))
 
 
@@ -768,7 +787,7 @@ def _leaves(tensors: Sequence[Tensor], rows: slice, needed: Sequence[bool]) -> l
 
 
 def _sum_dtype(tensor: Tensor) -> torch.dtype:
-    """In what the gradient of `tensor` is summed up: at least float32."""
+    """The dtype in which the gradient of `tensor` is summed: at least float32."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
@@ -777,7 +796,10 @@ def _described(rowless: Rowless) -> str:
 
 
 def _current_autocast(device_type: str) -> Callable[[], AbstractContextManager[Any]]:
-    """The caller's autocast state, for project_fold to run in forward and, on another thread, backward."""
+    """A context with the caller's autocast state, for project_fold in both passes.
+
+    Backward runs on another thread, which would not have that state.
+    """
     if not torch.amp.is_autocast_available(device_type):
         return nullcontext
     return partial(
@@ -829,7 +851,7 @@ def _check_chunk(name: str, chunk: int | None) -> int:
 def _check_gradients(
     name: str, given: Any, a_slice: list[Tensor], b_slice: list[Tensor]
 ) -> list[Tensor | None]:
-    """What the function of that name returned, for those tensors that require a gradient."""
+    """Check what the function `name` returned; return the gradients of the tensors that require one."""
     if not isinstance(given, tuple) or len(given) != 2:
         raise TypeError(mismatch(name, "a pair (gradient of a_slice, gradient of b_slice)", repr(given)))
     wanted = []

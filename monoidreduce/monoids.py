@@ -1,13 +1,13 @@
 """Commutative monoids over torch tensors, each with its local gradient D.
 
-Let P_i = x_i1 * x_i2 * ... be a fold over a commutative monoid. It satisfies the local gradient condition
-when d(x * y)/dx is a function D(x * y, x) of the result and x alone. Then dP_i/dx_ij = D(P_i, x_ij). So the
-backward pass needs the final fold and the elements, which may be recomputed, and nothing in between
+Let P_i = x_i1 * x_i2 * ... be a fold over a commutative monoid. The monoid satisfies the local gradient
+condition if d(x * y)/dx is a function D(x * y, x) of the result and x alone. Then dP_i/dx_ij = D(P_i, x_ij):
+backward needs only the final fold and the elements, which can be recomputed, and no intermediate results
 (MonoidReduce, Gyllensten 2025).
 
-States are NamedTuples of tensors. Their leading axes, shared by all fields, are batch axes; a field may have
+A state is a NamedTuple of tensors. The leading axes, shared by all fields, are batch axes; a field may have
 payload axes after them. All logarithms are natural. The identity stands for "no elements": combining any
-number of identities gives the identity, and neither value nor gradient turns into NaN.
+number of identities gives the identity, and neither values nor gradients become NaN.
 """
 
 from __future__ import annotations
@@ -51,14 +51,15 @@ _NEUTRAL = -0.0
 class Monoid(ABC, Generic[State]):
     """A commutative monoid with a local gradient. Subclass it to fold anything with `fold` and `map_reduce`.
 
-    `combine` must be associative and commutative up to rounding. `identity` must be neutral on both sides
-    exactly, but for the sign of a zero. `combine` works on any number of batch axes and changes no operand in
-    place. It is written in differentiable torch operations, so that `check_monoid` can verify D.
+    `combine` must be associative and commutative up to rounding, work on any number of batch axes, and not
+    change its operands in place. It must be written in differentiable torch operations, so that
+    `check_monoid` can verify D. `identity` must be exactly neutral on both sides, except for the sign of a
+    zero.
     """
 
     @abstractmethod
     def identity(self, like: State) -> State:
-        """The fold of nothing, with the shapes, dtypes and device of `like`, whose values do not matter."""
+        """The fold of no elements, with the shapes, dtypes and device of `like`; its values are not read."""
 
     @abstractmethod
     def combine(self, a: State, b: State) -> State:
@@ -68,8 +69,8 @@ class Monoid(ABC, Generic[State]):
     def local_gradient(self, c: State, a: State, g: State) -> State:
         """The gradient of the loss with respect to `a`, one of the operands folded into `c`: g D(c, a).
 
-        `g` is the gradient with respect to `c`, with zeros in the fields that no gradient reaches. A field
-        that is not floating has no gradient: it is zero in `g`, and what is returned for it is ignored.
+        `g` is the gradient with respect to `c`, with zeros in fields that no gradient reaches. A field that
+        is not floating-point has no gradient: it is zero in `g`, and the value returned for it is ignored.
         """
 
     def __repr__(self) -> str:
@@ -77,13 +78,13 @@ class Monoid(ABC, Generic[State]):
 
 
 def maker(state: Any) -> Callable[[Iterable[Tensor]], Any]:
-    """What builds a state of the same NamedTuple from its fields."""
+    """A function that builds a state of the same NamedTuple type from its fields."""
     named = type(state)
-    return lambda fields: named(*fields)  # not `_make`, which the compiler of torch 2.6 cannot trace
+    return lambda fields: named(*fields)  # torch.compile of torch 2.6 cannot trace `_make`
 
 
 def check_state(name: str, state: Any, monoid: Monoid[Any]) -> None:
-    """Raises a TypeError unless `state` is a NamedTuple of dense real tensors, with the monoid's fields."""
+    """Raise TypeError unless `state` is a NamedTuple of dense real tensors with the monoid's fields."""
     if not _is_named(state) or not all(isinstance(field, Tensor) for field in state):
         raise TypeError(mismatch(name, "a state, that is a NamedTuple of tensors", _describe(state)))
     published: Any = getattr(monoid, "State", None)
@@ -99,12 +100,15 @@ def check_state(name: str, state: Any, monoid: Monoid[Any]) -> None:
 
 
 def _is_named(state: Any) -> bool:
-    # Not by the truth of `_fields`, which the compiler of torch 2.6 cannot trace.
+    # torch.compile of torch 2.6 cannot trace the truth value of `_fields`, so `len` is used.
     return isinstance(state, tuple) and hasattr(state, "_fields") and len(state) > 0
 
 
 def _has_fields_of(named: Any, state: Any) -> bool:
-    """By class first: the compiler of torch 2.6 cannot compare `_fields`."""
+    """Whether `state` has the fields of the NamedTuple `named`.
+
+    The class is compared first, because torch.compile of torch 2.6 cannot compare `_fields`.
+    """
     return isinstance(state, named) or state._fields == named._fields
 
 
@@ -113,9 +117,9 @@ def layout(state: Sequence[Tensor]) -> str:
 
 
 def versions(tensors: Iterable[Any]) -> list[int]:
-    """How often each tensor was changed in place, which tells whether a function does that to its arguments.
+    """The version counter of each tensor, which shows whether a function changed its arguments in place.
 
-    Nothing is counted for inference tensors, nor while torch.compile traces.
+    It is 0 for inference tensors. While torch.compile traces, the list is empty.
     """
     if torch.compiler.is_compiling():
         return []
@@ -123,10 +127,10 @@ def versions(tensors: Iterable[Any]) -> list[int]:
 
 
 class Checked(Monoid[Any]):
-    """A monoid that somebody wrote, with errors that name it and its method where that returns no state.
+    """Wraps a monoid of a user: checks what its methods return, with errors that name monoid and method.
 
-    Every method must leave its operands as they are. `identity` and `combine` return the fields of their
-    operands. Shapes and dtypes are compared in gradients alone: elsewhere the callers know what to expect.
+    No method may change its operands. `identity` and `combine` must return the fields of their operands.
+    Shapes and dtypes are checked only for gradients; elsewhere the callers know what to expect.
     """
 
     def __init__(self, monoid: Monoid[Any]) -> None:
@@ -183,7 +187,7 @@ class Checked(Monoid[Any]):
 
 
 def _describe(value: Any) -> str:
-    """What an error says was given: types in place of numbers."""
+    """A value as error messages show it: types instead of numbers."""
     if isinstance(value, Tensor):
         return f"a tensor, {layout([value])}"
     if isinstance(value, tuple):
@@ -212,14 +216,14 @@ def _sum_payload(product: Tensor, weight: Tensor) -> Tensor:
 
 
 def _no_mass(name: str, log_weight: Tensor) -> Tensor:
-    """-inf: the logarithm of no mass. An integer has none."""
+    """-inf, the logarithm of zero mass. Raises TypeError for an integer dtype, which has no -inf."""
     if not log_weight.dtype.is_floating_point:
         raise TypeError(mismatch(name, "a floating dtype, since the field is a logarithm", log_weight.dtype))
     return torch.full_like(log_weight, -math.inf)
 
 
 def _end_of(value: Tensor, sign: int) -> Tensor:
-    """The end of the range of a dtype: infinity, or of integers and bools the largest or smallest."""
+    """The largest (sign 1) or smallest (sign -1) value of a dtype: an infinity if it is floating-point."""
     if value.dtype.is_floating_point:
         return torch.full_like(value, sign * math.inf)
     if value.dtype == torch.bool:
@@ -233,7 +237,10 @@ def _is_empty(log_weight: Tensor) -> Tensor:
 
 
 def _log_add_exp(a: Tensor, b: Tensor) -> Tensor:
-    """log(e^a + e^b). Nothing added to x is x bit for bit; the gradients of nothing are 0, not NaN."""
+    """log(e^a + e^b).
+
+    If one operand is -inf, the result is the other one bit for bit; gradients are 0, not NaN.
+    """
     a_empty, b_empty = _is_empty(a), _is_empty(b)
     total = torch.logaddexp(a.masked_fill(a_empty, 0.0), b.masked_fill(b_empty, 0.0))
     total = torch.where(a_empty, b, torch.where(b_empty, a, total))
@@ -241,12 +248,12 @@ def _log_add_exp(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _share(part: Tensor, whole: Tensor) -> Tensor:
-    """e^(part - whole), the share of the whole that a part makes up; 0 for no part of nothing."""
+    """e^(part - whole), a softmax probability; 0 if both are -inf."""
     return torch.exp(part - whole.masked_fill(_is_empty(whole), 0.0))
 
 
 class Sum(Monoid["Sum.State"]):
-    """Addition. Folded over activation(<a_i, p_j>) q_j it is the two-layer MLP."""
+    """Addition. The fold of activation(<a_i, p_j>) q_j over j is the two-layer MLP."""
 
     @exported
     class State(NamedTuple):
@@ -263,7 +270,10 @@ class Sum(Monoid["Sum.State"]):
 
 
 class WSum(Monoid["WSum.State"]):
-    """Weighted mean together with its total weight. Weights are non-negative; weight 0 means no elements."""
+    """A weighted mean together with its total weight.
+
+    Weights are non-negative; weight 0 means no elements.
+    """
 
     @exported
     class State(NamedTuple):
@@ -291,10 +301,10 @@ class WSum(Monoid["WSum.State"]):
 
 
 class LogWSum(Monoid["LogWSum.State"]):
-    """WSum with logarithmic weights: the state of attention, (log sum of weights, normalised value).
+    """WSum with logarithmic weights: the state of attention (log-sum-exp, normalised output).
 
-    An element with log weight -inf is masked: its value is never looked at and its gradients are 0. A log
-    weight of +inf gives NaN values, as torch.softmax does.
+    An element with log weight -inf is masked: its value is not used, even if it is NaN, and its gradients are
+    0. A log weight of +inf gives NaN values, as in torch.softmax.
     """
 
     @exported
@@ -330,7 +340,7 @@ _WSUM = WSum()
 
 
 class LogSumExp(Monoid["LogSumExp.State"]):
-    """log of a sum of exponentials. D is the softmax probability of the element."""
+    """The log of a sum of exponentials. D is the softmax probability of the element."""
 
     @exported
     class State(NamedTuple):
@@ -347,15 +357,15 @@ class LogSumExp(Monoid["LogSumExp.State"]):
 
 
 class CrossEntropy(Monoid["CrossEntropy.State"]):
-    """Cross entropy against class indices; the loss of the final fold is lse - target.
+    """Cross entropy against class indices; the loss is lse - target of the final fold.
 
-    The state of one class is (its logit, its logit if it is the target, else 0).
+    The state of a single class is (its logit, its logit if it is the target or else 0).
     """
 
     @exported
     class State(NamedTuple):
-        lse: Tensor  # [*batch], log-sum-exp of the logits seen
-        target: Tensor  # [*batch], the target's logit once it has been seen, 0 before
+        lse: Tensor  # [*batch], log-sum-exp of the folded logits
+        target: Tensor  # [*batch], the target's logit if it is among the folded ones, else 0
 
     def identity(self, like: State) -> State:
         return self.State(_no_mass("CrossEntropy.lse", like.lse), torch.full_like(like.target, _NEUTRAL))
@@ -370,17 +380,17 @@ class CrossEntropy(Monoid["CrossEntropy.State"]):
 class Distillation(Monoid["Distillation.State"]):
     """Cross entropy of a student under a teacher's distribution.
 
-    LogSumExp over the student's logits beside LogWSum of the student's logits under the teacher's. The state
-    of one class is (student logit, teacher logit, student logit), the loss of the final fold is
-    student_lse - expectation. With teacher logit - student logit as the third, expectation + student_lse -
-    teacher_lse is the divergence KL(teacher || student).
+    It is LogSumExp of the student's logits, together with LogWSum of the student's logits weighted by the
+    teacher's softmax. The state of a single class is (student logit, teacher logit, student logit), and the
+    loss is student_lse - expectation of the final fold. With (teacher logit - student logit) as third field,
+    expectation + student_lse - teacher_lse is the divergence KL(teacher || student).
     """
 
     @exported
     class State(NamedTuple):
         student_lse: Tensor  # [*batch]
         teacher_lse: Tensor  # [*batch]
-        expectation: Tensor  # [*batch], mean under the teacher's softmax over the classes seen
+        expectation: Tensor  # [*batch], mean under the teacher's softmax over the folded classes
 
     def identity(self, like: State) -> State:
         empty = _no_mass("Distillation.student_lse", like.student_lse)
@@ -404,18 +414,18 @@ _LOG_WSUM = LogWSum()
 
 
 class Max(Monoid["Max.State"]):
-    """Maximum and how many elements attain it; NaN wins.
+    """The maximum, and the number of elements that attain it; NaN wins.
 
-    That number makes ties a local matter: each of n elements tied for the maximum receives 1/n of the
-    gradient, as in torch.amax.
+    The number is needed for the local gradient of ties: each of n elements tied for the maximum receives 1/n
+    of the gradient, as in torch.amax.
     """
 
     @exported
     class State(NamedTuple):
         value: Tensor  # [*batch], of any dtype; an integer has no gradient
-        times: Tensor  # [*batch], integer; 1 for a single element, 0 for none
+        times: Tensor  # [*batch], integer; 1 for a single element, 0 for no elements
 
-    _worst: ClassVar[int] = -1  # the sign of the end of a range that loses against all
+    _worst: ClassVar[int] = -1  # sign of the infinity that loses against every value
     _better = staticmethod(torch.maximum)
 
     def identity(self, like: State) -> State:
@@ -435,17 +445,17 @@ def _attains(value: Tensor, best: Tensor) -> Tensor:
 
 
 class Min(Max):
-    """Minimum and how many elements attain it; otherwise as Max."""
+    """The minimum, and the number of elements that attain it; otherwise like Max."""
 
     _worst = 1
     _better = staticmethod(torch.minimum)
 
 
 class ArgMax(Monoid["ArgMax.State"]):
-    """Maximum and where it is. Of tied elements the lowest position wins and takes the whole gradient.
+    """The maximum and its position. Among ties the lowest position wins, and gets the whole gradient.
 
-    Elements carry distinct positions >= 0. Position -1 means no elements: the argmax of -infs alone is a
-    valid position, that of nothing is -1. NaN wins, as in torch.argmax.
+    Elements have distinct positions >= 0. Position -1 means no elements, so the argmax over values of -inf is
+    a valid position, and that of an empty fold is -1. NaN wins, as in torch.argmax.
     """
 
     @exported
@@ -473,18 +483,18 @@ class ArgMax(Monoid["ArgMax.State"]):
 
 
 class ArgMin(ArgMax):
-    """Minimum and where it is; otherwise as ArgMax."""
+    """The minimum and its position; otherwise like ArgMax."""
 
     _worst = 1
     _beats = staticmethod(torch.lt)
 
 
 class Product(Monoid[Any]):
-    """Several monoids folded side by side in one pass, as in Product(lse=LogSumExp(), best=ArgMax()).
+    """Several monoids folded side by side in one pass, for example Product(lse=LogSumExp(), best=ArgMax()).
 
-    The state is flat. A monoid with one field lends it its keyword, the others prefix their fields with it:
-    the example has the fields lse, best_value, best_position. Every monoid must publish its NamedTuple as
-    `State`.
+    The state is flat. The field of a monoid with one field is named by its keyword; otherwise the keyword is
+    a prefix. The example has the fields lse, best_value, best_position. Every monoid must have its NamedTuple
+    as attribute `State`.
     """
 
     def __init__(self, /, **monoids: Monoid[Any]) -> None:
@@ -531,7 +541,10 @@ def _product(monoids: dict[str, Monoid[Any]]) -> Product:
 
 @cache
 def _flat_state(names: tuple[str, ...]) -> Any:
-    """The state of a product with these fields, by which pickle finds it: it is no attribute of a module."""
+    """The NamedTuple of a product with these fields.
+
+    It is not an attribute of a module, so pickle rebuilds it from the names of its fields.
+    """
     state = cast(Any, namedtuple("State", names))
     state.__reduce__ = lambda self: (_make_flat_state, (names, tuple(self)))
     return state
@@ -551,26 +564,26 @@ def _published_state(name: str, monoid: Monoid[Any]) -> Any:
 
 
 def local_matrix(monoid: Monoid[Any], c: Any, a: Any) -> Tensor:
-    """D(c, a) as a matrix: `local_gradient(c, a, g)` is the matrix times g.
+    """D(c, a) as a matrix: `local_gradient(c, a, g)` is this matrix times g.
 
-    With fields laid end to end it is the matrix of equation 3 of the paper's draft. For `LogWSum` it is
-    exp(a_z - c_z) [[1, a_v - c_v], [0, I]]. Its transpose takes a tangent of `a` to that of `c`, as
-    `local_tangent` does without the matrix.
+    With fields concatenated it is the matrix of equation 3 of the paper's draft. For `LogWSum` it is
+    exp(a_z - c_z) [[1, a_v - c_v], [0, I]]. Its transpose maps a tangent of `a` to a tangent of `c`, which
+    `local_tangent` does without building the matrix.
 
     Args:
         monoid: an instance of any `Monoid`.
-        c, a: states of one layout; a is one of the elements, or partial folds, that are folded into c.
+        c, a: states with the same shapes and dtypes; a is an element, or partial fold, that is folded into c.
 
     Returns:
-        [*batch, numbers of a, numbers of c]. There are as many batch axes as the field with the fewest axes
-        has. Fields that are not floating have no numbers.
+        [*batch, numbers of a, numbers of c]. The field with the fewest axes has only batch axes. Fields that
+        are not floating-point have no numbers.
 
     Raises:
-        TypeError, ValueError: `c` or `a` is no state of the monoid, has no floating field, or they differ in
-            shapes or dtypes.
+        TypeError, ValueError: `c` or `a` is not a state of the monoid or has no floating-point field, or they
+            differ in shapes or dtypes.
     """
     batch = _check_local(monoid, c, a)
-    c, a = (maker(state)(field.clone() for field in state) for state in (c, a))  # a method may change them
+    c, a = (maker(state)(field.clone() for field in state) for state in (c, a))  # methods may change them
     columns = []
     for index, field in enumerate(c):
         if not field.dtype.is_floating_point:
@@ -584,17 +597,17 @@ def local_matrix(monoid: Monoid[Any], c: Any, a: Any) -> Tensor:
 
 
 def local_tangent(monoid: Monoid[Any], c: Any, a: Any, tangent: Any) -> Any:
-    """How c moves where `a`, one of its elements, moves along a tangent: the transpose of D(c, a).
+    """Forward mode: the tangent of c for a tangent of its element `a`, by the transpose of D(c, a).
 
-    The tangent of a fold is the sum of those that its elements give: forward mode, by the local gradient
-    theorem. `local_gradient` must be written in differentiable torch operations.
+    The tangent of a fold is the sum of the tangents that its elements give (local gradient theorem). The
+    monoid's `local_gradient` must be written in differentiable torch operations.
 
     Args:
         monoid, c, a: as for `local_matrix`.
-        tangent: a state of the layout of `a`; fields that are not floating do not count.
+        tangent: a state with the shapes and dtypes of `a`; fields that are not floating-point are ignored.
 
     Returns:
-        A state of the layout of `c`, 0 in fields that are not floating. No gradient goes through it.
+        A state like `c`, with 0 in fields that are not floating-point. It is not differentiable.
 
     Raises:
         TypeError, ValueError: as `local_matrix`, or `tangent` is not as above.
@@ -615,7 +628,7 @@ def local_tangent(monoid: Monoid[Any], c: Any, a: Any, tangent: Any) -> Any:
 
 
 def _check_local(monoid: Any, c: Any, a: Any) -> int:
-    """How many batch axes the states have."""
+    """Check the arguments of `local_matrix`; return the number of batch axes."""
     if not isinstance(monoid, Monoid):
         raise TypeError(mismatch("monoid", "an instance of a subclass of Monoid", repr(monoid)))
     for name, state in (("c", c), ("a", a)):
@@ -629,6 +642,6 @@ def _check_local(monoid: Any, c: Any, a: Any) -> int:
 
 
 def _end_to_end(state: Any, like: Any, batch: int) -> Tensor:
-    """The numbers of the floating fields, [*batch, numbers]."""
+    """The floating-point fields, flattened and concatenated: [*batch, numbers]."""
     floating = [g for g, f in zip(state, like, strict=True) if f.dtype.is_floating_point]
     return torch.cat([g.reshape(*g.shape[:batch], math.prod(g.shape[batch:])) for g in floating], -1)

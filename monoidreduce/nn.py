@@ -1,4 +1,4 @@
-"""The operators as modules: options go to the constructor, tensors to `forward`, as in `functional`."""
+"""The operators as modules: the constructor takes an operator's options, `forward` takes its tensors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MLP", "Attention", "LinearCrossEntropyHead", "LinearCrossEntropyLoss", "LinearDistillationLoss"]
 
-Result = TypeVar("Result")  # of a call: a tensor or, with return_lse, two
+Result = TypeVar("Result")  # type of a call's result: a tensor, or two with return_lse
 
 
 def _no_elements(axes: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -57,10 +57,10 @@ class _Operator(nn.Module):
             refuse(self._function.__name__, others)
         self.options = {**self._defaults, **options}
         positional, named = self._without_elements()
-        self._function(*positional, **named, **self.options)  # which checks the options
+        self._function(*positional, **named, **self.options)  # a call on empty tensors checks the options
 
     def _without_elements(self) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        """Any tensors that the function takes with these options, and those that it takes by name."""
+        """Empty tensors with which the function can be called: positional ones, and those by name."""
         raise NotImplementedError
 
     def extra_repr(self) -> str:
@@ -71,9 +71,10 @@ Module = TypeVar("Module", bound=type[_Operator])
 
 
 def _of(function: Callable[..., Any], options: type, tensors: type) -> Callable[[Module], Module]:
-    """Makes a class the module of a function, which has its signatures and defaults.
+    """Class decorator that makes a module of a function: it gets the function's signatures and defaults.
 
-    options, tensors: TypedDicts of the function's keywords that the module holds, and that a call gives.
+    options: TypedDict of the keywords that the constructor takes. tensors: TypedDict of those that a call
+    takes.
     """
     parameters = inspect.signature(function).parameters
 
@@ -101,7 +102,7 @@ def _of(function: Callable[..., Any], options: type, tensors: type) -> Callable[
 class Attention(_Operator, Generic[Result]):
     """`monoidreduce.attention`: q [B, H, M, F], k [B, Hkv, N, F], v [B, Hkv, N, D] -> [B, H, M, D].
 
-    The options and the tensors by name are keywords of the function.
+    Options, and tensors that are passed by name, are the keywords of the function.
     """
 
     @overload
@@ -144,7 +145,7 @@ class Attention(_Operator, Generic[Result]):
 class LinearCrossEntropyLoss(_Operator, Generic[Result]):
     """`monoidreduce.linear_cross_entropy`: x [..., D], weight [V, D], target [...] -> the loss.
 
-    The options and the tensors by name are keywords of the function.
+    Options, and tensors that are passed by name, are the keywords of the function.
     """
 
     @overload
@@ -191,8 +192,8 @@ class LinearCrossEntropyLoss(_Operator, Generic[Result]):
 class LinearDistillationLoss(_Operator):
     """`monoidreduce.linear_distillation`.
 
-    x [..., D], weight [V, D], teacher_x [..., E], teacher_weight [V, E] -> the loss. The options and the
-    tensors by name are keywords of the function.
+    x [..., D], weight [V, D], teacher_x [..., E], teacher_weight [V, E] -> the loss. Options, and tensors
+    that are passed by name, are the keywords of the function.
     """
 
     def __init__(self, **options: Unpack[DistillationOptions]) -> None:
@@ -226,14 +227,15 @@ class LinearDistillationLoss(_Operator):
 
 
 class LinearCrossEntropyHead(nn.Module):
-    """A linear layer over classes whose forward gives the loss, so that wrappers see the parameters' use.
+    """A linear layer over classes that returns the loss from its own forward.
 
-    FSDP, for one, gathers parameters for the forward of the module that has them. A loss that reads them
-    elsewhere meets a part of them, and `full_tensor()` there has wrong gradients where ranks have other
-    tokens. Under `monoidreduce.distributed.VocabParallel` the classes are split over ranks.
+    So wrappers such as FSDP work: FSDP gathers parameters only during the forward of the module that owns
+    them. A loss that reads the weight elsewhere would see one rank's shard, and `full_tensor()` there gives
+    wrong gradients if ranks have different tokens. With `monoidreduce.distributed.VocabParallel` the classes
+    are sharded over ranks.
 
     Attributes:
-        weight: [classes, in_features], bias: [classes] or None, initialised as in `torch.nn.Linear`.
+        weight: [classes, in_features], bias: [classes] or None; initialised as in `torch.nn.Linear`.
     """
 
     bias: nn.Parameter | None
@@ -248,10 +250,10 @@ class LinearCrossEntropyHead(nn.Module):
         dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        """options: of `LinearCrossEntropyLoss`.
+        """options: those of `LinearCrossEntropyLoss`.
 
         Raises:
-            TypeError, ValueError: a size that is no int >= 0, bias not a bool, or a wrong option.
+            TypeError, ValueError: a size is not an int >= 0, bias is not a bool, or an option is wrong.
         """
         super().__init__()
         for name, size in {"in_features": in_features, "classes": classes}.items():
@@ -264,13 +266,14 @@ class LinearCrossEntropyHead(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise the parameters anew, as after `to_empty`, which leaves them undefined."""
+        """Initialise the parameters again, for example after `to_empty`, which leaves them undefined."""
         nn.Linear.reset_parameters(self)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor, target: Tensor | None = None) -> Any:
-        """The loss of x [..., in_features] and target [...] as `linear_cross_entropy` has it.
+        """The loss of x [..., in_features] and target [...], by `linear_cross_entropy` with this module's
+        options.
 
-        Without a target the logits [..., classes] of torch's linear, which no option changes.
+        Without a target it returns the logits [..., classes] of torch's linear; no option applies to them.
         """
         if is_dtensor(self.weight):
             dtensor = _yards.ranks().dtensor
@@ -286,14 +289,14 @@ class LinearCrossEntropyHead(nn.Module):
 
 
 class MLP(nn.Module):
-    """`monoidreduce.mlp` with its parameters, which are initialised as in `torch.nn.Linear`.
+    """`monoidreduce.mlp` with its parameters, initialised as in `torch.nn.Linear`.
 
     Attributes:
         w1: [hidden_features, in_features], bias1: [hidden_features] or None.
         w2: [out_features, hidden_features], bias2: [out_features] or None.
-        gate: as w1, gate_bias: as bias1, or None where the MLP is not gated.
+        gate: like w1, gate_bias: like bias1; None if the MLP is not gated.
 
-    Under `monoidreduce.distributed.MLPParallel` the hidden units are split over ranks.
+    With `monoidreduce.distributed.MLPParallel` the hidden units are sharded over ranks.
     """
 
     gate: nn.Parameter | None
@@ -313,12 +316,12 @@ class MLP(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """out_features is in_features by default. gated: activation(x @ gate^T + gate_bias) multiplies
-        x @ w1^T + bias1.
+        """out_features: in_features by default. gated: multiply x @ w1^T + bias1 by
+        activation(x @ gate^T + gate_bias).
 
         Raises:
-            TypeError, ValueError: a size that is no int >= 0, an unknown activation, or bias or gated not a
-                bool.
+            TypeError, ValueError: a size is not an int >= 0, the activation is unknown, or bias or gated is
+                not a bool.
         """
         super().__init__()
         check_choice("activation", activation, ACTIVATIONS)
@@ -347,11 +350,11 @@ class MLP(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise the parameters anew, as after `to_empty`, which leaves them undefined."""
+        """Initialise the parameters again, for example after `to_empty`, which leaves them undefined."""
         layers = (self.w1, self.bias1), (self.w2, self.bias2), (self.gate, self.gate_bias)
         for weight, bias in layers:
             if weight is not None:
-                linear: Any = SimpleNamespace(weight=weight, bias=bias)  # all that this method reads
+                linear: Any = SimpleNamespace(weight=weight, bias=bias)  # the only attributes that it reads
                 nn.Linear.reset_parameters(linear)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -375,7 +378,11 @@ class MLP(nn.Module):
         )
 
     def _check_input(self, x: Tensor) -> None:
-        """The parameters fit each other: what does not fit is x. Autocast casts all dtypes but float64."""
+        """Raise an error that names x. Checked here because the parameters fit each other, so x is the wrong
+        one.
+
+        Autocast casts all dtypes except float64.
+        """
         check_floating("x", x)
         is_cast = autocast_dtype(x) is not None and x.dtype != torch.float64
         check_like("x", x, "w1", self.w1, (x.dtype if is_cast else self.w1.dtype,))

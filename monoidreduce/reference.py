@@ -1,12 +1,12 @@
-"""Plain-torch definitions of every operator, at any precision and on any device.
+"""Plain-torch definitions of every operator, in any precision and on any device.
 
-Each function computes what the fused operator of the same name computes (same arguments, less ``workspace``).
-It stores the score matrix that the fused operator never stores. In float64 it is the oracle of the
-test-suite. In the tested dtype (products in that dtype, statistics in float32) it is the "eager" composition.
-Accuracy and speed are measured against that. Gradients come from autograd.
+Each function computes the same as the fused operator of its name (same arguments, without ``workspace``), but
+stores the whole score matrix. In float64 it is the oracle of the tests. In lower precision (products in the
+operands' dtype, statistics in float32) it is the eager composition with which accuracy and speed are
+compared. Gradients come from autograd.
 
-The edge semantics are the operators'. An empty fold or a fully excluded row gives output 0, log-sum-exp -inf
-and gradients of exactly 0. What a mask excludes has no influence, whatever it holds.
+Edge cases are those of the operators: an empty fold or a fully masked row gives output 0, log-sum-exp -inf
+and gradients of exactly 0. Masked elements have no influence, even if they are NaN.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _statistics_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def _empty_rows(scores: Tensor) -> Tensor:
-    """[..., N] -> [...]: True where a row has no score above -inf, N = 0 included."""
+    """[..., N] -> [...]: True for rows without a score above -inf; also if N = 0."""
     return (scores == -math.inf).all(-1)
 
 
@@ -70,9 +70,9 @@ def _softcap(scores: Tensor, softcap: float | None) -> Tensor:
 
 
 def _reduce(loss: Tensor, used: Tensor, reduction: str, weights: Tensor | None = None) -> Tensor:
-    """Per-token loss -> its "none", "sum" or "mean" over the used tokens; the mean over none of them is 0.
+    """Reduce the per-token loss by "none", "sum" or "mean" over the used tokens; a mean over no tokens is 0.
 
-    With weights [...] of the tokens the mean divides by their sum; it is NaN if all are 0.
+    weights [...]: weights of the tokens. The mean then divides by their sum, and is NaN if all are 0.
     """
     if reduction == "none":
         return loss
@@ -81,7 +81,7 @@ def _reduce(loss: Tensor, used: Tensor, reduction: str, weights: Tensor | None =
     if reduction == "mean":
         if weights is None:
             total = used.sum()
-        else:  # torch's mean is NaN without any weight, whatever smoothing adds
+        else:  # as in torch, the mean is NaN if all weights are 0, even with label smoothing
             weights = torch.where(used, weights, 0.0)
             total = torch.where(weights.any(), weights.sum(), math.nan)
         return loss.sum() / torch.where(used.any(), total, 1)
@@ -91,7 +91,10 @@ def _reduce(loss: Tensor, used: Tensor, reduction: str, weights: Tensor | None =
 def _window_mask(
     m: int, n: int, causal: bool, window: tuple[int | None, int | None] | None, device: torch.device
 ) -> Tensor | None:
-    """[m, n] bool, True where a key is seen, None where all are. The last query aligns with the last key."""
+    """[m, n] bool, True if the query sees the key; None if all are seen.
+
+    The last query and key are aligned.
+    """
     left, right = (None, None) if window is None else window
     if causal:
         right = 0 if right is None else min(right, 0)
@@ -122,8 +125,8 @@ def attention(
     """softmax(mask(softcap(scale * q @ k^T) + bias)) @ v.
 
     q [B, H, M, F], k [B, Hkv, N, F], v [B, Hkv, N, D] -> out [B, H, M, D] in the dtype of q, and the
-    natural-log lse [B, H, M] in the statistics dtype when return_lse. Query head h reads key head h // (H //
-    Hkv). sinks [H]: scores of one more key of each head, whose value is 0.
+    natural-log lse [B, H, M] in the statistics dtype if return_lse. Query head h uses key head h // (H //
+    Hkv). sinks [H]: for each head, the score of one more key with value 0.
     """
     statistics = _statistics_dtype(q)
     (heads, m, width), n = q.shape[1:], k.shape[-2]
@@ -133,9 +136,9 @@ def attention(
     if bias is not None and bias.dtype == torch.bool:
         keep = bias if keep is None else keep & bias
 
-    # A product with an excluded key must not see what the key holds: 0 * NaN is NaN. Matrix products sum over
-    # excluded pairs too. So non-finite inputs take elementwise products over [B, H, M, N, width] in which
-    # excluded pairs read zeros instead.
+    # Excluded keys must not matter even if they are NaN, but a matrix product multiplies them by 0, and 0 *
+    # NaN is NaN. So non-finite inputs use elementwise products over [B, H, M, N, width], with zeros for
+    # excluded pairs.
     pairwise = keep is not None and not all(bool(t.isfinite().all()) for t in (q, k, v))
     if pairwise:
         pair = keep.expand(*q.shape[:2], m, n)[..., None]  # type: ignore[union-attr]
@@ -170,10 +173,10 @@ def attention_varlen(
     return_lse: bool = False,
     **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`attention` of each sequence, with its options.
+    """`attention` of each packed sequence, with its options.
 
-    q [T, H, F], k [S, Hkv, F], v [S, Hkv, D] -> out [T, H, D], lse [H, T]. cu_seqlens_*: [sequences + 1],
-    where sequences start, and the end of the last. Queries behind it see no key.
+    q [T, H, F], k [S, Hkv, F], v [S, Hkv, D] -> out [T, H, D], lse [H, T]. cu_seqlens_*: [sequences + 1], the
+    start of each sequence, and the end of the last. Queries behind that end see no key.
     """
     cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     of_queries = (cu_seqlens_q.diff().tolist(), len(q), q)
@@ -208,7 +211,10 @@ def _logits(
 
 
 def _used_and_outside(target: Tensor, ignore_index: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Which targets are not ignored, and which of these are no class: IndexError on the CPU."""
+    """(targets that are not ignored, those of them outside [0, classes)).
+
+    On the CPU the latter raise IndexError.
+    """
     used = target != ignore_index
     outside = used & ((target < 0) | (target >= classes))
     if outside.device.type == "cpu" and bool(outside.any()):
@@ -233,10 +239,9 @@ def linear_cross_entropy(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Cross entropy of softcap(logit_scale * x @ weight^T + bias) against class indices.
 
-    x [..., D], weight [V, D], bias [V], class_weight [V], target [...] -> the loss (per token for
-    reduction="none", else a scalar), and the lse [...] of every token when return_lse, in the statistics
-    dtype. A target outside [0, V) that is not ignore_index raises IndexError on the CPU and makes its token
-    NaN elsewhere.
+    x [..., D], weight [V, D], bias [V], class_weight [V], target [...] -> the loss ([...] for
+    reduction="none", otherwise a scalar) and, if return_lse, the lse [...], in the statistics dtype. A target
+    outside [0, V) that is not ignore_index raises IndexError on the CPU; on other devices its token is NaN.
     """
     logits = _logits(x, weight, bias, logit_scale, softcap)
     classes = logits.shape[-1]
@@ -244,7 +249,7 @@ def linear_cross_entropy(
 
     lse = _logsumexp(logits)
     is_target = torch.arange(classes, device=target.device) == target[..., None]
-    # Differences first: a constant in all logits is in none of them.
+    # lse - logit is computed before summing, so that a large constant in all logits cancels.
     weights = logits.new_ones(classes) if class_weight is None else class_weight.to(logits.dtype)
     of_target = torch.where(is_target, weights, 0.0).sum(-1)
     loss = (1.0 - label_smoothing) * of_target * (lse - torch.where(is_target, logits, 0.0).sum(-1))
@@ -275,7 +280,8 @@ def linear_distillation(
     reduction: str = "mean",
     teacher_grad: bool = False,
 ) -> Tensor:
-    """Loss between two distributions over V classes, student softmax(x @ weight^T / T) and teacher likewise.
+    """Loss between two distributions over V classes: the student's softmax(x @ weight^T / T) and the
+    teacher's.
 
     x [..., D], weight [V, D], teacher_x [..., E], teacher_weight [V, E], biases [V], mask [...] bool, target
     [...] -> the loss in the statistics dtype.
@@ -322,14 +328,14 @@ def linear_log_probs(
     """Log-probabilities of targets under softmax(softcap(logit_scale * x @ weight^T + bias) / temperature).
 
     x [..., D], weight [V, D], bias [V], target [...], temperature a number or [...] -> log_probs, entropy,
-    top1 and lse, [...] each, in the statistics dtype; entropy and top1 only where they are asked for. A
-    target outside [0, V) that is not ignore_index raises IndexError on the CPU and makes its log_probs NaN
-    elsewhere.
+    top1 and lse, [...] each, in the statistics dtype; entropy and top1 are None unless asked for. A target
+    outside [0, V) that is not ignore_index raises IndexError on the CPU; on other devices its log_probs is
+    NaN.
     """
     logits = _logits(x, weight, bias, logit_scale, softcap)
     divisor = temperature.to(logits.dtype)[..., None] if isinstance(temperature, Tensor) else temperature
     used, outside = _used_and_outside(target, ignore_index, logits.shape[-1])
-    # What an ignored token holds has no influence.
+    # Ignored tokens have no influence, even if they hold NaN.
     scores = torch.where(used[..., None], logits / divisor, 0.0)
     lse = _logsumexp(scores)
     is_target = torch.arange(scores.shape[-1], device=target.device) == target[..., None]
@@ -367,6 +373,6 @@ def mlp(
 def logsumexp_matmul(a: Tensor, b: Tensor, *, scale: float = 1.0) -> Tensor:
     """log sum_j exp(scale * <a_i, b_j>).
 
-    a [..., M, F], b [N, F] -> [..., M] in the statistics dtype; -inf where N = 0.
+    a [..., M, F], b [N, F] -> [..., M] in the statistics dtype; -inf if N = 0.
     """
     return _logsumexp((a @ b.mT).to(_statistics_dtype(a)) * scale)

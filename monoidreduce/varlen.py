@@ -1,4 +1,4 @@
-"""Attention over sequences of several lengths, packed one behind another."""
+"""Attention over packed sequences of different lengths."""
 
 from __future__ import annotations
 
@@ -121,40 +121,41 @@ def attention_varlen(
     grad_dtype: torch.dtype | None = None,
     **others: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`attention` within each of several sequences, which lie one behind another in one tensor.
+    """`attention` within each of several sequences that are packed in one tensor.
 
-    The host never waits for the lengths: a call can be captured in a CUDA graph and replayed with others.
-    Tensors may be longer than the sequences. Their last rows are of no sequence.
+    The host never waits for the lengths, so a call can be captured in a CUDA graph and replayed with other
+    lengths. Tensors may be longer than the sequences; their last rows then belong to no sequence.
 
     Args:
         q: [T, H, F] queries of all sequences.
-        k: [S, Hkv, F] keys; H is a multiple of Hkv and query head h reads key head h // (H // Hkv).
+        k: [S, Hkv, F] keys; H is a multiple of Hkv, and query head h uses key head h // (H // Hkv).
         v: [S, Hkv, D] values.
         cu_seqlens_q: [sequences + 1] int32 or int64, on the device of q. Sequence n has the queries from
-            cu_seqlens_q[n] to cu_seqlens_q[n + 1]; the first is 0, and none is less than the one before.
-        cu_seqlens_k: the same of keys and values; None: as cu_seqlens_q. A sequence may have no queries or no
-            keys.
-        causal, window: of each sequence, whose last query is aligned with its last key.
-        scale, softcap, sinks, compensated: as of `attention`.
-        score_mod, mask_mod: as of `attention`, for one element of a sequence. `batch` is the number of the
-            sequence, and q_idx and kv_idx count within it. See docs/score_mod.md.
-        return_lse: return the log-sum-exp of each query's scores too, that of its sink included.
-        process_group: q, k and v are this rank's part of the tokens, as `distributed.shard` makes it of axis
-            0; so are the results. cu_seqlens_q, cu_seqlens_k are of all tokens, and the same on every rank.
-            sinks are of all heads. No score_mod and no mask_mod is taken. See docs/distributed.md.
-        method, layout, length, grad_dtype: as of `attention`. length counts the tokens of all ranks, also
-            tokens of no sequence.
+            cu_seqlens_q[n] to cu_seqlens_q[n + 1]; the first entry is 0, and the entries do not decrease.
+        cu_seqlens_k: the same for keys and values; None: equal to cu_seqlens_q. A sequence may have no
+            queries or no keys.
+        causal, window: apply within each sequence; its last query is aligned with its last key.
+        scale, softcap, sinks, compensated: as in `attention`.
+        score_mod, mask_mod: as in `attention`. `batch` is the index of the sequence, and q_idx and kv_idx
+            count within the sequence. See docs/score_mod.md.
+        return_lse: also return the log-sum-exp of each query's scores, including its sink.
+        process_group: q, k and v are this rank's shard of the tokens, as `distributed.shard` makes it along
+            axis 0, and so are the results. cu_seqlens_q and cu_seqlens_k cover all tokens, and are the same
+            on every rank. sinks are for all heads. score_mod and mask_mod are not supported. See
+            docs/distributed.md.
+        method, layout, length, grad_dtype: as in `attention`. length counts the tokens of all ranks,
+            including tokens of no sequence.
 
     Returns:
-        out [T, H, D] in the dtype of q. With return_lse also lse [H, T] in the accumulation dtype, in natural
-        units and differentiable. A query that sees no key has out 0 and lse -inf, or its sink; so has one of
-        no sequence. On a GPU all results and gradients are NaN if cu_seqlens_q or cu_seqlens_k is not as
-        above.
+        out [T, H, D] in the dtype of q. With return_lse also lse [H, T] in the accumulation dtype, with
+        natural logarithm and differentiable. A query that sees no key, or belongs to no sequence, has out 0
+        and lse -inf (or its sink). On a GPU all results and gradients are NaN if cu_seqlens_q or cu_seqlens_k
+        is not as above.
 
     Raises:
-        TraceError: score_mod or mask_mod does what kernels cannot.
-        TypeError, ValueError: an argument is not as above; on the CPU also what cu_seqlens_q and cu_seqlens_k
-            hold.
+        TraceError: score_mod or mask_mod does something that kernels cannot do.
+        TypeError, ValueError: an argument is not as above. On the CPU this includes the values of
+            cu_seqlens_q and cu_seqlens_k.
     """
     if others:
         refuse("attention_varlen", others)
@@ -207,7 +208,10 @@ def check_varlen(
     softcap: float | None,
     compensated: bool,
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Any, ...]]:
-    """The tensors of the op, with q, k and v as one sequence; and its options, without the last two."""
+    """Check the arguments; return the op's tensors (q, k, v as [1, heads, tokens, width]) and options.
+
+    The op's last two options, which tell the range of queries, are left out.
+    """
     compensated = check_bool("compensated", compensated)
     tensors = _check_tensors(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks)
     options = (*score_factors(scale, softcap), *bounds(causal, window))
@@ -244,5 +248,5 @@ def _check_starts(name: str, starts: Tensor, q: Tensor, sizes: dict[str, int]) -
         raise TypeError(mismatch(name, "int32 or int64", starts.dtype))
     if starts.device != q.device:
         raise ValueError(mismatch(name, f"a tensor on {q.device} as q", starts.device))
-    if starts.shape[0] == 0:  # its len() would make the number of sequences a constant of a traced graph
+    if starts.shape[0] == 0:  # len() would make the number of sequences a constant of a traced graph
         raise ValueError(mismatch(name, "at least one number, the end of the last sequence", "none"))

@@ -1,6 +1,7 @@
-"""How many bytes the linear losses may use for local gradients, between the passes and in the backward.
+"""The workspace limit: bytes that a linear loss may use for dlogits, saved by forward or computed in
+backward.
 
-And an MLP that comes in parts on a GPU, for hidden values.
+An MLP that a GPU computes in slices of its hidden units uses it for hidden values.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from monoidreduce._validate import check_int, mismatch
 
 __all__ = ["get_workspace", "set_workspace", "workspace"]
 
-# The most with which a certain step needs at most 640 MiB beyond inputs, outputs and gradients. It has 16384
-# tokens and 32000 classes of width 4096. A few per cent are to spare (bench/results, cross entropy).
+# With this default a cross entropy step of 16384 tokens and 32000 classes of width 4096 needs at most 640 MiB
+# beyond inputs, outputs and gradients, with a few per cent to spare (bench/results, cross entropy).
 _process_wide = 352 << 20
 _scoped: ContextVar[int | None] = ContextVar("monoidreduce_workspace", default=None)
-_traced: int | None = None  # that of the enclosing block of what is being traced: tracers know no ContextVar
+_traced: int | None = None  # limit of the enclosing block while tracing; tracers do not support ContextVar
 
 
 def _checked(bytes: int) -> int:
@@ -29,34 +30,34 @@ def _checked(bytes: int) -> int:
 
 
 def get_workspace() -> int:
-    """The limit in bytes: that of the enclosing `workspace(bytes)`, else of `set_workspace`, else 352 MiB."""
+    """The limit in bytes: from the enclosing `workspace(bytes)`, else from `set_workspace`, else 352 MiB."""
     scoped = _scoped.get()
     return _process_wide if scoped is None else scoped
 
 
 def traced_workspace() -> int | None:
-    """The limit of the enclosing `workspace(bytes)` in what is being traced; None without one."""
+    """The limit of the enclosing `workspace(bytes)` inside the traced function; None if there is none."""
     return _traced
 
 
 def set_workspace(bytes: int) -> None:
-    """Set the limit of every thread that is not inside `workspace(bytes)`.
+    """Set the limit for all threads that are not inside `workspace(bytes)`.
 
-    A smaller limit is slower, never wrong. Raises TypeError or ValueError unless `bytes` is an int >= 0.
+    A smaller limit is slower, but never wrong. Raises TypeError or ValueError unless `bytes` is an int >= 0.
     """
     global _process_wide
     _process_wide = _checked(bytes)
 
 
 class workspace(ContextDecorator):
-    """Set the limit for the operators called in this block, in this thread or asynchronous task only.
+    """Context manager (and decorator) that sets the limit for operators called in this thread or async task.
 
-    The limit is read when an operator is called and holds for its backward, wherever that runs.
+    The limit is read when an operator is called, and also holds for its backward, wherever that runs.
 
-    A block inside a compiled or exported function is part of its graph, as the argument `workspace` of an
-    operator is. A block around such a function is not: its operators read the limit when their backward runs,
-    and so keep no local gradients. On a GPU they then read that of `set_workspace`, since autograd's threads
-    are in no block.
+    A block inside a compiled or exported function becomes part of its graph, like the argument `workspace` of
+    an operator. A block around such a function does not: its operators read the limit only when their
+    backward runs, so their forward saves no dlogits. On a GPU they then read the limit of `set_workspace`,
+    because autograd's threads are outside the block.
 
     Raises TypeError or ValueError unless `bytes` is an int >= 0.
     """
@@ -67,7 +68,7 @@ class workspace(ContextDecorator):
         self._token: Token[int | None] | None = None
 
     def _recreate_cm(self) -> workspace:
-        """The block of one call of a decorated function."""
+        """A fresh context for one call of a decorated function."""
         return workspace(self._bytes)
 
     def __enter__(self) -> None:

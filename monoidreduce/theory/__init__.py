@@ -1,1 +1,1 @@
-"""What is known of a call before it runs: costs, plans of training runs, and the I/O of attention."""
+"""Theory: predicted costs of calls, plans of training runs, and the I/O complexity of attention."""

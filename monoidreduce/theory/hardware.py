@@ -1,4 +1,4 @@
-"""Accelerators: rates, memories and links, each with its source. SI units: FLOP/s, bytes/s, bytes."""
+"""A table of accelerators: rates, memories and links, with sources. Units are FLOP/s, bytes/s and bytes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from monoidreduce._validate import check_choice, check_finite, check_int, mismat
 __all__ = ["CPU", "HARDWARE", "Hardware", "Link", "Measured", "Processor", "find", "find_gpu", "load"]
 
 MIB = 1 << 20
-OLDEST = (8, 0)  # compute capability that kernels are built for
-# A contraction's tiles belong to pairs of multiprocessors. No GPU has near the most.
+OLDEST = (8, 0)  # lowest compute capability that kernels are built for
+# Range of valid numbers. A tile of a contraction needs two multiprocessors; no GPU has nearly 1024.
 MULTIPROCESSORS = 2, 1024
 
 
@@ -34,12 +34,12 @@ def _check_count(name: str, value: object, least: int = 1, most: float = math.in
 
 @dataclass(frozen=True)
 class Measured:
-    """Rates that were measured on the device; others than finite ones above 0 raise TypeError or ValueError.
+    """Rates measured on a device. Raises TypeError or ValueError unless each is finite and positive.
 
     Attributes:
         peak: FLOP/s of a large bfloat16 matrix product.
-        bandwidth: bytes/s of a large copy, read and written.
-        l2: bytes of the L2 cache that hold data before DRAM sees them; None where unknown.
+        bandwidth: bytes/s of a large copy, read plus written.
+        l2: bytes that the L2 cache can hold back from DRAM; None if unknown.
         source: where each number is from.
     """
 
@@ -55,11 +55,11 @@ class Measured:
 
 @dataclass(frozen=True)
 class Link:
-    """A device's way to others, as collectives see it.
+    """A device's connection to other devices, as collectives see it.
 
     Attributes:
         rate: bytes/s that a device sends.
-        latency: seconds of a collective beside its bytes; between nodes, of each step to another node.
+        latency: fixed seconds of a collective; between nodes, of each step to another node.
         source: where the numbers are from.
     """
 
@@ -73,25 +73,25 @@ class Hardware:
     """One device, and its links to others.
 
     Attributes:
-        name: as in `HARDWARE`.
-        peak: dense bfloat16 FLOP/s of the data sheet.
+        name: its key in `HARDWARE`.
+        peak: dense bfloat16 FLOP/s from the data sheet.
         bandwidth: bytes/s between the device's memory and its caches.
-        memory: bytes.
-        link: bytes/s that the device sends along one physical axis of its interconnect, over all links of it.
-        axes: the number of physical axes. A switch, such as NVLink's, is one axis.
-        joined: the most chips that these links join.
-        source: where the numbers are from, but measured ones.
+        memory: bytes of device memory.
+        link: bytes/s that the device sends along one physical axis of its interconnect, over all its links.
+        axes: number of physical axes. A switch, such as NVLink's, counts as one axis.
+        joined: largest number of chips that these links join.
+        source: where the numbers are from, except measured ones.
         l2: bytes of the L2 cache.
-        shared: bytes of shared memory that a thread block can have.
-        multiprocessors: their number.
-        capability: compute capability of a GPU of NVIDIA's.
-        measured: rates that were measured; None where nobody did.
-        within: collectives in a node of `joined` devices; None where nobody measured.
-        between: the device's own part of the network between such nodes; None where unknown.
+        shared: bytes of shared memory that a thread block can use.
+        multiprocessors: number of multiprocessors.
+        capability: compute capability of an NVIDIA GPU; None for other devices.
+        measured: measured rates; None if there are none.
+        within: collectives within a node of `joined` devices; None if not measured.
+        between: one device's share of the network between nodes; None if unknown.
 
     Raises:
-        TypeError, ValueError: a rate or a size is not finite and above 0. A GPU's compute capability is below
-            8.0, or its l2, shared or multiprocessors (2 to 1024) are missing.
+        TypeError, ValueError: a rate or size is not finite and positive; or a GPU's compute capability is
+            below 8.0; or a GPU's l2, shared or multiprocessors (2 to 1024) are missing.
     """
 
     name: str
@@ -124,21 +124,21 @@ class Hardware:
         _check_count("multiprocessors", self.multiprocessors, *MULTIPROCESSORS)
 
     def reached(self, dtype: torch.dtype) -> tuple[float, float]:
-        """FLOP/s of bfloat16 products, of any dtype, and bytes/s: measured, or the data sheet's."""
+        """FLOP/s of bfloat16 products, whatever dtype is, and bytes/s: measured, else from the data sheet."""
         of = self if self.measured is None else self.measured
         return of.peak, of.bandwidth
 
     @property
     def kept(self) -> float:
-        """Bytes that the L2 cache keeps of what all multiprocessors read.
+        """Usable bytes of the L2 cache for data that all multiprocessors read.
 
-        Half of it where nobody measured: both partitions of the cache hold a copy.
+        If not measured, half of the cache: each of its two partitions holds a copy.
         """
         measured = self.measured.l2 if self.measured is not None else None
         return (self.l2 or 0) / 2 if measured is None else measured
 
     def facts(self) -> _C.DeviceFacts:
-        """What plans of kernels depend on. Raises ValueError for what is no GPU of NVIDIA's."""
+        """The facts that kernel plans depend on. Raises ValueError if it is not an NVIDIA GPU."""
         if self.capability is None:
             raise ValueError(mismatch("hardware", "a GPU of NVIDIA's", self.name))
         assert self.multiprocessors and self.l2 and self.shared
@@ -147,12 +147,12 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Processor:
-    """A CPU, by what torch reaches on all threads that it uses there.
+    """A CPU, described by the rates that torch reaches on it with all its threads.
 
     Attributes:
-        name: for people.
-        products: by dtype, as "bfloat16", FLOP/s of a large matrix product.
-        bandwidth: bytes/s of a large copy, read and written.
+        name: name for display.
+        products: FLOP/s of a large matrix product, by dtype name such as "bfloat16".
+        bandwidth: bytes/s of a large copy, read plus written.
         source: where the numbers are from.
 
     Raises:
@@ -170,7 +170,7 @@ class Processor:
         _check_rate("bandwidth", self.bandwidth)
 
     def reached(self, dtype: torch.dtype) -> tuple[float, float]:
-        """FLOP/s of products of a dtype, and bytes/s. Raises ValueError for a dtype that was not measured."""
+        """FLOP/s of products in dtype, and bytes/s. Raises ValueError for a dtype that was not measured."""
         name = str(dtype).removeprefix("torch.")
         check_choice("dtype", name, tuple(self.products))
         return self.products[name], self.bandwidth
@@ -184,15 +184,15 @@ CPU = Processor(
     source="bench/results/amd_epyc_cpu.json: 2 threads of an AMD EPYC with AVX-512 BF16, torch 2.13.0",
 )
 
-# A line through an all-gather of 64 MiB at 223 GB/s and one of 1 GiB at 283. These rates are
-# (ranks - 1) / ranks of the bytes over the time. The line has 63 us for 16 MiB and 500 for 256, where 49 and
-# 530 were measured.
+# A line fitted through an all-gather of 64 MiB at 223 GB/s and one of 1 GiB at 283 GB/s; these rates are
+# (ranks - 1) / ranks of the bytes over the time. The line predicts 63 us for 16 MiB and 500 us for 256 MiB;
+# measured were 49 and 530 us.
 _NVLINK_4 = Link(
     rate=2.88e11,
     latency=3.4e-5,
     source="all-gathers of NCCL 2.28.3 between two H200s that 18 NVLinks join, as an H100 has them",
 )
-# Nobody measured it.
+# From data sheets; not measured.
 _CONNECTX_7 = Link(
     rate=5e10,
     latency=1.4e-5,
@@ -288,7 +288,7 @@ _ENTRIES = (
 )
 
 HARDWARE: dict[str, Hardware] = {entry.name: entry for entry in _ENTRIES}
-# What torch calls the modules of the entries. Others of these chips, as PCIe cards, have other rates.
+# Device names as torch reports them. Other modules with these chips, such as PCIe cards, have other rates.
 _DEVICES = {
     "NVIDIA A100-SXM4-40GB": "a100",
     "NVIDIA H100 80GB HBM3": "h100",
@@ -298,24 +298,24 @@ _DEVICES = {
 
 
 def find(name: str) -> Hardware:
-    """The device of that name. Raises ValueError for a name that is not in `HARDWARE`."""
+    """The device of this name. Raises ValueError for a name that is not in `HARDWARE`."""
     check_choice("hardware", name, tuple(HARDWARE))
     return HARDWARE[name]
 
 
 def find_gpu(device: str) -> Hardware | None:
-    """The GPU that torch.cuda.get_device_name calls so; None where the table has none of that name."""
+    """The GPU with this name from torch.cuda.get_device_name; None if the table does not have it."""
     return HARDWARE.get(_DEVICES.get(device, ""))
 
 
 def load(path: str | Path) -> Hardware | Processor:
-    """The device whose rates `python -m monoidreduce calibrate --out path` wrote.
+    """The device described by a file that `python -m monoidreduce calibrate --out path` wrote.
 
-    A GPU is the entry of its name with these rates as the measured ones.
+    For a GPU, it is the entry in `HARDWARE` with the file's rates as measured rates.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no such file, or of a GPU that is not in `HARDWARE`.
+        ValueError: it is not such a file, or its GPU is not in `HARDWARE`.
     """
     source = f"python -m monoidreduce calibrate --out {Path(path).name}"
     try:

@@ -10,7 +10,7 @@ __all__ = ["main"]
 
 
 def main(argv: list[str]) -> int:
-    """Prints the table and returns the exit status; `argv` is what follows `python -m monoidreduce io`."""
+    """Print the table; return the exit status. argv: arguments after `python -m monoidreduce io`."""
     size = whole_number(1, 10**9)
     parser = Parser(prog="python -m monoidreduce io", description=__doc__)
     parser.add_argument("-n", type=size, default=8192, help="length of the sequence (default: %(default)s)")

@@ -1,7 +1,7 @@
-"""I/O of attention's backward pass: an explicit two-level memory, algorithms that run in it, and bounds.
+"""I/O complexity of attention's backward pass: a simulated two-level memory, algorithms in it, and bounds.
 
-After the paper On Fine-grained I/O Complexity of Attention Backward Passes. Docstrings name its definitions,
-theorems, lemmas and algorithms. docs/io.md is the guide.
+It follows the paper "On Fine-grained I/O Complexity of Attention Backward Passes"; docstrings name the
+paper's definitions, theorems, lemmas and algorithms. docs/io.md is the guide.
 
     >>> from monoidreduce.io import simulate, small_cache
     >>> memory = simulate(small_cache, n=256, d=32, words=1024)

@@ -1,4 +1,4 @@
-"""All schedules by name, each with what it computes and its closed form."""
+"""All schedules by name, with what each computes and the closed form of its I/O."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ __all__ = ["ALGORITHMS", "Algorithm", "best_algorithm", "words_or_none"]
 
 
 class Algorithm(NamedTuple):
-    """A schedule and its closed form.
+    """A schedule and the closed form of its I/O.
 
     Attributes:
-        computes: "g", the paper's gradient (Definition 3.2); or, from a head's Q, K and V, "O" with l, or
+        computes: "g", the paper's gradient (Definition 3.2); or, from a head's Q, K and V, "O" (with l) or
             "dQ, dK, dV".
-        schedule: what `simulate` runs.
-        words: (n, d, M) -> the words that it moves; ValueError where a size is below 1, or the cache is too
+        schedule: the function that `simulate` runs.
+        words: (n, d, M) -> number of words moved; raises ValueError if a size is below 1 or the cache too
             small.
-        fits: whether it holds at most M words. Where it does not, run it with `strict=False`.
+        fits: whether it holds at most M words in the cache. If not, run it with `strict=False`.
     """
 
     computes: Literal["g", "O", "dQ, dK, dV"]
@@ -63,7 +63,7 @@ ALGORITHMS = {
 
 
 def words_or_none(name: str, n: int, d: int, words: int) -> int | None:
-    """The words that an algorithm moves, or None where the cache is too small for it.
+    """The number of words that an algorithm moves; None if the cache is too small for it.
 
     Raises:
         ValueError: a size is below 1.
@@ -76,10 +76,10 @@ def words_or_none(name: str, n: int, d: int, words: int) -> int | None:
 
 
 def best_algorithm(n: int, d: int, words: int) -> str:
-    """The name of the algorithm for g that moves least, of all that hold at most M words.
+    """The name of the algorithm for g that moves the fewest words, among those that hold at most M words.
 
     Raises:
-        ValueError: a size is below 1, or the cache is too small for any.
+        ValueError: a size is below 1, or the cache is too small for all of them.
     """
     check_sizes(n=n, d=d)
     check_least("words", words, 4)  # enough for Algorithm 6

@@ -1,10 +1,11 @@
-"""The paper's bounds on I/O, and explicit ones beside them, in words.
+"""Bounds on I/O in words: the paper's asymptotic ones, and explicit ones.
 
 An asymptotic bound is a theorem's expression with every constant set to 1. It says how I/O grows with n, d
-and M. It is no number of words that an algorithm must move; the other bounds are. A word is one element.
+and M, but is not a number of words that every algorithm must move; the explicit bounds are. A word is one
+element.
 
-Sizes are ints: of a sequence 0 or more, of a head and of the cache 1 or more. Every function raises
-ValueError for smaller ones, and TypeError for what is no int.
+n must be an int of 0 or more, d and M ints of 1 or more. Every function raises ValueError for smaller values,
+and TypeError for anything but an int.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ class Bound:
     """A bound on I/O.
 
     Attributes:
-        name: the function that made it.
+        name: name of the function that computed it.
         words: its value.
-        asymptotic: whether it holds up to a constant factor only.
+        asymptotic: whether it holds only up to a constant factor.
     """
 
     name: str
@@ -67,7 +68,10 @@ def regime(d: int, words: int) -> Literal["small", "large"]:
 
 
 def large_cache_theta(n: int, d: int, words: int) -> Bound:
-    """(n^2 d^2 + n d^3) / M: Theorems 4.1 and 4.2 (D.5, E.9), for M >= d^2. FlashAttention's in figure 1."""
+    """(n^2 d^2 + n d^3) / M: Theorems 4.1 and 4.2 (D.5, E.9), for M >= d^2.
+
+    FlashAttention's curve in figure 1.
+    """
     _check(n, d, words)
     return Bound("large_cache_theta", (n**2 * d**2 + n * d**3) / words, asymptotic=True)
 
@@ -79,7 +83,7 @@ def small_cache_theta(n: int, d: int, words: int) -> Bound:
 
 
 def theta(n: int, d: int, words: int) -> Bound:
-    """Theorem 1.1, the I/O of the gradient g: the smaller of the two. They meet at M = d^2, at n^2 + n d."""
+    """Theorem 1.1, the I/O of the gradient g: the smaller of the two above. At M = d^2 both are n^2 + n d."""
     least = min(large_cache_theta(n, d, words).words, small_cache_theta(n, d, words).words)
     return Bound("theta", least, asymptotic=True)
 
@@ -107,8 +111,8 @@ def sparse_theta(
     Args:
         z_a, z_x, z_ax, z_axa: numbers of nonzero entries, see `nonzeros`.
         words: M.
-        form: "as_stated" is the minimum over both regimes of the sum over both products. Lemma F.1 gives a
-            minimum for each product: their sum is "safe". The minimum of the sums may be larger.
+        form: "as_stated": the minimum over both regimes of the sum over both products. "safe": the sum over
+            both products of their minima, which is what Lemma F.1 proves; "as_stated" may be larger.
 
     Raises:
         ValueError: `form` is neither, or a number of entries is below 0.
@@ -137,20 +141,20 @@ def sparse_theta_informal(z_input: int, z_qk: int, words: int) -> Bound:
 
 
 def dividing_point(z_a: int, z_x: int, z_ax: int, z_axa: int) -> float:
-    """The M at which the two sides of Theorem 4.5 meet (Remark 4.7): d^2 for dense inputs.
+    """The M at which both regimes of Theorem 4.5 are equal (Remark 4.7): d^2 for dense inputs.
 
-    The remark prints sqrt(Z_A Z_X) Z_AX where Lemma F.2's proof has sqrt(Z_A Z_X Z_AX), which is used here.
-    Each number of entries is 1 or more: without entries there is nothing to divide.
+    The remark prints sqrt(Z_A Z_X) Z_AX; the proof of Lemma F.2 has sqrt(Z_A Z_X Z_AX), which is used here.
+    Each number of entries must be 1 or more.
     """
     check_sizes(z_a=z_a, z_x=z_x, z_ax=z_ax, z_axa=z_axa)
     return ((z_a**2 + z_a * z_x) / (z_a * math.sqrt(z_axa) + math.sqrt(z_a * z_x * z_ax))) ** 2
 
 
 def compulsory(n: int, d: int, problem: Problem = "g") -> Bound:
-    """Every input read once and every result written once, from an empty cache.
+    """Reading every input once and writing every result once, from an empty cache.
 
-    g needs A1, A2, A3, dO, X and Y: 4 n d + 3 d^2 in all. O and l need Q, K and V: 4 n d + n. dQ, dK and dV
-    need Q, K, V and dO: 7 n d.
+    g needs A1, A2, A3, dO, X and Y: 4 n d + 3 d^2 words with the result. O and l need Q, K and V: 4 n d + n.
+    dQ, dK and dV need Q, K, V and dO: 7 n d.
 
     Raises:
         ValueError: `problem` is none of these.
@@ -163,23 +167,23 @@ def compulsory(n: int, d: int, problem: Problem = "g") -> Bound:
 
 
 def segment(n: int, d: int, words: int, pairs: int | None = None) -> Bound:
-    """M floor(n^2 d / (M^2 / d + M^(3/2))), for one product Q K^T that is computed once, Q and K in memory.
+    """M floor(n^2 d / (M^2 / d + M^(3/2))), for one product Q K^T, computed once from Q and K in memory.
 
-    Cut a run into segments of M transfers. A segment sees at most 2 M entries of Q and K: M in the cache when
-    it begins, M that it reads. Take an entry of the product whose d multiplications all lie in the segment.
-    It needs a whole row of Q and one of K. So there are at most (M / d)^2 such entries, with M^2 / d
-    multiplications. Any other entry that the segment works on has a partial sum. It is in the cache when the
-    segment begins or ends, or is transferred. With the entries of Q and K these are at most 3 M words. By
-    Loomis and Whitney's inequality they belong to at most M^(3/2) multiplications. So a run of n^2 d
-    multiplications has that many full segments.
+    Proof: cut a run into segments of M transfers. A segment sees at most 2 M entries of Q and K: M that are
+    in the cache when it begins, and M that it reads. Entries of the product whose d multiplications all lie
+    in the segment need a whole row of Q and of K each. So there are at most (M / d)^2 of them, with M^2 / d
+    multiplications. Every other entry that the segment works on has a partial sum, which is in the cache when
+    the segment begins or ends, or is transferred. With the entries of Q and K these are at most 3 M words,
+    which by the Loomis-Whitney inequality take part in at most M^(3/2) multiplications. So n^2 d
+    multiplications need that many full segments.
 
-    Both regimes of Theorem 1.1 follow, with a constant. They are n^2 d^2 / M far above M = d^2, and
-    n^2 d / sqrt(M) far below it. At M = d^2 it is n^2 / 2.
+    Both regimes of Theorem 1.1 follow, with a constant: n^2 d^2 / M far above M = d^2, and n^2 d / sqrt(M)
+    far below. At M = d^2 the bound is n^2 / 2.
 
     Args:
         n, d: rows and columns of Q and K.
         words: M.
-        pairs: the entries of the product that are computed, where a mask leaves some out (default: n^2).
+        pairs: number of entries of the product that are computed, if a mask excludes some (default: n^2).
     """
     _check(n, d, words)
     if pairs is not None:
@@ -191,7 +195,7 @@ def segment(n: int, d: int, words: int, pairs: int | None = None) -> Bound:
 
 
 def matmul(rows: int, columns: int, depth: int, words: int) -> Bound:
-    """2 m n k / sqrt(M) - 2 M, for a product by itself: Lemma E.8 with its constant.
+    """2 m n k / sqrt(M) - 2 M, for a single matrix product: Lemma E.8 with an explicit constant.
 
     The constant is that of Smith, Lowery, Langou and van de Geijn, A Tight I/O Lower Bound for Matrix
     Multiplication, arXiv:1702.02017.
@@ -203,5 +207,5 @@ def matmul(rows: int, columns: int, depth: int, words: int) -> Bound:
 
 
 def lower_bounds(n: int, d: int, words: int) -> tuple[Bound, ...]:
-    """What is known of the gradient g: `theta`, `segment` and `compulsory`."""
+    """The bounds for the gradient g: `theta`, `segment` and `compulsory`."""
     return theta(n, d, words), segment(n, d, words), compulsory(n, d)

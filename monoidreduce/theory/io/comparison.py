@@ -1,4 +1,4 @@
-"""All algorithms and bounds beside each other, as a table or as JSON."""
+"""A comparison of all algorithms and bounds, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ __all__ = ["Comparison", "compare"]
 
 @dataclass(frozen=True)
 class Comparison:
-    """Words moved by every algorithm, and bounds on them, for some sizes of the cache.
+    """Words moved by every algorithm, and bounds on them, for several cache sizes.
 
     Attributes:
         n, d: rows and columns of A1, A2, A3 and dO.
-        cache: the sizes M.
-        algorithms: the words that each moves, for each M; None where the cache is too small.
-        bounds: the lower bounds on the gradient g, for each M. "theta" is asymptotic.
-        best: the algorithm for g that moves least, for each M; None where the cache is too small for any.
+        cache: the cache sizes M.
+        algorithms: for each algorithm, the words it moves for each M; None if the cache is too small.
+        bounds: the lower bounds for the gradient g, for each M. "theta" is asymptotic.
+        best: for each M, the algorithm for g that moves the fewest words; None if the cache is too small for
+            all.
     """
 
     n: int
@@ -58,7 +59,7 @@ def _line(name: str, computes: str, values: Sequence[str]) -> str:
 
 
 def compare(n: int, d: int, cache: Sequence[int]) -> Comparison:
-    """Compares all algorithms by their closed forms.
+    """Compare all algorithms by their closed forms.
 
     Args:
         n, d: rows and columns of A1, A2, A3 and dO.

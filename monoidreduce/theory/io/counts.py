@@ -1,6 +1,6 @@
-"""The words that each schedule moves, in closed form: equal to the simulator's count, at any size.
+"""The number of words that each schedule moves, in closed form; equal to the simulator's count at any size.
 
-Each raises ValueError where a size is below 1, or the cache too small for the schedule.
+Each function raises ValueError if a size is below 1, or if the cache is too small for the schedule.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _ceil(a: int, b: int) -> int:
 
 
 def product_words(rows: int, columns: int, depth: int, tile: Tile) -> int:
-    """`product`: the left operand once for each column of tiles, the right one once for each row of tiles."""
+    """`product`: reads the left operand once per column of tiles, and the right one once per row of tiles."""
     left, right = rows * depth * _ceil(columns, tile.columns), depth * columns * _ceil(rows, tile.rows)
     return left + right + rows * columns
 
@@ -41,9 +41,9 @@ def no_cache_words(n: int, d: int, words: int) -> int:
 
 
 def small_cache_words(n: int, d: int, words: int) -> int:
-    """`small_cache`, Algorithm 6. Where B = floor(sqrt(M / 4)) divides n and d that is
+    """`small_cache`, Algorithm 6.
 
-    6 (n^2 d + n d^2) / B + 9 n^2 + 3 n d + d^2.
+    If B = floor(sqrt(M / 4)) divides n and d, it is 6 (n^2 d + n d^2) / B + 9 n^2 + 3 n d + d^2.
     """
     check_sizes(n=n, d=d)
     size = block_size(words)
@@ -65,9 +65,9 @@ def large_cache_words(
     order: Order = "rows",
     sum_first: bool = False,
 ) -> int:
-    """`large_cache`, Algorithm 9. As printed that is
+    """`large_cache`, Algorithm 9.
 
-    8 n d + n + d^2 + ceil(n / B_r) (2 n d + 2 d^2) with B_r = min(ceil(M / 4d), d).
+    As printed in the paper: 8 n d + n + d^2 + ceil(n / B_r) (2 n d + 2 d^2) with B_r = min(ceil(M / 4d), d).
     """
     check_sizes(n=n, d=d, words=words)
     first = phase_1_rows(n, d, words, policy, order, sum_first)
@@ -80,27 +80,30 @@ def large_cache_words(
 
 
 def flash_forward_words(n: int, d: int, words: int) -> int:
-    """`flash_forward`: Q read, O and l written, and K and V read for each block of rows."""
+    """`flash_forward`: reads Q, writes O and l, and reads K and V for each block of rows."""
     check_sizes(n=n, d=d)
     return 2 * n * d + n + _ceil(n, forward_block(n, d, words)) * 2 * n * d
 
 
 def flash1_backward_words(n: int, d: int, words: int) -> int:
-    """`flash1_backward`: Q, O, dO and l read for each block of columns, dQ read and written."""
+    """`flash1_backward`: reads Q, O, dO and l, and reads and writes dQ, for each block of columns."""
     check_sizes(n=n, d=d)
     turns = _ceil(n, backward_block(n, d, words))
     return 4 * n * d + turns * (3 * n * d + n) + (2 * turns - 1) * n * d
 
 
 def flash2_backward_words(n: int, d: int, words: int) -> int:
-    """`flash2_backward`: v first, then Q, dO, l and v read for each block of columns, dQ read and written."""
+    """`flash2_backward`: computes v.
+
+    Then reads Q, dO, l, v, and reads and writes dQ, for each column block.
+    """
     check_sizes(n=n, d=d)
     turns = _ceil(n, backward_block(n, d, words))
     return 2 * n * d + n + 4 * n * d + turns * (2 * n * d + 2 * n) + (2 * turns - 1) * n * d
 
 
 def flash_rows_words(n: int, d: int, words: int) -> int:
-    """`flash_rows`: three products, and A2 and h read for each block of rows."""
+    """`flash_rows`: three products, and it reads A2 and h for each block of rows."""
     check_sizes(n=n, d=d)
     tile = largest_tile(words)
     products = 2 * product_words(n, d, d, tile) + product_words(d, d, n, tile)

@@ -1,4 +1,4 @@
-"""Figure 1 of the paper with all curves: I/O against the size of the cache."""
+"""Figure 1 of the paper with all algorithms: I/O against cache size."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .comparison import compare
 
 __all__ = ["save_figure"]
 
-LEFT_OUT = ("Algorithm 1", "FlashAttention-2 forward")  # a cache of 3 n^2 words, and another problem
+LEFT_OUT = ("Algorithm 1", "FlashAttention-2 forward")  # needs a cache of 3 n^2 words; solves another problem
 
 
 def save_figure(path: Path, n: int, d: int) -> None:
-    """Draws the algorithms for the gradient and its bounds, for M from 64 to 4 n d.
+    """Draw the algorithms for the gradient and the bounds on it, for M from 64 to 4 n d.
 
     Raises:
         ImportError: matplotlib is not installed.

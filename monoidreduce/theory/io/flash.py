@@ -1,6 +1,6 @@
-"""FlashAttention's two passes, and a backward pass whose rows stay, from Q, K and V of a head.
+"""FlashAttention's passes, and a backward pass with stationary rows.
 
-A block that stays in the cache is as large as fits beside a row of all that is streamed.
+A stationary block is as large as the cache allows beside one row of everything that is streamed.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ __all__ = [
 
 
 def forward_block(n: int, d: int, words: int) -> int:
-    """Rows that stay in `flash_forward`: Q, O, l and a score, beside a row of K or V."""
+    """Stationary rows in `flash_forward`: Q, O, l and a score each, beside one row of K or V."""
     return _largest(n, words, d, 2 * d + 2)
 
 
 def backward_block(n: int, d: int, words: int) -> int:
-    """Columns that stay in `flash2_backward`: K, V, dK, dV, two scores, beside a row of Q, dO, dQ, l, v."""
+    """Stationary columns in the backward passes: K, V, dK, dV and two scores each, beside one row of Q, dO,
+    dQ, l and v."""
     return _largest(n, words, 3 * d + 2, 4 * d + 2)
 
 
 def rows_block(n: int, d: int, words: int) -> int:
-    """Rows that stay in `flash_rows`: Q, dO, dQ, l, v and three scores, beside a row of K and V."""
+    """Stationary rows in `flash_rows`: Q, dO, dQ, l, v and three scores each, beside one row of K and V."""
     return _largest(n, words, 2 * d, 3 * d + 5)
 
 
@@ -47,16 +48,15 @@ def _largest(n: int, words: int, streamed: int, stays: int) -> int:
 
 
 def flash_forward(memory: Memory, *, kept: Tensor | None = None) -> None:
-    """The forward pass of FlashAttention-2: O and l (Definitions B.4, B.7). Rows stay.
+    """The forward pass of FlashAttention-2: O and l (Definitions B.4, B.7). Rows are stationary.
 
-    The maximum that floating-point numbers of few bits need is left out; it stays in the cache and moves
-    nothing.
+    The row max is left out; it would stay in the cache and move nothing. Values are float64 here.
     """
     forward_by_tiles(memory, kept, forward_block(*memory.shape("Q"), memory.words), 1)
 
 
 def forward_by_tiles(memory: Memory, kept: Tensor | None, rows: int, columns: int) -> None:
-    """O and l by tiles of so many rows, which stay, and columns."""
+    """O and l by tiles of `rows` stationary rows and `columns` columns."""
     n, d = memory.shape("Q")
     memory.create("O", n, d)
     memory.create("l", n, 1)
@@ -80,12 +80,18 @@ def forward_by_tiles(memory: Memory, kept: Tensor | None, rows: int, columns: in
 
 
 def flash1_backward(memory: Memory, *, kept: Tensor | None = None) -> None:
-    """The backward pass of FlashAttention-1: dQ, dK, dV. Columns stay; v is summed from O in every tile."""
+    """The backward pass of FlashAttention-1: dQ, dK, dV. Columns are stationary.
+
+    v (delta, the row sums of dO o O) is recomputed from O in every tile.
+    """
     compute_gradients(memory, kept, backward_block(*memory.shape("Q"), memory.words), v_in_memory=False)
 
 
 def flash2_backward(memory: Memory, *, kept: Tensor | None = None) -> None:
-    """The backward pass of FlashAttention-2: dQ, dK, dV. Columns stay; v is computed once, before."""
+    """The backward pass of FlashAttention-2: dQ, dK, dV.
+
+    Columns are stationary; v is computed once before.
+    """
     size = backward_block(*memory.shape("Q"), memory.words)
     write_v(memory, 1)
     memory.end_phase("v")
@@ -102,9 +108,10 @@ def compute_gradients(
     v_in_memory: bool,
     cleared: bool = False,
 ) -> None:
-    """dQ, dK and dV by tiles of so many columns, which stay, and rows.
+    """dQ, dK and dV by tiles of `columns` stationary columns and `rows` rows.
 
-    cleared: dQ is in memory, with zeros. Otherwise the first tile of a row begins with zeros in the cache.
+    v_in_memory: read v instead of recomputing it. cleared: dQ is already in memory, filled with zeros;
+    otherwise the first tile of each row block starts it from zeros in the cache.
     """
     n, d = memory.shape("Q")
     width = slice(0, d)
@@ -136,9 +143,10 @@ def compute_gradients(
 
 
 def flash_rows(memory: Memory, *, kept: Tensor | None = None) -> None:
-    """The paper's gradient g without g in the cache: dQ first, then g = A1^T dQ by a product. Rows stay.
+    """The paper's gradient g without holding g in the cache: first dQ, then the product g = A1^T dQ.
 
-    S = A1 X, h = A3 Y and g are products of the largest tiles. So a cache below d^2 words will do.
+    Rows are stationary. S = A1 X, h = A3 Y and g are products with the largest tiles, so a cache below d^2
+    words is enough.
     """
     n, d = memory.shape("A1")
     size = rows_block(n, d, memory.words)

@@ -1,4 +1,4 @@
-"""Computational graphs of scalars, as the paper's red-blue pebble games are played on (figures 2 and 3)."""
+"""Computational graphs of scalars, for the paper's red-blue pebble games (figures 2 and 3)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["Graph", "attention_backward_graph", "attention_forward_graph", "prod
 
 
 class Graph:
-    """A directed acyclic graph. Nodes are numbers; the parents of a node have smaller ones.
+    """A directed acyclic graph. Nodes are numbered; the parents of a node have smaller numbers.
 
-    A matrix of nodes is an int64 tensor of their numbers.
+    A matrix of nodes is an int64 tensor of node numbers.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Graph:
         return len(self.parents)
 
     def add(self, *parents: int) -> int:
-        """A new node, which is computed from its parents; an input if there are none."""
+        """Add a node that is computed from its parents (an input if there are none); returns its number."""
         node = len(self)
         self.parents.append(parents)
         self.children.append([])
@@ -47,7 +47,7 @@ class Graph:
         return torch.tensor([[self.add() for _ in range(columns)] for _ in range(rows)])
 
     def sum(self, terms: list[int]) -> int:
-        """A summation tree: 1 + log2(d) layers for d terms, the terms among them (figure 3)."""
+        """The root of a summation tree: 1 + log2(d) layers for d terms, counting the terms (figure 3)."""
         while len(terms) > 1:
             pairs = [self.add(*terms[place : place + 2]) for place in range(0, len(terms) - 1, 2)]
             terms = pairs + terms[2 * len(pairs) :]
@@ -62,19 +62,19 @@ class Graph:
         return torch.tensor([[entry(row, column) for column in b.T.tolist()] for row in a.tolist()])
 
     def map(self, *operands: Tensor) -> Tensor:
-        """An elementwise function, with a node for every entry. Operands are broadcast to the first."""
+        """An elementwise function: one node per entry. Operands broadcast to the shape of the first."""
         shape = operands[0].shape
         entries = torch.stack([operand.expand(shape) for operand in operands], -1)
         nodes = [self.add(*parents) for parents in entries.flatten(0, -2).tolist()]
         return torch.tensor(nodes).reshape(shape)
 
     def row_sums(self, a: Tensor) -> Tensor:
-        """A column of the sums of the rows."""
+        """The row sums as a column [rows, 1]."""
         return torch.tensor([[self.sum(row)] for row in a.tolist()])
 
 
 def product_graph(rows: int, columns: int, depth: int) -> Graph:
-    """The product of two matrices of inputs. Raises ValueError where a size is below 1."""
+    """The product of two input matrices. Raises ValueError if a size is below 1."""
     check_sizes(rows=rows, columns=columns, depth=depth)
     graph = Graph()
     graph.product(graph.matrix(rows, depth), graph.matrix(depth, columns))
@@ -90,7 +90,7 @@ def _softmax(graph: Graph, n: int, d: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def attention_forward_graph(n: int, d: int) -> Graph:
-    """O = f h (Definition 3.1, B.7). Raises ValueError where a size is below 1."""
+    """O = f h (Definition 3.1, B.7). Raises ValueError if a size is below 1."""
     graph = Graph()
     _, _, f = _softmax(graph, n, d)
     graph.product(f, graph.product(graph.matrix(n, d), graph.matrix(d, d)))
@@ -98,9 +98,9 @@ def attention_forward_graph(n: int, d: int) -> Graph:
 
 
 def attention_backward_graph(n: int, d: int) -> Graph:
-    """g = A1^T p A2 (Definition 3.2, figure 2), by A1 X and A1^T p first.
+    """g = A1^T p A2 (Definition 3.2, figure 2), computing A1 X and A1^T p first.
 
-    Raises ValueError where a size is below 1.
+    Raises ValueError if a size is below 1.
     """
     graph = Graph()
     a1, a2, f = _softmax(graph, n, d)

@@ -1,4 +1,4 @@
-"""Algorithms 7 to 9: the gradient by blocks of whole rows, for a cache above d^2 words."""
+"""Algorithms 7 to 9: the gradient g by blocks of whole rows, for a cache above d^2 words."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Order = Literal["rows", "columns"]
 
 
 class BlockRows(NamedTuple):
-    """How many rows a block has: B_r of A1, A3, S, O, dO and l; B_c of A2 and h."""
+    """Numbers of rows of a block: B_r for A1, A3, S, O, dO and l; B_c for A2 and h."""
 
     rows: int
     columns: int
@@ -28,15 +28,15 @@ class BlockRows(NamedTuple):
 def block_rows(n: int, d: int, words: int, policy: Policy, order: Order, sum_first: bool) -> BlockRows:
     """The two block sizes of phase 2.
 
-    paper: B_r = min(ceil(M / 4d), d) and B_c = ceil(M / 4d), as Algorithms 7 and 8 begin. The blocks that
-        stay, of B_r rows, stop growing at M = 4 d^2. So the I/O stops falling. Lemmas D.2 and D.4 have
-        T_r = O(n d / M). Together with g these blocks are more than M words.
-    swapped: the minimum on the blocks that are streamed, B_c, as FlashAttention has it.
-    fit: the largest block that fits beside g and a row of all that is streamed.
+    paper: B_r = min(ceil(M / 4d), d) and B_c = ceil(M / 4d), as in Algorithms 7 and 8. The stationary blocks,
+        of B_r rows, stop growing at M = 4 d^2, so the I/O stops falling there, although Lemmas D.2 and D.4
+        have T_r = O(n d / M). With g these blocks hold more than M words.
+    swapped: the minimum is applied to the streamed blocks, B_c, as in FlashAttention.
+    fit: the largest stationary block that fits beside g and one row of everything streamed.
 
     Raises:
-        ValueError: `policy` or `order` is none of these, or the cache does not hold g and a row of each
-            matrix ("fit").
+        ValueError: an unknown `policy` or `order`, or (for "fit") the cache cannot hold g and a row of each
+            matrix.
     """
     check_choice("policy", policy, get_args(Policy))
     check_choice("order", order, get_args(Order))
@@ -45,9 +45,9 @@ def block_rows(n: int, d: int, words: int, policy: Policy, order: Order, sum_fir
         return BlockRows(min(quarter, d), quarter)
     if policy == "swapped":
         return BlockRows(quarter, min(quarter, d))
-    if order == "rows":  # S, dO, A1, l, v and three entries of n x n matrices; dQ too, or T
+    if order == "rows":  # per stationary row: S, dO, A1, l, v, three scores, and dQ if sum_first
         streamed, stays = (d, 4 * d + 5) if sum_first else (2 * d, 3 * d + 5)
-    else:  # h, A2, T and three entries; of the rows one matrix at a time, l and v
+    else:  # per stationary column: h, A2, T and three entries; streamed: one matrix at a time, l and v
         streamed, stays = d + 2, 3 * d + 3
     check_least("words", words, d * d + streamed + stays)
     size = min(n, (words - d * d - streamed) // stays)
@@ -55,7 +55,7 @@ def block_rows(n: int, d: int, words: int, policy: Policy, order: Order, sum_fir
 
 
 def phase_1_rows(n: int, d: int, words: int, policy: Policy, order: Order, sum_first: bool) -> BlockRows:
-    """The two block sizes of phase 1: the same as in phase 2, or what fits beside a column of a weight."""
+    """The two block sizes of phase 1: those of phase 2; for "fit", what fits beside a column of X or Y."""
     if policy == "fit":
         return BlockRows(min(n, (words - d) // (2 * d + 1)), 1)
     return block_rows(n, d, words, policy, order, sum_first)
@@ -72,18 +72,18 @@ def large_cache(
     """Algorithm 9 (Theorem 4.1, D.5): Algorithm 7, then Algorithm 8; g stays in the cache.
 
     Args:
-        memory: with `strict` unset where the policy is "paper" or "swapped".
+        memory: must have strict=False if the policy is "paper" or "swapped".
         policy: the block sizes, see `block_rows`.
-        order: "rows", as printed: rows of S stay and rows of A2 and h are streamed. Or "columns": the other
-            way round, and v is computed before.
-        sum_first: Lines 20 and 21 add (A1_i^T p_ij) A2_j to g for every pair of blocks. Set, the products of
-            a block that stays are summed first, and multiplied by its other factor once. For rows that is
-            dQ_i = sum_j p_ij A2_j, then g += A1_i^T dQ_i. For columns T_j = sum_i A1_i^T p_ij, then
+        order: "rows", as printed: rows of S are stationary, rows of A2 and h are streamed. "columns": the
+            other way round, and v is computed before.
+        sum_first: False, as printed: lines 20 and 21 add (A1_i^T p_ij) A2_j to g for every pair of blocks.
+            True: sum the products of a stationary block first, and multiply by its other factor once. For
+            rows: dQ_i = sum_j p_ij A2_j, then g += A1_i^T dQ_i. For columns: T_j = sum_i A1_i^T p_ij, then
             g += T_j A2_j.
-        kept: bool [n, n], the pairs that are kept (default: all).
+        kept: bool [n, n], the pairs that the mask keeps (default: all).
 
     Raises:
-        ValueError: `policy` or `order` is none of these, or the cache is too small for the policy "fit".
+        ValueError: an unknown `policy` or `order`, or the cache is too small for the policy "fit".
     """
     n, d = memory.shape("A1")
     size = block_rows(n, d, memory.words, policy, order, sum_first)
@@ -114,7 +114,10 @@ def compute_s_and_h(memory: Memory, size: BlockRows) -> None:
 
 
 def rows_stay(memory: Memory, size: BlockRows, sum_first: bool, kept: Tensor | None, g: Tensor) -> None:
-    """Algorithm 8 (Lemmas D.3, D.4). Blocks are read late and deleted early: O is gone when S comes."""
+    """Algorithm 8 (Lemmas D.3, D.4).
+
+    Blocks are read late and deleted early: O is deleted before S is read.
+    """
     n, d = memory.shape("A1")
     width = slice(0, d)
     for i in blocks(n, size.rows):
@@ -146,7 +149,7 @@ def rows_stay(memory: Memory, size: BlockRows, sum_first: bool, kept: Tensor | N
 
 
 def columns_stay(memory: Memory, size: BlockRows, sum_first: bool, kept: Tensor | None, g: Tensor) -> None:
-    """Algorithm 8 with its two loops exchanged: h, A2 and T stay, dO, S and A1 are streamed."""
+    """Algorithm 8 with its two loops exchanged: h, A2 and T are stationary; dO, S and A1 are streamed."""
     n, d = memory.shape("A1")
     width = slice(0, d)
     write_v(memory, size.rows)

@@ -1,7 +1,7 @@
-"""Which pairs of rows and columns sparse attention keeps (section 4.3): bool [n, n], or None for all.
+"""Masks of sparse attention (section 4.3): bool [n, n], True for kept pairs; None keeps all.
 
-A mask is a rule and not data: nothing of it is read. Schedules leave out a tile that keeps no pair. Each
-function raises ValueError where a size is below 1.
+A mask counts as a rule, not as data: reading it costs no I/O. Schedules skip tiles without kept pairs. Each
+function raises ValueError if a size is below 1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def window(n: int, size: int) -> Tensor:
 
 
 def kept_blocks(n: int, size: int, places: Iterable[tuple[int, int]]) -> Tensor:
-    """Keeps whole blocks of `size` rows and columns, by their places in the grid of blocks.
+    """Keep whole blocks of `size` rows and columns, given by their places in the grid of blocks.
 
     Raises:
         ValueError: a place is outside the grid.
@@ -54,7 +54,7 @@ def keeps(kept: Tensor | None, rows: slice, columns: slice) -> bool:
 
 
 def masked_exp(kept: Tensor | None, rows: slice, columns: slice) -> Callable[[Tensor], Tensor]:
-    """exp for the scores of a tile, and 0 for pairs that are left out."""
+    """A function of the scores of a tile: exp for kept pairs, 0 for others."""
     if kept is None:
         return torch.exp
     tile = kept[rows, columns]

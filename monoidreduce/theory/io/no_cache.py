@@ -1,4 +1,4 @@
-"""Algorithm 1: the gradient without a thought for the cache."""
+"""Algorithm 1: the gradient with an unlimited cache."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["no_cache"]
 
 
 def no_cache(memory: Memory) -> None:
-    """Algorithm 1: reads every input once, holds n x n matrices, writes g once.
+    """Algorithm 1: reads every input once, holds n x n matrices in the cache, writes g once.
 
-    Its I/O is the compulsory 4 n d + 3 d^2, in a cache of more than 3 n^2 words; Lemma C.3 bounds its space.
-    Line 8 is printed with g of size n x n; its size is d x d (Definition 3.2).
+    Its I/O is the compulsory 4 n d + 3 d^2, with a cache of more than 3 n^2 words; Lemma C.3 bounds its
+    space. The paper's line 8 prints g as n x n; its size is d x d (Definition 3.2).
     """
     n, d = memory.shape("A1")
     rows, width = slice(0, n), slice(0, d)

@@ -1,7 +1,7 @@
-"""The two passes of this library's attention on tensor cores, by the tiles that its own plans give.
+"""The two passes of this library's attention on tensor cores, with the tile sizes of its own plans.
 
-One multiprocessor's view: its cache holds a tile that stays and one that streams past it. `monoidreduce.cost`
-plays the same tiles past the L2 cache that all multiprocessors share.
+The model is one multiprocessor: its cache holds a stationary tile and a streamed tile. `monoidreduce.cost`
+simulates the same tiles with the L2 cache that all multiprocessors share.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ __all__ = ["OurTiles", "ours_backward", "ours_forward"]
 
 @dataclass(frozen=True)
 class OurTiles:
-    """Tiles of scores of the kernels of one call.
+    """Tile sizes of the kernels of one call.
 
     Attributes:
-        forward: rows that stay and columns that stream past them.
-        backward: rows and columns of a tile where `adds_rows`: columns stay. Otherwise the lines that stay,
-            and those that stream, of each of three passes.
-        adds_rows: does one pass compute all gradients and add to dQ in memory; otherwise each has its own.
+        forward: (stationary rows, streamed columns).
+        backward: with `adds_rows`: (rows, columns) of a tile, columns being stationary. Otherwise
+            (stationary, streamed) lines of each of three passes.
+        adds_rows: whether one pass computes all gradients and adds to dQ in memory; otherwise each gradient
+            has a pass of its own.
     """
 
     forward: tuple[int, int]
@@ -35,15 +36,15 @@ class OurTiles:
 
 
 def ours_forward(memory: Memory, *, tiles: OurTiles, kept: Tensor | None = None) -> None:
-    """The forward pass: O and l. Rows stay; K and V stream past them, a tile at a time."""
+    """The forward pass: O and l. Rows are stationary; K and V are streamed, a tile at a time."""
     forward_by_tiles(memory, kept, *tiles.forward)
 
 
 def ours_backward(memory: Memory, *, tiles: OurTiles, kept: Tensor | None = None) -> None:
-    """The backward pass: dQ, dK, dV. v is computed first, as FlashAttention-2 does.
+    """The backward pass: dQ, dK, dV. v is computed first, as in FlashAttention-2.
 
-    Up to a width of 128 one pass follows, whose columns stay. dQ is 0 first, every tile adds to it in memory,
-    and at last it is rounded. Wider heads have a pass for each gradient.
+    Up to a width of 128 one pass with stationary columns follows: dQ is cleared before it, every tile adds to
+    dQ in memory, and dQ is rounded after it. Wider heads have one pass for each gradient.
     """
     rows, columns = tiles.backward
     write_v(memory, rows)
@@ -70,7 +71,10 @@ def ours_backward(memory: Memory, *, tiles: OurTiles, kept: Tensor | None = None
 
 
 def compute_one(memory: Memory, name: str, tile: tuple[int, int], kept: Tensor | None) -> None:
-    """dQ, whose rows stay, or dK or dV, whose columns do. tile: the lines that stay, and that stream."""
+    """Compute one gradient: dQ with stationary rows, or dK or dV with stationary columns.
+
+    tile: (stationary lines, streamed lines).
+    """
     n, d = memory.shape("Q")
     needs = ["Q", "dO", "l", "K"] if name == "dV" else ["Q", "dO", "l", "v", "K", "V"]
     by_rows = name == "dQ"

@@ -1,4 +1,4 @@
-"""M-partitions of a graph (Definitions E.1 to E.5), and those that a pebble game makes (Lemma E.6)."""
+"""M-partitions of a graph (Definitions E.1 to E.5), and the one that a pebble game gives (Lemma E.6)."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _Place: TypeAlias = tuple[int, bool]
 
 
 class NotAPartition(ValueError):
-    """Sets of nodes break a condition of Definition E.5."""
+    """The sets of nodes violate a condition of Definition E.5."""
 
 
 def smallest_dominator(graph: Graph, nodes: Iterable[int]) -> set[int]:
     """A smallest dominator set: every path from an input to one of `nodes` meets it (Definition E.1).
 
-    By Menger's theorem it has as many nodes as there are such paths that share no node. They are found one by
-    one, as a flow (Ford and Fulkerson). A node is entered and left once. A new path may undo steps of earlier
+    By Menger's theorem its size is the maximum number of such paths that share no node. They are found one by
+    one as a maximum flow (Ford-Fulkerson) with node capacities of 1; a new path may undo steps of earlier
     ones.
     """
     targets = set(nodes)
     passed: set[int] = set()  # nodes on the paths so far
     steps: Counter[tuple[int, int]] = Counter()  # edges on the paths so far
     while True:
-        # Where each place was reached from. A place is a node, and whether the path leaves it.
+        # The predecessor of each place in the search. A place is (node, whether the path is leaving it).
         reached: dict[_Place, _Place | None] = {(node, False): None for node in graph.inputs}
         queue = list(reached)
         end = None
@@ -70,13 +70,13 @@ def minimum_set(graph: Graph, nodes: Iterable[int]) -> set[int]:
 
 
 def check_partition(graph: Graph, parts: Sequence[Iterable[int]], size: int) -> None:
-    """Checks that `parts` are an M-partition of the graph with M = `size` (Definition E.5).
+    """Check that `parts` are an M-partition of the graph with M = `size` (Definition E.5).
 
-    No cycle of dependence may run through any of the parts. Definition E.4 as printed forbids only a cycle
-    through all of them; Hong and Kung's forbids all.
+    Parts may not depend on each other cyclically. Definition E.4 as printed forbids only a cycle through all
+    parts; Hong and Kung's definition, used here, forbids every cycle.
 
     Raises:
-        NotAPartition: names the condition that is broken and the part.
+        NotAPartition: names the violated condition and the part.
     """
     owner: dict[int, int] = {}
     for number, part in enumerate(parts):
@@ -103,18 +103,18 @@ def check_partition(graph: Graph, parts: Sequence[Iterable[int]], size: int) -> 
 
 
 def partition_of(graph: Graph, moves: Iterable[Move], pebbles: int) -> list[set[int]]:
-    """The 2M-partition that a game with M red pebbles makes, checked: the proof of Lemma E.6.
+    """The 2M-partition that a game with M red pebbles gives (the proof of Lemma E.6), checked.
 
     The game is cut after every M transfers. A node belongs to the segment in which it first gets a red
-    pebble. A game that makes h parts has at least M (h - 1) transfers, so Q >= M (P(2M) - 1).
+    pebble. A game that gives h parts has at least M (h - 1) transfers, so Q >= M (P(2M) - 1).
 
     Args:
-        graph: what the game is played on.
-        moves: a legal game, see `play`, that places no red pebble in vain.
+        graph: the graph of the game.
+        moves: a legal game (see `play`) in which every red pebble is used.
         pebbles: M.
 
     Raises:
-        NotAPartition: a part breaks a condition, where red pebbles were placed in vain.
+        NotAPartition: a part violates a condition, because red pebbles were placed and not used.
         ValueError: `pebbles` is below 1.
     """
     check_sizes(pebbles=pebbles)

@@ -1,4 +1,4 @@
-"""The red-blue pebble game (Definition 3.4): legal games, their I/O, and the best one on a tiny graph."""
+"""The red-blue pebble game (Definition 3.4): legal games, their I/O, and optimal games on tiny graphs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ LARGEST_GRAPH = 14
 class Move(NamedTuple):
     """One operation of Definition 3.4. A red pebble is a word in the cache, a blue one a word in memory.
 
-    input puts a red pebble on a node with a blue one, output a blue pebble on a node with a red one. compute
-    puts a red pebble on a node whose parents all have one. delete removes a red pebble.
+    input: put a red pebble on a node that has a blue one. output: put a blue pebble on a node that has a red
+    one.
+    compute: put a red pebble on a node if all its parents have one. delete: remove a red pebble.
 
     After input and output the other pebble stays, as in Hong and Kung's game. The definition says "replace",
-    but the paper's algorithms read a block again that they did not write back.
+    but the paper's algorithms read blocks again without having written them back.
     """
 
     operation: Literal["input", "output", "compute", "delete"]
@@ -31,16 +32,16 @@ class Move(NamedTuple):
 
 
 class IllegalMove(ValueError):
-    """A move that the rules forbid, or a game that does not end with blue pebbles on all outputs."""
+    """A move breaks the rules, or a game does not end with blue pebbles on all outputs."""
 
 
 def play(graph: Graph, moves: Iterable[Move], pebbles: int) -> int:
-    """The input and output operations of a game, after a check of every move.
+    """Check every move of a game; return its number of input and output operations.
 
     Args:
-        graph: what the game is played on; its inputs begin with blue pebbles.
+        graph: the graph of the game; its inputs start with blue pebbles.
         moves: the game.
-        pebbles: M, the most red pebbles on the graph at any time.
+        pebbles: M, the maximum number of red pebbles on the graph at any time.
 
     Raises:
         IllegalMove: names the move and the rule.
@@ -72,16 +73,16 @@ def play(graph: Graph, moves: Iterable[Move], pebbles: int) -> int:
 
 
 def optimum(graph: Graph, pebbles: int) -> list[Move]:
-    """A game with the fewest input and output operations: `play` of it is Q(G, M) (Definition 3.5).
+    """A game with the fewest input and output operations; `play` of it returns Q(G, M) (Definition 3.5).
 
-    A* over the places of red and blue pebbles. A red pebble is removed only where another needs its room.
+    It is found by A* over positions of red and blue pebbles. A red pebble is removed only to make room.
 
     Args:
-        graph: of at most 14 nodes.
+        graph: a graph of at most 14 nodes.
         pebbles: M.
 
     Raises:
-        ValueError: the graph is larger, or no game is possible with so few pebbles.
+        ValueError: the graph is larger, or there are too few pebbles for any game.
     """
     if len(graph) > LARGEST_GRAPH:
         raise ValueError(mismatch("graph", f"at most {LARGEST_GRAPH} nodes", len(graph)))
@@ -100,7 +101,7 @@ def optimum(graph: Graph, pebbles: int) -> list[Move]:
             if cost < transfers.get(following, cost + 1):
                 transfers[following] = cost
                 came_from[following] = (state, moves)
-                # Every output that is not yet written costs one transfer more.
+                # Admissible heuristic: every output not yet written costs at least one more transfer.
                 heapq.heappush(queue, (cost + len(outputs - following.blue), len(transfers), following))
     game: list[Move] = []
     while state != start:
@@ -115,7 +116,10 @@ class _State(NamedTuple):
 
 
 def _moves(graph: Graph, state: _State, pebbles: int) -> Iterator[tuple[tuple[Move, ...], _State]]:
-    """What may follow: one operation, after a delete where it needs room."""
+    """The possible next moves: one operation, preceded by a delete if it needs room.
+
+    And the states they lead to.
+    """
     red, blue = state
     for node, parents in enumerate(graph.parents):
         if node in red:

@@ -1,4 +1,4 @@
-"""Inputs of the paper's problem, and its results by autograd, to compare with."""
+"""Inputs of the paper's problem, and reference results by autograd."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def attention_problem(n: int, d: int, *, seed: int = 0, kept: Tensor | None = No
     """Random inputs of attention and of its backward pass, float64.
 
     Args:
-        n: rows of A1, A2, A3 and dO, the length of the sequence.
-        d: their columns, the width of the head.
-        seed: decides the numbers.
-        kept: bool [n, n], the pairs that are kept, at least one a row (default: all).
+        n: rows of A1, A2, A3 and dO: the sequence length.
+        d: their columns: the head width.
+        seed: seed of the random numbers.
+        kept: bool [n, n], the pairs that the mask keeps, at least one per row (default: all).
 
     Returns:
-        A1, A2, A3 [n, d] and X, Y [d, d] of Definition 3.1; dO [n, d] (Definition B.8). From the forward pass
-        O [n, d] (Definition B.7) and l [n, 1] (Definition B.4). For algorithms that begin with a head's
+        A1, A2, A3 [n, d] and X, Y [d, d] of Definition 3.1; dO [n, d] (Definition B.8). From the forward
+        pass, O [n, d] (Definition B.7) and l [n, 1] (Definition B.4). For algorithms that start from a head's
         queries, keys and values: Q = A1 X, K = A2 and V = A3 Y.
 
     Raises:
-        TypeError: `kept` is no bool tensor.
-        ValueError: `n` or `d` is below 1, or `kept` is not [n, n] or keeps no pair of a row.
+        TypeError: `kept` is not a bool tensor.
+        ValueError: `n` or `d` is below 1, or `kept` is not [n, n], or it keeps no pair of some row.
     """
     check_sizes(n=n, d=d)
     if kept is not None:
@@ -61,7 +61,7 @@ def _check_kept(kept: Tensor, n: int) -> None:
 
 
 def reference(problem: Mapping[str, Tensor], kept: Tensor | None = None) -> Matrices:
-    """What schedules compute, by autograd: O and l; g (Definition 3.2); dQ, dK, dV of a head."""
+    """The results of all schedules by autograd: O and l; g (Definition 3.2); dQ, dK, dV of a head."""
     x, k, v = (problem[name].clone().requires_grad_() for name in ("X", "K", "V"))
     with torch.enable_grad():
         q = problem["A1"] @ x
@@ -82,17 +82,17 @@ def simulate(
     strict: bool = True,
     **options: Any,
 ) -> Memory:
-    """Runs a schedule on random inputs, in a cache of `words`, and returns the memory with its counts.
+    """Run a schedule on random inputs with a cache of `words`; return the memory with its counts.
 
     Args:
         schedule: `small_cache`, `large_cache`, `flash_forward`, ...
-        n, d, seed: as `attention_problem` takes them.
-        words, strict: as `Memory` takes them.
-        options: what the schedule takes; `kept` is the mask of the inputs too.
+        n, d, seed: see `attention_problem`.
+        words, strict: see `Memory`.
+        options: options of the schedule; `kept` is also the mask of the inputs.
 
     Raises:
-        TypeError, ValueError: as of `attention_problem`; or the cache is too small for the schedule.
-        CacheOverflow: the schedule holds more than `words`, and `strict` is set.
+        TypeError, ValueError: as `attention_problem`; or the cache is too small for the schedule.
+        CacheOverflow: the schedule holds more than `words`, and `strict` is True.
     """
     memory = Memory(words, attention_problem(n, d, seed=seed, kept=options.get("kept")), strict=strict)
     schedule(memory, **options)

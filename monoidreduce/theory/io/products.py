@@ -1,4 +1,4 @@
-"""The standard product of two matrices (section 3) by tiles: naive, tiled, perfect."""
+"""The standard product of two matrices (section 3) by tiles: naive, tiled, and as a single tile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Tile", "gemm_naive", "gemm_perfect", "gemm_tiled", "largest_tile", "
 
 
 class Tile(NamedTuple):
-    """The block of a product that stays in the cache (section B.1), and the depth by which operands come."""
+    """The stationary block of a product (section B.1), and the depth by which operands are streamed."""
 
     rows: int
     columns: int
@@ -21,7 +21,8 @@ class Tile(NamedTuple):
 def largest_tile(words: int) -> Tile:
     """The largest square that fits beside a column of one operand and a row of the other.
 
-    Its product moves 2 m n k / sqrt(M) words and a few more: the leading term of Lemma E.8 (`matmul`).
+    A product with it moves 2 m n k / sqrt(M) words plus lower-order terms: the leading term of Lemma E.8
+    (`matmul`).
 
     Raises:
         ValueError: `words` is below 3.
@@ -32,7 +33,7 @@ def largest_tile(words: int) -> Tile:
 
 
 def product(memory: Memory, out: str, a: str, b: str, tile: Tile) -> None:
-    """out = a b by tiles. The loops of Algorithms 2, 3 and 5 are this one, with cubes for tiles."""
+    """out = a b by tiles. Algorithms 2, 3 and 5 use this loop with cubic tiles."""
     (rows, depth), (_, columns) = memory.shape(a), memory.shape(b)
     memory.create(out, rows, columns)
     for i in blocks(rows, tile.rows):
@@ -47,16 +48,16 @@ def product(memory: Memory, out: str, a: str, b: str, tile: Tile) -> None:
 
 
 def gemm_naive(memory: Memory, out: str, a: str, b: str) -> None:
-    """Every entry of the product (section 3) by itself: 2 m n k + m n words."""
+    """The product entry by entry (section 3): 2 m n k + m n words."""
     product(memory, out, a, b, Tile(1, 1, 1))
 
 
 def gemm_tiled(memory: Memory, out: str, a: str, b: str) -> None:
-    """The product by the largest square tile that the cache holds, near the bound of Lemma E.8."""
+    """The product with the largest square tile that the cache holds; close to the bound of Lemma E.8."""
     product(memory, out, a, b, largest_tile(memory.words))
 
 
 def gemm_perfect(memory: Memory, out: str, a: str, b: str) -> None:
-    """The whole product (section 3) as one tile: operands are read once. The cache must hold all three."""
+    """The product as one tile (section 3): operands are read once. The cache must hold all three matrices."""
     (rows, depth), (_, columns) = memory.shape(a), memory.shape(b)
     product(memory, out, a, b, Tile(rows, columns, depth))

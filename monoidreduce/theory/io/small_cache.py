@@ -1,4 +1,4 @@
-"""Algorithms 2 to 6: the gradient by products of square blocks, for a cache below d^2 words."""
+"""Algorithms 2 to 6: the gradient g by products of square blocks, for a cache below d^2 words."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def block_size(words: int) -> int:
     """B = floor(sqrt(M / 4)): three blocks and a vector fit, 3 B^2 + B <= M (Lemma C.5).
 
     Raises:
-        ValueError: `words` is below 4, and a block has no entry.
+        ValueError: `words` is below 4, so a block would be empty.
     """
     check_least("words", words, 4)
     return math.isqrt(words // 4)
 
 
 def small_cache(memory: Memory) -> None:
-    """Algorithm 6 (Theorem 4.3, C.12): Algorithms 2 to 5 in turn. All matrices n x n go through memory."""
+    """Algorithm 6 (Theorem 4.3, C.12): Algorithms 2 to 5 in turn. All n x n matrices are stored in memory."""
     size = block_size(memory.words)
     cube = Tile(size, size, size)
     compute_f(memory, cube)
@@ -71,9 +71,9 @@ def compute_q(memory: Memory, cube: Tile) -> None:
 def compute_p(memory: Memory, size: int) -> None:
     """Algorithm 4: p = f o q - diag((f o q) 1) f (Lemma C.8).
 
-    It reads f and q twice and writes p once, entry by entry, so it moves 5 n^2 words with any cache. Lemma
-    C.9 says O(n^2 / sqrt(M)): its proof divides the work of n^2 by B^3 where there are (n / B)^2 blocks.
-    Theorem C.12 stands, since n^2 <= n^2 d / sqrt(M) for a small cache.
+    It reads f and q twice and writes p once, so it moves 5 n^2 words whatever the cache. Lemma C.9 says
+    O(n^2 / sqrt(M)), because its proof divides by B^3 although there are (n / B)^2 blocks. Theorem C.12 still
+    holds, since n^2 <= n^2 d / sqrt(M) for a small cache.
     """
     n, _ = memory.shape("f")
     memory.create("p", n, n)

@@ -1,4 +1,4 @@
-"""What the schedules that recompute p tile by tile have in common, forward pass known."""
+"""Steps shared by the schedules that recompute p tile by tile from the results of the forward pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["gradient_from", "gradient_of_scores", "outer", "probabilities", "sum
 
 
 def outer(memory: Memory, a: Tensor, b: Tensor) -> Tensor:
-    """a b^T of two blocks of rows, a new block: scores, or q (Definition B.8)."""
+    """A new block a b^T of two blocks of rows: scores, or q (Definition B.8)."""
     total = memory.zeros(slice(0, a.shape[0]), slice(0, b.shape[0]))
     memory.add_product(total, a, b.T)
     return total
@@ -21,7 +21,7 @@ def outer(memory: Memory, a: Tensor, b: Tensor) -> Tensor:
 def probabilities(
     memory: Memory, query: Tensor, key: Tensor, sums: Tensor, kept: Tensor | None, rows: slice, columns: slice
 ) -> Tensor:
-    """f = diag(l)^-1 exp(Q K^T) of two blocks (Definition B.5), a new block."""
+    """A new block f = diag(l)^-1 exp(Q K^T), the softmax probabilities (Definition B.5)."""
     f = outer(memory, query, key)
     memory.update(f, masked_exp(kept, rows, columns))
     memory.update(f, torch.div, sums)
@@ -29,12 +29,15 @@ def probabilities(
 
 
 def gradient_from(memory: Memory, q: Tensor, f: Tensor, v: Tensor) -> None:
-    """p = f o (q - v) in the place of q (Definition B.9)."""
+    """Overwrite q by p = f o (q - v), the gradient of the scores (Definition B.9)."""
     memory.update(q, lambda q, f, v: f * (q - v), f, v)
 
 
 def sum_v(memory: Memory, upstream: Tensor, rows: slice) -> Tensor:
-    """v = (dO o O) 1 of a block of rows whose dO is in the cache (Definition B.9); reads O."""
+    """v = (dO o O) 1, the delta of FlashAttention, for a block of rows (Definition B.9).
+
+    upstream: dO of these rows, in the cache. Reads O.
+    """
     out, v = memory.read("O", rows), memory.zeros(rows, COLUMN)
     memory.add_row_sums(v, upstream, out)
     memory.delete(out)
@@ -42,7 +45,7 @@ def sum_v(memory: Memory, upstream: Tensor, rows: slice) -> Tensor:
 
 
 def write_v(memory: Memory, size: int) -> None:
-    """v of all rows, into memory, by blocks of `size` rows."""
+    """Compute v of all rows and write it to memory, by blocks of `size` rows."""
     n, _ = memory.shape("dO")
     memory.create("v", n, 1)
     for i in blocks(n, size):
@@ -62,7 +65,10 @@ def gradient_of_scores(
     rows: slice,
     columns: slice,
 ) -> Tensor:
-    """p = f o q - diag(v) f with f = diag(l)^-1 exp(scores) (Definitions B.5, B.9), for scores and q."""
+    """A new block p = f o q - diag(v) f with f = diag(l)^-1 exp(scores) (Definitions B.5, B.9).
+
+    It replaces the blocks `scores` and `q`, which are deleted.
+    """
     memory.update(scores, masked_exp(kept, rows, columns))
     f = memory.compute(torch.div, scores, sums)
     memory.delete(scores)

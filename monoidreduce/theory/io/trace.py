@@ -1,4 +1,4 @@
-"""A run of a schedule as a pebble game: a two-level memory that holds nodes of a graph, not numbers."""
+"""Tracing a schedule as a pebble game: a two-level memory that holds graph nodes instead of numbers."""
 
 from __future__ import annotations
 
@@ -14,32 +14,31 @@ from .two_level import ALL, Memory
 
 __all__ = ["REGISTERS", "TracedMemory"]
 
-# A product, and the sum with it, have red pebbles of their own until the old sum is deleted.
+# While a term is added to a sum, the term and the new sum need a red pebble each beside the old sum.
 REGISTERS = 2
 
 
 class TracedMemory(Memory):
-    """Runs a schedule on the nodes of a graph, which grows with every computation.
+    """Runs a schedule on the nodes of a graph that grows with every computation.
 
-    After the run `moves` is a game on `graph` (Definition 3.4). It is legal with `peak` + `REGISTERS` red
-    pebbles. It has as many transfers as the schedule moves words. Sums are chains of nodes, in the order of
-    the schedule.
+    After the run `moves` is a game on `graph` (Definition 3.4), legal with `peak` + `REGISTERS` red pebbles,
+    with as many transfers as the schedule moves words. Sums are chains of nodes, in the schedule's order.
 
     Args:
-        words: the size M of the cache.
-        shapes: rows and columns of each input.
-        strict: as `Memory` takes it.
+        words: the cache size M.
+        shapes: (rows, columns) of each input.
+        strict: see `Memory`.
 
     Attributes:
-        graph: what was computed, from which.
+        graph: the computation so far.
         moves: the game so far.
 
     Raises:
-        ValueError: the schedule reads or writes what was never computed.
+        ValueError: the schedule reads or writes entries that were never computed.
     """
 
     dtype = torch.int64
-    zero = -1  # a sum of nothing: no node
+    zero = -1  # an empty sum, which has no node
     blank = -2
 
     def __init__(self, words: int, shapes: Mapping[str, tuple[int, int]], *, strict: bool = True) -> None:
@@ -60,7 +59,7 @@ class TracedMemory(Memory):
 
     def delete(self, *old: Tensor) -> None:
         for block in old:
-            self._move("delete", block[block >= 0])  # nothing was added to a sum of nothing
+            self._move("delete", block[block >= 0])  # empty sums have no node
         super().delete(*old)
 
     def add_product(self, total: Tensor, a: Tensor, b: Tensor) -> None:
@@ -86,7 +85,7 @@ class TracedMemory(Memory):
         block.copy_(nodes)
 
     def _add(self, total: int, factors: tuple[int, ...]) -> int:
-        """The node of total + the product of the factors. The first term of a sum is the sum."""
+        """The node of total + the product of the factors. The first term of a sum is the sum itself."""
         term = self.graph.add(*factors)
         self.moves.append(Move("compute", term))
         if total == self.zero:

@@ -1,4 +1,4 @@
-"""An explicit two-level memory: it counts the words that move, and computes with what is in its cache."""
+"""A simulated two-level memory. It counts the words that move, and computes with the blocks in its cache."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ COLUMN = slice(0, 1)  # the columns of a vector: every matrix has two axes
 
 
 class CacheOverflow(RuntimeError):
-    """A schedule holds more words than the cache has."""
+    """A schedule holds more words than the cache has room for."""
 
 
 def check_least(name: str, value: int, least: int) -> None:
-    """Raises TypeError unless `value` is an int, ValueError if it is below `least`."""
+    """Raise TypeError unless `value` is an int, ValueError if it is below `least`."""
     if check_int(name, value) < least:
         raise ValueError(mismatch(name, f"at least {least}", value))
 
 
 def check_sizes(**sizes: int) -> None:
-    """Raises TypeError or ValueError, naming the argument, unless each is an int of 1 or more."""
+    """Raise TypeError or ValueError, naming the argument, unless each is an int of 1 or more."""
     for name, size in sizes.items():
         check_least(name, size, 1)
 
 
 def blocks(length: int, size: int) -> list[slice]:
-    """The blocks of `size` that an axis of `length` is divided into; the last may be shorter."""
+    """The slices of `size` into which an axis of `length` is cut; the last may be shorter."""
     return [slice(start, min(start + size, length)) for start in range(0, length, size)]
 
 
 class Memory:
-    """The two levels of the paper's section B.2: a memory without limit, and a cache of `words` numbers.
+    """The two levels of the paper's section B.2: an unlimited memory, and a cache of `words` numbers.
 
-    Matrices lie in the memory, by name. "A.T" names the transpose of "A" where a matrix is read. A schedule
-    reads blocks into the cache, computes with them and writes blocks back. Values are computed in float64, so
-    a schedule that forgets to read or to write a block shows in its result. What was never written, and a
-    block that was deleted, is NaN.
+    Matrices are in memory, by name; "A.T" reads the transpose of "A". A schedule reads blocks into the cache,
+    computes with them and writes blocks back. Values are really computed, in float64, so a schedule that
+    forgets to read or write a block gives a wrong result. Entries that were never written, and deleted
+    blocks, are NaN.
 
-    A sum of products needs no room for its terms: products go from the arithmetic unit into their sum.
+    A sum of products needs no room for its terms: products go from the arithmetic unit straight into the sum.
 
     Args:
-        words: the size M of the cache.
+        words: the cache size M.
         matrices: the inputs, float64 [rows, columns].
-        strict: raise CacheOverflow where more than `words` are held. Otherwise only `peak` shows it.
+        strict: raise CacheOverflow if more than `words` are held. If False, only `peak` shows it.
 
     Attributes:
-        reads: words that were read from memory.
-        writes: words that were written to memory.
-        phases: the words that each phase moved, by name.
+        reads: words read from memory.
+        writes: words written to memory.
+        phases: words moved in each phase, by name.
         held: words in the cache now.
-        peak: the most words that were in the cache.
+        peak: the most words that were in the cache at any time.
         flops: additions and multiplications of matrix products.
 
     Raises:
@@ -79,29 +79,29 @@ class Memory:
 
     @property
     def io(self) -> int:
-        """The words that moved, either way: the I/O complexity of the schedule (Definition 3.5)."""
+        """Words moved in both directions: the I/O complexity of the schedule (Definition 3.5)."""
         return self.reads + self.writes
 
     def __getitem__(self, name: str) -> Tensor:
         return self.matrices[name[:-2]].T if name.endswith(".T") else self.matrices[name]
 
     def shape(self, name: str) -> tuple[int, int]:
-        """Rows and columns of a matrix."""
+        """(rows, columns) of a matrix."""
         rows, columns = self[name].shape
         return rows, columns
 
     def create(self, name: str, rows: int, columns: int) -> None:
-        """Makes room in memory for a matrix that is yet to be written."""
+        """Make room in memory for a matrix that will be written."""
         self.matrices[name] = torch.full((rows, columns), self.blank, dtype=self.dtype)
 
     def read(self, name: str, rows: slice = ALL, columns: slice = ALL) -> Tensor:
-        """Reads a block into the cache."""
+        """Read a block into the cache."""
         block = self._hold(self[name][rows, columns].clone())
         self.reads += block.numel()
         return block
 
     def write(self, block: Tensor, name: str, rows: slice = ALL, columns: slice = ALL) -> None:
-        """Writes a block to memory. It stays in the cache as well."""
+        """Write a block to memory. It also stays in the cache."""
         self[name][rows, columns] = block
         self.writes += block.numel()
 
@@ -111,13 +111,13 @@ class Memory:
         return self._hold(torch.full(shape, self.zero, dtype=self.dtype))
 
     def delete(self, *old: Tensor) -> None:
-        """Removes blocks from the cache."""
+        """Remove blocks from the cache."""
         for block in old:
             self.held -= block.numel()
             block.fill_(self.blank)
 
     def add_product(self, total: Tensor, a: Tensor, b: Tensor) -> None:
-        """total += a @ b, of blocks in the cache."""
+        """total += a @ b, for blocks in the cache."""
         self.flops += 2 * a.numel() * b.shape[1]
         total.addmm_(a, b)
 
@@ -126,7 +126,7 @@ class Memory:
         total += reduce(torch.mul, factors).sum(1, keepdim=True)
 
     def compute(self, function: Callable[..., Tensor], *operands: Tensor) -> Tensor:
-        """A new block in the cache, by an elementwise function of others. Columns are broadcast."""
+        """A new block in the cache: an elementwise function of others. Columns [rows, 1] broadcast."""
         return self._hold(function(*operands))
 
     def update(self, block: Tensor, function: Callable[..., Tensor], *operands: Tensor) -> None:
@@ -134,7 +134,7 @@ class Memory:
         block.copy_(function(block, *operands))
 
     def end_phase(self, name: str) -> None:
-        """Enters into `phases` what moved since the last phase."""
+        """Record in `phases` the words moved since the last phase."""
         self.phases[name] = self.io - sum(self.phases.values())
 
     def _hold(self, block: Tensor) -> Tensor:
