@@ -18,18 +18,18 @@ __all__ = ["our_tiles"]
 def our_tiles(
     n: int, d: int, *, hardware: str = "h100", dtype: torch.dtype = torch.bfloat16, heads: int = 256
 ) -> OurTiles:
-    """The tiles that a call of `monoidreduce.attention` has, by its plan. Nothing runs.
+    """The tile sizes of a call of `monoidreduce.attention`, from its plan. Nothing runs.
 
     Args:
-        n: queries, and keys.
+        n: number of queries and of keys.
         d: width of a head.
-        hardware: a GPU that `monoidreduce.hardware` has; it need not be there.
-        dtype: of the operands.
-        heads: enough of them that no head is split between multiprocessors.
+        hardware: name of a GPU in `monoidreduce.hardware`; it need not be present.
+        dtype: dtype of the operands.
+        heads: number of heads; enough that no head is split between multiprocessors.
 
     Raises:
-        ValueError: `n`, `d` or `heads` is below 1. Or the call has no such tiles, as in float32, of heads
-            wider than 256, or where heads are so few that they are split.
+        ValueError: `n`, `d` or `heads` is below 1; or the call has no such tiles: in float32, for heads wider
+            than 256, or for so few heads that they are split.
     """
     check_sizes(n=n, d=d, heads=heads)
     tensors, options = call_of("attention", {"B": 1, "H": heads, "L": n, "d": d}, dtype)
