@@ -1,4 +1,4 @@
-"""What operators call where there is a process group or a DTensor, as `_yards.ranks()`."""
+"""What core operators call for a process group or DTensors, through `_yards.ranks()`."""
 
 from monoidreduce.distributed import dtensor
 from monoidreduce.distributed.attention import attention_over_ranks

@@ -1,4 +1,4 @@
-"""Attention by functions of the user's: `attention` with score_mod and mask_mod, and `attend`."""
+"""Attention with user functions: `attention` with score_mod and mask_mod, and `attend`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def modified_attention(
 ) -> tuple[Tensor, Tensor]:
     """out and lse of `attention` with at least one of score_mod, mask_mod and block_mask.
 
-    q, k, v, sinks: checked, with four axes. starts: of packed sequences, cu_seqlens of queries and of keys.
+    q, k, v, sinks: checked; q, k and v have four axes. starts: cu_seqlens of queries and keys, for packed
+    sequences.
     """
     for name, value in (("softcap", softcap), ("bias", bias)):
         if value is not None:
@@ -75,19 +76,19 @@ def attend(
         mr.attend(q, k, v, weight=lambda score: score**4, normalized=True)
 
     Args:
-        q, k, v: [B, H, M, F], [B, Hkv, N, F] and [B, Hkv, N, D], as `attention` takes them.
-        weight: a function of one score, traced as score_mod of `attention` is.
-        normalized: divide by the sum of the weights of a query; where that is 0, out is 0. In float16 the
-            call computes in float32, as such weights and their sums may be of any size.
-        causal, window, scale, mask_mod, block_mask: as of `attention`.
+        q, k, v: [B, H, M, F], [B, Hkv, N, F] and [B, Hkv, N, D], as in `attention`.
+        weight: a function of one score; it is traced like score_mod of `attention`.
+        normalized: divide by the sum of a query's weights; if that is 0, out is 0. float16 inputs are
+            computed in float32, because weights and their sums may exceed float16's range.
+        causal, window, scale, mask_mod, block_mask: as in `attention`.
 
     Returns:
         out [B, H, M, D] in the dtype of q. A query that sees no key has out 0.
 
     Raises:
-        TraceError: weight or mask_mod does what kernels cannot.
+        TraceError: weight or mask_mod does something that kernels cannot do.
         TypeError, ValueError: an argument is not as above.
-        RuntimeError: on a GPU, where there is no NVRTC to compile the kernels.
+        RuntimeError: on a GPU, if NVRTC is not available to compile the kernels.
     """
     if not callable(weight):
         raise TypeError(mismatch("weight", "a function of a score", repr(weight)))
@@ -106,7 +107,7 @@ def attend(
 
 
 def dtype_of_weights(dtype: torch.dtype) -> torch.dtype:
-    """In which a normalized call computes: of float16 sums end at 65504 and weights at 6e-8."""
+    """The dtype in which a normalized call computes: float32 for float16, whose range is 6e-8 to 65504."""
     return torch.float32 if dtype == torch.float16 else dtype
 
 
@@ -155,7 +156,7 @@ def _call(
     table, table_index, numbers = tables(traced, captured, q, given[:2])
     if q.device.type == "cpu" and not torch.compiler.is_compiling():
         _check_fits(traced.text, numbers, (q, k, v, table), score_mod or mask_mod)
-    # Without the second word of out, d_q misses the rule of accuracy beside few keys (bfloat16).
+    # With few keys, dq in bfloat16 would miss the accuracy rule without the low word of out.
     compensated = compensated or (table is not None and table.requires_grad and torch.is_grad_enabled())
     options = traced.text, numbers, scale, *bounds(causal, window), *block, weights, compensated
     out, lse, _, low = call_op(
@@ -165,9 +166,10 @@ def _call(
 
 
 def _check_fits(text: str, numbers: Sequence[int], inputs: tuple[Any, ...], function: Any) -> None:
-    """Before the forward pass: can the CPU engine run it, and the backward pass if that may follow.
+    """Raise TraceError before forward if the CPU engine cannot run the program, or its backward if one may
+    follow.
 
-    inputs: q, k, and others, which may be None.
+    inputs: q, k, and other tensors, which may be None.
     """
     q, k, *_ = inputs
     gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
@@ -185,7 +187,7 @@ def traced_mods(
     weight: Callable[[Any], Any] | None = None,
     packed: bool = False,
 ) -> tuple[Traced, BlockMask | None]:
-    """The program of a call, and its blocks. weight: of `attend`. packed: of `attention_varlen`."""
+    """The program and the block mask of a call. weight: of `attend`. packed: a call of `attention_varlen`."""
     blocks = None if block_mask is None else as_block_mask(block_mask)
     listed = None
     if blocks is not None:
@@ -195,13 +197,13 @@ def traced_mods(
 
 
 def _given(tensor: Tensor, stand_ins: Sequence[Tensor], of_call: Sequence[Tensor | None]) -> Tensor | None:
-    """A captured tensor, or the tensor of the call that it stands for."""
+    """A captured tensor; or the call's own tensor if the captured one is its stand-in."""
     found = (own for known, own in zip(stand_ins, of_call, strict=True) if known is tensor)
     return next(found, tensor)
 
 
 def _checked(mask: BlockMask, q: Tensor, k: Tensor) -> Tensor:
-    """The kinds of a mask that fits a call."""
+    """The kinds of a block mask; raises ValueError unless it fits q and k."""
     batch, heads, queries, _ = q.shape
     keys = k.shape[2]
     if mask.lengths != (queries, keys):

@@ -1,4 +1,4 @@
-"""Blocks of scores that a mask keeps, so that attention skips the others: `block_mask`."""
+"""`block_mask`: which blocks of scores a mask keeps, so that attention can skip the others."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from monoidreduce.folds.program.mods import NOTHING, PARTLY, WHOLLY, kept_elemen
 
 __all__ = ["BlockMask", "block_mask"]
 
-_MOST_ELEMENTS = 1 << 24  # that are evaluated at a time
+_MOST_ELEMENTS = 1 << 24  # number of elements that are evaluated at a time
 
 
 @dataclass(frozen=True, eq=False)
 class BlockMask:
-    """What `block_mask` returns.
+    """The result of `block_mask`.
 
     Attributes:
-        kinds: [B or 1, H or 1, blocks of queries, blocks of keys] int64. 0: nothing of a block is kept; 1:
-            mask_mod says which elements are; 2: all are.
-        links: the same with the numbers of the next blocks, as kernels on a GPU read them (`linked`).
+        kinds: [B or 1, H or 1, blocks of queries, blocks of keys] int64. 0: nothing in the block is kept; 1:
+            mask_mod decides for each element; 2: everything is kept.
+        links: kinds together with the indices of the next kept blocks, as GPU kernels read them (`linked`).
         mask_mod: the function of one element.
-        lengths: how many queries and keys there are.
-        block: how many queries and keys a block has.
-        listed: are there elements that mask_mod keeps and kinds do not, or the other way.
+        lengths: (number of queries, number of keys).
+        block: (queries, keys) of a block.
+        listed: whether kinds may disagree with mask_mod (as in a BlockMask of torch), so that both are
+            needed.
     """
 
     kinds: Tensor
@@ -55,17 +56,18 @@ def block_mask(
     device: torch.device | str | None = None,
     block_size: int | tuple[int, int] = 128,
 ) -> BlockMask:
-    """Evaluate a mask once, for `attention(..., block_mask=)`, which skips the blocks that keep nothing.
+    """Evaluate a mask once, for `attention(..., block_mask=)`, which skips blocks that keep nothing.
 
     Args:
-        mask_mod: `mask_mod(batch, head, q_idx, kv_idx)`, as attention takes it.
-        B, H: how many batches and heads there are; None where the mask does not depend on them.
-        M, N: how many queries and keys.
-        device: of the result; by default that of the tensors that mask_mod captured, else torch's.
-        block_size: how many queries and keys a block has, from 1 to 2^31; one number for both.
+        mask_mod: `mask_mod(batch, head, q_idx, kv_idx)`, as in attention.
+        B, H: numbers of batches and heads; None if the mask does not depend on them.
+        M, N: numbers of queries and keys.
+        device: device of the result; by default that of the tensors that mask_mod captures, else torch's
+            default.
+        block_size: queries and keys of a block, from 1 to 2^31: one number for both, or two.
 
     Raises:
-        TraceError: mask_mod does what kernels cannot.
+        TraceError: mask_mod does something that kernels cannot do.
         TypeError, ValueError: an argument is not as above.
     """
     sizes = [
@@ -91,9 +93,9 @@ def block_mask(
 
 
 def _block_of(given: Any) -> tuple[int, int]:
-    """How many queries and keys a block has."""
+    """(queries, keys) of a block, from the argument block_size."""
     expected = "an int from 1 to 2^31, or two"
-    # Lists of numpy and tensors have one axis, their numbers none.
+    # An array or tensor with one axis is a pair; one without axes is a single number.
     both = given.tolist() if getattr(given, "ndim", 0) == 1 else given
     both = tuple(both) if isinstance(both, (tuple, list)) else (both, both)
     if len(both) != 2:
@@ -113,9 +115,9 @@ def _device_of(given: Any) -> torch.device | None:
 
 
 def _kinds(kept: Tensor, block: tuple[int, int]) -> Tensor:
-    """Of the blocks of bool [B, H, rows, columns]."""
+    """The kinds of the blocks of a mask, bool [B, H, rows, columns]."""
     batch, heads, rows, columns = kept.shape
-    block = min(block[0], max(rows, 1)), min(block[1], max(columns, 1))  # one block, if it has all
+    block = min(block[0], max(rows, 1)), min(block[1], max(columns, 1))  # no larger than the mask
     missing = (-rows % block[0], -columns % block[1])
     down, across = (rows + missing[0]) // block[0], (columns + missing[1]) // block[1]
 
@@ -128,10 +130,10 @@ def _kinds(kept: Tensor, block: tuple[int, int]) -> Tensor:
 
 
 def linked(kinds: Tensor) -> Tensor:
-    """The words of blocks for kernels: BlockWord of device/program/score_element.h."""
+    """The words of blocks that kernels read: BlockWord of device/program/score_element.h."""
 
     def following(axis: int) -> Tensor:
-        """The number of the next block along an axis, itself counted, of a kind other than 0."""
+        """The index of the first block along an axis, from this one on, with a kind other than 0."""
         count = kinds.shape[axis]
         numbers = torch.arange(count, device=kinds.device).view(-1, *[1] * (-1 - axis))
         held = torch.where(kinds != NOTHING, numbers, count).flip(axis)
@@ -141,7 +143,7 @@ def linked(kinds: Tensor) -> Tensor:
 
 
 def as_block_mask(mask: Any) -> BlockMask:
-    """The same of torch's BlockMask, whose lists say which blocks its mask_mod is asked for.
+    """Our BlockMask; a BlockMask of torch is converted. Its lists say in which blocks mask_mod applies.
 
     Raises:
         TypeError: it is neither.
@@ -161,7 +163,10 @@ def as_block_mask(mask: Any) -> BlockMask:
 
 
 def _listed(counts: Tensor, indices: Tensor, kind: int) -> Tensor:
-    """[B, H, Mb, Nb] the kind, where a row's first indices [B, H, Mb, Nb] say so, else 0."""
+    """[B, H, Mb, Nb]: `kind` for the blocks that torch's lists contain, else 0.
+
+    counts: [B, H, Mb], the number of valid entries of each row of indices. indices: [B, H, Mb, Nb].
+    """
     width = indices.shape[-1]
     places = torch.arange(width, device=indices.device)
     listed = torch.where(places < counts[..., None], indices.long(), width)

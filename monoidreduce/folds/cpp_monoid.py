@@ -1,4 +1,4 @@
-"""Folds of monoids that a user writes in C++: `cpp_monoid`, for what `statistics` cannot say."""
+"""`cpp_monoid`: folds of monoids that a user writes in C++, for cases that `statistics` cannot express."""
 
 from __future__ import annotations
 
@@ -33,26 +33,27 @@ def cpp_monoid(
     scores: int = 1,
     filename: str | None = None,
 ) -> CppMonoid:
-    """A fold of scores by a monoid written in C++, the struct template of docs/writing_a_monoid.md, on a GPU.
+    """A fold of scores on a GPU, by a monoid written in C++ (the struct template of
+    docs/writing_a_monoid.md).
 
         noisy_or = mr.cpp_monoid(source)  # template <class R> struct NoisyOr { ... };
         p = noisy_or(a, b).value  # [...], differentiable in a and b
 
-    NVRTC compiles the library's kernels for the struct at the first call. Before that call the laws are tried
-    in float64: identity, commutativity, associativity, and the local gradient against difference quotients
-    of the fold. The verdict is kept beside the kernels, so later processes do not try again.
+    NVRTC compiles the library's kernels for the struct at the first call. Before that, the laws are tested in
+    float64: identity, commutativity, associativity, and the local gradient against finite differences of the
+    fold. The verdict is cached with the kernels, so later processes do not test again.
 
     Args:
-        source: C++20. It stands in a namespace within `monoidreduce`, after all headers of monoids. Constants
-            are part of the text: the struct has no members of its own.
-        results: the names of the members of `Output`, in their order, and of each what it is. "real": a
-            result with a gradient; `Upstream` has one number for each of them, in this order. "index": an
-            Index<R> without a gradient. "kept": a real that `local_gradient` reads and callers do not get.
-            By default {"value": "real"}, which an Output of R is too.
-        name: of the struct; by default the last struct template of the text.
+        source: C++20 text. It is placed in a namespace inside `monoidreduce`, after all headers of monoids.
+            Constants must be part of the text, because the struct has no members of its own.
+        results: names of the members of `Output`, in order, each with its kind. "real": a result with a
+            gradient; `Upstream` has one number for each of these, in this order. "index": an Index<R> without
+            a gradient. "kept": a real that `local_gradient` reads and that is not returned. The default is
+            {"value": "real"}, which also describes an Output that is a plain R.
+        name: name of the struct; by default the last struct template in the text.
         scores: kScores of the struct, 1 or 2.
-        filename: of the file whose content `source` is, for errors. By default errors name the line of the
-            caller's file where the text is, if it is there as it is given.
+        filename: the file that `source` was read from, for errors. By default errors point into the caller's
+            file, if it contains the text literally.
 
     Raises:
         TypeError, ValueError: an argument is not as above.
@@ -87,7 +88,10 @@ def _results(results: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
 
 
 def _place(source: str) -> tuple[str, int]:
-    """Where the text is: in the file of cpp_monoid's caller, closest to the call, or a place of its own."""
+    """File and line of the text for errors: in the caller's file, nearest to the call.
+
+    Else a made-up name.
+    """
     frame = sys._getframe(2)
     file, call = frame.f_code.co_filename, frame.f_lineno
     content = "".join(linecache.getlines(file))
@@ -98,13 +102,13 @@ def _place(source: str) -> tuple[str, int]:
 
 
 class CppMonoid:
-    """What `cpp_monoid` makes of a text; see there."""
+    """The result of `cpp_monoid`; see there."""
 
     def __init__(self, source: CppSource) -> None:
         self._source, self._text = source, source.text
         returned = [(name, kind) for name, kind in source.results if kind != "kept"]
         self._result = result_name(source.name.rpartition("::")[2], tuple(name for name, _ in returned))
-        # Of each result, is it an index, and its number among its like.
+        # For each result: whether it is an index, and its number among the results of its kind.
         kinds = [kind for _, kind in returned]
         self._places = [(kind == "index", kinds[:at].count(kind)) for at, kind in enumerate(kinds)]
 
@@ -125,24 +129,24 @@ class CppMonoid:
         scale: float = 1.0,
         workspace: int | None = None,
     ) -> Any:
-        """The fold of the scores scale * a @ b^T of each row, without storing them.
+        """Fold the scores scale * a @ b^T of each row, without storing them.
 
         Args:
-            a: [..., D] one row per result, on a GPU.
-            b: [V, D] what is folded: the columns.
-            other_a, other_b: [..., E] and [V, E], whose scaled product is Element::other.
-            label: [...] integers, Element::label; -1 without it.
-            scale: of the scores.
-            workspace: bytes for local gradients, `get_workspace()` by default.
+            a: [..., D], one row per result, on a GPU.
+            b: [V, D], the columns, which are folded.
+            other_a, other_b: [..., E] and [V, E]; scale times their product is Element::other.
+            label: [...] integers, Element::label; -1 if not given.
+            scale: factor of the scores.
+            workspace: bytes for local gradients in backward; `get_workspace()` by default.
 
         Returns:
-            A NamedTuple of [...] tensors with the names of results: reals in the accumulation dtype,
-            differentiable in the operands, and indices int64.
+            A NamedTuple of [...] tensors with the names of results. Reals are in the accumulation dtype and
+            differentiable in the operands; indices are int64.
 
         Raises:
             CppMonoidError: the text does not compile.
-            MonoidLawError: the struct breaks a law, now or when it was tried before.
-            RuntimeError: the tensors are on no GPU, the build has no CUDA, or there is no NVRTC.
+            MonoidLawError: the struct breaks a law (tested now or in an earlier process).
+            RuntimeError: the tensors are not on a GPU, the build has no CUDA, or NVRTC is not available.
             TypeError, ValueError: an argument is not as above.
         """
         operands = self._operands(a, b, other_a, other_b)
@@ -170,7 +174,7 @@ class CppMonoid:
         scale: float = 1.0,
         workspace: int | None = None,
     ) -> Explanation:
-        """Which kernels a call would run, and why. Nothing is computed.
+        """The kernels that a call would run, and why. Nothing is computed.
 
         Raises RuntimeError, TypeError and ValueError as the call would.
         """

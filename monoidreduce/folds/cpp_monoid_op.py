@@ -1,4 +1,4 @@
-"""The forward and the backward pass of a monoid in C++, for the op `cpp_monoid`. They need a GPU."""
+"""Forward and backward pass of the op `cpp_monoid`, a fold by a monoid in C++. They need a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["backward", "check_device", "forward", "results"]
 
 
 def check_device(a: Tensor) -> None:
-    """Raises RuntimeError where there is no GPU, no build for one or no compiler: all are needed."""
+    """Raise RuntimeError unless `a` is on a GPU, the build has CUDA, and NVRTC is available."""
     needs = "a monoid of cpp_monoid is compiled for a GPU: "
     instead = "; a function of monoidreduce.statistics runs on any device"
     if not a.is_cuda:
@@ -54,7 +54,7 @@ def results(
 
 
 def _labels(label: Tensor | None, a: Tensor) -> Tensor:
-    """[1, rows]; -1 is no column."""
+    """[1, rows] int64 labels; -1, which is no column, if there are none."""
     return a.new_full((1, len(a)), -1, dtype=torch.int64) if label is None else label.contiguous()[None]
 
 
@@ -68,7 +68,7 @@ def forward(
     scale: float,
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Values, what else the gradient reads, and indices, each [numbers, rows]."""
+    """Values, kept numbers (read by the gradient only), and indices, each [numbers, rows]."""
     check_device(a)
     check(monoid, a.device)
     operands = (a, b, other_a, other_b)

@@ -1,8 +1,9 @@
-"""Distillation with what its built-in fold has not: biases, the Jensen-Shannon divergence, hard labels.
+"""Distillation with options that the fused fold does not support: biases, Jensen-Shannon divergence, hard
+labels.
 
-They are folds of `statistics`, two for each loss. The first gives the log-sum-exps, without a gradient. The
-second has them as data of rows: differences of log-probabilities are formed before anything is summed. On a
-Hopper GPU the loss "jsd" has an op of its own for the calls that `_ops/stored_scores.py` names.
+It is two folds of `statistics` for each loss. The first computes the log-sum-exps, without a gradient. The
+second gets them as data of rows, so that it can form differences of log-probabilities before it sums. On a
+Hopper GPU the loss "jsd" has an op of its own, for the calls that `_ops/stored_scores.py` names.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from monoidreduce.folds.statistics import Statistics, statistics
 __all__ = ["Distillation"]
 
 
-# The parts of a loss, from log-probabilities s and t of a class, and the softmaxes p and q of these.
+# The parts of each loss. s, t: log-probabilities of a class by student and teacher. p, q: their softmaxes.
 
 
 def _cross_entropy(s: Any, t: Any, p: Any, q: Any, *_: Any) -> dict[str, Any]:
@@ -45,15 +46,16 @@ def _reverse_kl(s: Any, t: Any, p: Any, q: Any, *_: Any) -> dict[str, Any]:
 
 
 def _jsd(s: Any, t: Any, _p: Any, _q: Any, log_beta: Any, log_rest: Any) -> dict[str, Any]:
-    """m = beta q + (1 - beta) p. Let r = log((1 - beta) p / (beta q)). Then log(q / m) is
-    -log(beta) - softplus(r), and log(p / m) is -log(1 - beta) - softplus(-r). Their gradients by r cancel.
+    """m = beta q + (1 - beta) p. Let r = log((1 - beta) p / (beta q)). Then log(q / m) = -log(beta) -
+    softplus(r) and log(p / m) = -log(1 - beta) - softplus(-r). Their gradients with respect to r cancel, so r
+    is detached.
 
-    The softmaxes are exp(s) and exp(t), since s and t are log-probabilities. Sums need no frame then, and a
-    kernel has registers for them. Means of softmaxes took 984 bytes of spills on sm_90. A class that is
-    excluded in one has an infinite ratio. A row of NaN has masses that are NaN.
+    Since s and t are log-probabilities, the softmaxes are just exp(s) and exp(t). Totals of these need no row
+    max, so a kernel has enough registers; means of softmaxes spilled 984 bytes on sm_90. A class that is
+    excluded in one distribution has an infinite ratio. A row with NaN has masses that are NaN.
     """
     ratio = (s - t + log_rest - log_beta).detach()
-    # softplus(r) is relu(r) and this, softplus(-r) is relu(-r) and this.
+    # softplus(r) = relu(r) + both; softplus(-r) = relu(-r) + both.
     both = torch.log1p(torch.exp(-ratio.abs()))
     p, q = torch.exp(s), torch.exp(t)
     return dict(
@@ -73,7 +75,7 @@ LOSSES: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def _lse_fold(biased: bool, hard: bool) -> Statistics:
-    """The log-sum-exps of the student's and the teacher's scores and, for hard labels, at temperature 1."""
+    """The first fold: log-sum-exps of student, teacher and, with hard labels, of student at temperature 1."""
 
     def lse(score: Any, other: Any, inverse: Any) -> dict[str, Any]:
         scores = {"student": score * inverse, "teacher": other * inverse} | ({"hard": score} if hard else {})
@@ -86,9 +88,11 @@ def _lse_fold(biased: bool, hard: bool) -> Statistics:
 
 
 def _loss_fold(loss: str, biased: bool, hard: bool) -> Statistics:
-    """The parts of a loss. inverse: of the temperature. The data of rows that follow it: log-sum-exps.
+    """The second fold: the parts of a loss.
 
-    Two signatures, because tracing goes by the names of a function's own arguments.
+    Of the function's arguments, `inverse` is 1 / temperature, and the six data of rows after it are
+    log-sum-exps in two words each. There are two functions, because tracing uses the names in a function's
+    own signature.
     """
     parts = LOSSES[loss]
 
@@ -145,12 +149,12 @@ _FOLDS = {(loss, kind): _loss_fold(loss, *kind) for loss in LOSSES for kind in K
 
 
 def _of_mass(total: Tensor, mass: Tensor) -> Tensor:
-    """The mean under weights whose sum is 1 but for rounding: total / mass, with its gradient at mass 1."""
+    """total / mass for a mass that is 1 up to rounding: the value of total, with the quotient's gradient."""
     return total + total.detach() * (1 - mass)
 
 
 def _of_rows(temperature: float, beta: float, place: dict[str, Any]) -> list[Tensor]:
-    """[1] each: 1 / temperature, log(beta), log(1 - beta)."""
+    """1 / temperature, log(beta) and log(1 - beta), as tensors [1]."""
     if torch.compiler.is_dynamo_compiling() and any(are_symbols((temperature, beta))):
         of_call = as_tensor(temperature), as_tensor(beta)
         tensors = of_call[0].reciprocal(), of_call[1].log(), of_call[1].neg().log1p()
@@ -160,7 +164,7 @@ def _of_rows(temperature: float, beta: float, place: dict[str, Any]) -> list[Ten
 
 
 class Distillation:
-    """The losses of rows, of a call that `functional.linear_distillation` has checked.
+    """The per-row losses of a call whose arguments `functional.linear_distillation` has checked.
 
     rows [N, D], weight [V, D], teacher_rows [N, E], teacher_weight [V, E], bias and teacher_bias [V],
     target [N] int64, used [N] bool.
@@ -179,7 +183,7 @@ class Distillation:
         workspace: int | None,
     ) -> None:
         rows, weight, teacher_rows, teacher_weight = tensors
-        if used is not None:  # what a token holds that does not count must not matter
+        if used is not None:  # unused tokens must not matter, even if they hold NaN
             rows, teacher_rows = (torch.where(used[:, None], t, 0) for t in (rows, teacher_rows))
         self.operands = rows, weight, teacher_rows, teacher_weight
         self.loss, self.beta, self.hard_weight, self.used = loss, beta, hard_weight, used
@@ -201,7 +205,7 @@ class Distillation:
         self.lse, self.fold = _LSE[kind], _FOLDS[loss, kind]
 
     def data(self, lse: Any, low: Any) -> dict[str, Any]:
-        """Of the second fold. lse, low: the log-sum-exps, in two words each."""
+        """Keyword arguments of the second fold. lse, low: the two words of the log-sum-exps."""
         known = {"student": lse.student, "student_low": low.student}
         known |= {"teacher": lse.teacher, "teacher_low": low.teacher}
         hard = hasattr(lse, "hard")
@@ -212,14 +216,14 @@ class Distillation:
         if (target := self.target) is None:
             target = self.row["inverse"].new_zeros(len(self.operands[0]), dtype=torch.int64)
         return {
-            # No label: `used` says which tokens count, and soft losses read no target.
+            # target is passed as plain data, not as label: `used` already excludes ignored tokens.
             "row": self.row | known | {"target": target},
             "column": self.column,
             "workspace": self.workspace,
         }
 
     def losses(self) -> Tensor:
-        """[N]; 0 for tokens that do not count."""
+        """The losses [N]; 0 for tokens that do not count."""
         with torch.no_grad():
             constants = {name: t.detach() for name, t in self.column.items()}
             inverse = {"inverse": self.row["inverse"]}
@@ -243,19 +247,23 @@ class Distillation:
         return total / (max(len(losses), 1) if self.used is None else self.used.sum().clamp(min=1))
 
     def obstacle(self, reduction: str) -> str | None:
-        """Why scores are not stored, if they are not."""
+        """Why the op that stores scores cannot be used; None if it can."""
         folds = len(self.column) > 0 or self.outside is not None
         return stored_scores.obstacle(self.operands, self.loss, reduction, folds)
 
     def stored(self, mean: bool) -> Tensor:
-        """The sum or the mean of the losses, from stored scores."""
+        """The sum or the mean of the losses, by the op that stores scores."""
         wanted = [torch.is_grad_enabled() and any_requires_grad((t,)) for t in self.operands[:2]]
         numbers = (mean, self.temperature, self.beta, wanted, self.workspace)
         loss: Tensor = call_op("linear_jsd", *self.operands, self.used, *numbers)[0]
         return loss
 
     def soft(self, found: Any) -> Any:
-        """Log-sum-exps of log-probabilities are 0 but for rounding, and have gradients."""
+        """The soft loss of each row, from the results of the second fold.
+
+        found.student and found.teacher are log-sum-exps of log-probabilities: 0 up to rounding, but their
+        gradients are needed.
+        """
         if self.loss == "jsd":
             of_teacher = _of_mass(found.of_teacher, found.teacher_mass)
             return self.beta * of_teacher + (1 - self.beta) * _of_mass(found.of_student, found.student_mass)
@@ -266,7 +274,7 @@ class Distillation:
         return found.of_student + (found.teacher - found.student)
 
     def checked(self, target: Tensor) -> Tensor:
-        """Which targets are no class: an error on a CPU, if their values are there to be read."""
+        """Which targets are not classes. On a CPU they raise IndexError, if their values can be read."""
         outside = (target < 0) | (target >= self.classes)
         outside = outside if self.used is None else outside & self.used
         known = type(target) is Tensor and not transforms_are_active() and not torch.compiler.is_compiling()
@@ -277,6 +285,6 @@ class Distillation:
         return outside
 
     def explain(self) -> Explanation:
-        """Which kernels the second fold would run. The first reads and computes as much forward."""
+        """The kernels of the second fold. The first fold's forward reads and computes equally much."""
         lse = SimpleNamespace(**dict.fromkeys(("student", "teacher", "hard"), self.row["inverse"]))
         return self.fold.explain(*self.operands, **self.data(lse, lse))

@@ -1,4 +1,4 @@
-"""Which kernels a fold of a user's function or monoid would run, and why."""
+"""`explain` for folds of user functions and monoids: which kernels a call would run, and why."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ __all__ = ["explain_cpp_monoid", "explain_statistics"]
 def explain_statistics(
     name: str, operands: tuple[Any, ...], program: str, workspace: int | None
 ) -> Explanation:
-    """What a call of `monoidreduce.statistics` would run.
+    """The kernels of a call of a `statistics` function.
 
-    name: of the function. operands: a, b, other_a, other_b. program: its text. workspace: bytes, or None.
+    name: the function's name. operands: a, b, other_a, other_b. program: its program as text. workspace:
+    bytes; None for the default.
     """
     a = operands[0]
     operations = len(parse(program).nodes)
@@ -105,7 +106,10 @@ def _explain_statistics_on_cuda(
 
 
 def explain_cpp_monoid(name: str, a: torch.Tensor, workspace: int | None) -> Explanation:
-    """What a call of a monoid in C++ would run; RuntimeError where none can. workspace: bytes, or None."""
+    """The kernels of a call of a C++ monoid; raises RuntimeError if it cannot run.
+
+    workspace: bytes or None.
+    """
     check_device(a)
     found, dtype = compiler.find(), name_of(a.dtype)
     assert found is not None

@@ -1,4 +1,4 @@
-"""What operators of the core call of the folds, as `_yards.folds()`."""
+"""The parts of folds that core operators use, through `_yards.folds()`."""
 
 from monoidreduce.folds import wide_attention
 from monoidreduce.folds.attend import modified_attention

@@ -29,7 +29,7 @@ __all__ = ["backward", "forward", "results"]
 
 
 def results(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """rest: ends with `weights` and `compensated`, as of `attention_results`."""
+    """Empty results. rest: the other arguments of the op, which end with `weights` and `compensated`."""
     *rows, _ = q.shape
     *_, weights, compensated = rest
     out, lse = q.new_empty(*rows, v.shape[3]), statistics(q, *((0,) if weights else rows))
@@ -43,7 +43,7 @@ def _expanded(blocks: Tensor | None, q: Tensor) -> Tensor | None:
 def _kept(
     q: Tensor, k: Tensor, starts: tuple[Tensor | None, Tensor | None], window: tuple[int, int]
 ) -> tuple[Spans, tuple[int, int]]:
-    """The spans of packed sequences, and a window that is not in them."""
+    """The spans of packed sequences, which include the window; or no spans and the window."""
     of_queries, of_keys = starts
     if of_queries is None or of_keys is None:
         return NO_SPANS, window
@@ -192,7 +192,7 @@ def backward(
 
 
 def _kept_columns(q: Tensor, k: Tensor, spans: Spans, window: tuple[int, int]) -> Tensor | None:
-    """[2, M] int64: of each row the first column that it keeps and the one behind the last; None: all."""
+    """[2, M] int64: first column and last column + 1 that each row keeps; None if all are kept."""
     of_rows, _ = spans
     if of_rows is not None:
         return of_rows.T
@@ -216,7 +216,10 @@ def _table_gradient(
     scale: float,
     kept: Tensor | None,
 ) -> Tensor:
-    """The gradient by the table of reals, [T] in the accumulation dtype. kept: of `_kept_columns`."""
+    """The gradient of the table of real captured tensors, [T], in the accumulation dtype.
+
+    operands: q, k, grad_out, v. kept: result of `_kept_columns`.
+    """
     q, k, grad_out, v = operands
     lse, lse_low, grad_lse = residuals
     nodes = parse(program).nodes
@@ -259,7 +262,7 @@ def _table_gradient(
 
 
 def _alternating(rows: Any, columns: Any) -> Any:
-    """Operands of both scores as a fold takes them."""
+    """The operands of both scores, (a, b, other_a, other_b), as a fold takes them."""
     return rows[0], columns[0], rows[1], columns[1]
 
 
@@ -273,7 +276,7 @@ def _scatter(
     head: tuple[int, int],
     tables: tuple[Tensor, Tensor | None],
 ) -> None:
-    """Add the gradients by what nodes gather for these rows or columns to where they gather it."""
+    """Scatter-add the gradients of gather nodes, for these rows or columns, to the entries they gathered."""
     index = _indices(nodes, gathers, sizes, head, lines, tables)
     for number, of_gather in zip(gathers, gradients, strict=False):
         d_table.index_add_(0, index[nodes[number][1]].expand(len(lines)), of_gather)
@@ -287,7 +290,7 @@ def _indices(
     numbers: Tensor,
     tables: tuple[Tensor, Tensor | None],
 ) -> dict[int, Tensor]:
-    """Where in the table nodes gather, for the rows or columns with these numbers."""
+    """The table entries that gather nodes read, for the rows or columns with these indices."""
 
     def leaf(node: Node) -> Any:
         name, *at = node

@@ -1,7 +1,8 @@
-"""The ops of folds. Each is one op for all functions or monoids of users, and carries that of a call as text.
+"""Registration of the ops of folds. One op serves all user functions or monoids, which it takes as text.
 
-`import monoidreduce` registers them: programs that were exported or compiled ahead of time look them up by
-name. Their passes are imported with the first call, since they load more modules than all other operators.
+`import monoidreduce` registers them, because exported or ahead-of-time compiled programs look ops up by name.
+Their implementations are imported at the first call, since they load more modules than all other operators
+together.
 """
 
 from __future__ import annotations

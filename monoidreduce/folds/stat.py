@@ -4,11 +4,11 @@
     softmax(log_weight).mean(f)         sum_j exp(log_weight_j) f_j / sum_j exp(log_weight_j)
     total(f)                            sum_j f_j
     largest(f), smallest(f)             the value, and the first column that has it
-    count(condition)                    of how many columns it holds
+    count(condition)                    the number of columns for which it holds
 
-Weights may be of any size: exponentials are taken from the largest log weight. An element of log weight -inf
-is not there. Of no column a log-sum-exp is -inf; a mean, a total and a count are 0; a largest is -inf, its
-column -1.
+Log weights may be of any size, because exponentials are relative to the largest one. An element with log
+weight -inf is excluded. Without columns a log-sum-exp is -inf; a mean, a total and a count are 0; a largest
+value is -inf and its column -1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Extremum", "Softmax", "Statistic", "count", "largest", "smallest", "
 
 
 def __dir__() -> list[str]:
-    """The public names, and a module's own."""
+    """The public names, and the module's dunder names."""
     return [*__all__, *(name for name in globals() if name.startswith("__"))]
 
 
@@ -36,19 +36,19 @@ _graph: ContextVar[Any] = ContextVar("monoidreduce_graph", default=None)
 
 @exported
 class Extremum(NamedTuple):
-    """What a call returns for `largest` or `smallest`.
+    """The result of `largest` or `smallest`.
 
-    value: [...], in the accumulation dtype, differentiable: its gradient goes to the column `index`.
-    index: [...] int64, the least of those that have the value; -1 of no column.
+    value: [...], in the accumulation dtype; differentiable, its gradient goes to the column `index`.
+    index: [...] int64, the lowest column that has the value; -1 if there are no columns.
     """
 
     value: Tensor
-    index: Tensor  # type: ignore[assignment]  # not that of a tuple
+    index: Tensor  # type: ignore[assignment]  # hides tuple.index
 
 
 @contextmanager
 def building(graph: Any) -> Iterator[None]:
-    """Statistics made in this block are of that graph."""
+    """Context in which new statistics refer to this graph."""
     token = _graph.set(graph)
     try:
         yield
@@ -57,7 +57,7 @@ def building(graph: Any) -> Iterator[None]:
 
 
 def _traced(name: str, value: Any, kind: str) -> int:
-    """The number of the node that a statistic is of."""
+    """The number of the graph node of a statistic's argument, checked and converted to `kind`."""
     graph = _graph.get()
     if graph is None:
         raise TypeError(f"mr.stat.{name} is for functions decorated with mr.statistics; call that function")
@@ -80,7 +80,7 @@ def _known_later(*_: Any) -> NoReturn:
 
 
 class _KnownLater:
-    """No part of an expression: every operator says so."""
+    """Something that cannot be used inside an element's expression; every operator raises TraceError."""
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _known_later
     __pow__ = __rpow__ = __neg__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __float__ = (
@@ -97,7 +97,7 @@ class _KnownLater:
 
 
 class Statistic(_KnownLater):
-    """kind: of the list above. of, log_weight: nodes of the graph."""
+    """A statistic that a traced function returns. kind: its name. of, log_weight: numbers of graph nodes."""
 
     def __init__(self, kind: str, of: int, log_weight: int | None = None) -> None:
         self.kind, self.of, self.log_weight = kind, of, log_weight
@@ -151,5 +151,5 @@ def smallest(f: Any) -> Any:
 
 
 def count(condition: Any) -> Any:
-    """Of how many columns the condition holds: an int64."""
+    """The number of columns for which the condition holds, int64."""
     return Statistic("count", _traced("count", condition, "bool"))

@@ -1,4 +1,4 @@
-"""Folds that a user writes as a Python function of one element: `statistics`."""
+"""`statistics`: folds that a user writes as a Python function of one element."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ __all__ = ["Statistics", "statistics"]
 
 
 def statistics(function: Callable[..., dict[str, Any]]) -> Statistics:
-    """Decorate a function of one element; the result folds it over all columns of each row in one pass.
+    """Decorator for a function of one element; the result folds it over all columns of each row in one pass.
 
         @mr.statistics
         def token_stats(score, column, label):
@@ -53,22 +53,23 @@ def statistics(function: Callable[..., dict[str, Any]]) -> Statistics:
 
         s = token_stats(hidden, head_weight, label=tokens)  # a NamedTuple of [...] tensors
 
-    The function is traced, not called for each element: it sees one score, and returns a dict of statistics
-    of `monoidreduce.stat`. Its gradient is derived. A number that it reads is a constant of the program. A
-    tensor is data, indexed by `row`, `label`, `head` and `batch`, or by `column`. See docs/statistics.md.
+    The function is traced once, not called for each element: it sees one score, and returns a dict of
+    statistics of `monoidreduce.stat`. Its gradient is derived automatically. A number that it reads becomes a
+    constant. A tensor that it reads is data; it must be indexed by `row`, `label`, `head` and `batch`, or by
+    `column`. See docs/statistics.md.
 
     Args:
-        function: its arguments are among score, other, row, column, label, head, batch and the names of data
-            that a call passes.
+        function: its arguments may be score, other, row, column, label, head, batch, and names of data that a
+            call passes.
 
     Raises:
-        TypeError: it is no Python function.
+        TypeError: it is not a Python function.
     """
     return Statistics(function)
 
 
 class Statistics:
-    """What `statistics` makes of a function; see there."""
+    """The result of the decorator `statistics`; see there."""
 
     def __init__(self, function: Callable[..., dict[str, Any]]) -> None:
         if not hasattr(function, "__code__"):
@@ -80,14 +81,14 @@ class Statistics:
         self.__signature__ = _signature_of_calls()
 
     def __get__(self, instance: Any, owner: Any = None) -> Statistics:
-        """As an attribute of a class it is itself. help() takes what has this method for a function."""
+        """As a class attribute it does not bind. help() shows objects with this method as functions."""
         return self
 
     def __repr__(self) -> str:
         return f"<statistics {self._function.__qualname__}>"
 
     def __reduce__(self) -> str:
-        """Copies are the same object, and pickle takes it by its name, as a function's."""
+        """Copy and pickle by name, like a function."""
         return self._function.__qualname__
 
     def __call__(
@@ -109,32 +110,32 @@ class Statistics:
         grad_dtype: torch.dtype | None = None,
         **others: Any,
     ) -> Any:
-        """The statistics of the scores scale * a @ b^T, without storing them.
+        """The statistics of the scores scale * a @ b^T, without storing the scores.
 
         Args:
-            a: [..., D] one row per result.
-            b: [V, D] what is folded: the columns.
-            other_a, other_b: [..., E] and [V, E]. Their scores scale * other_a @ other_b^T are `other`.
-            label: [...] integers, for an argument `label`. A row of ignore_index is an empty fold: its
-                statistics are those of no column, and it has no gradients, whatever it holds. Any other label
-                outside [0, V) equals no column; as an index of a captured tensor it is torch's: negative ones
-                count from the end, others are an error.
-            ignore_index: of `label`.
+            a: [..., D], one row per result.
+            b: [V, D], the columns, which are folded.
+            other_a, other_b: [..., E] and [V, E]; the argument `other` is scale * other_a @ other_b^T.
+            label: [...] integers, for the argument `label`. A row with label ignore_index is an empty fold:
+                its statistics are those without columns, and it gets no gradients, even if it holds NaN. Any
+                other label outside [0, V) equals no column. A label that indexes a captured tensor follows
+                torch: negative values count from the end, others out of range are errors.
+            ignore_index: the label of ignored rows.
             row: data of rows by name, each [...].
             column: data of columns by name, each [V].
-            scale: of the scores.
-            workspace: bytes for local gradients on a GPU, `get_workspace()` by default.
+            scale: factor of the scores.
+            workspace: bytes for local gradients on a GPU; `get_workspace()` by default.
             process_group, classes, sequence_parallel, grad_dtype: b, other_b and data of columns are this
-                rank's part; see `monoidreduce.functional`. Labels, the argument column and indices are
-                numbers of all columns. Rows of several ranks are joined along the first axis.
+                rank's shard; see `monoidreduce.functional`. Labels, the argument column and returned indices
+                count the columns of all ranks. Rows of several ranks are joined along the first axis.
 
         Returns:
             A NamedTuple with the names that the function returned. Log-sum-exps, means and totals are [...]
-            in the accumulation dtype, and differentiable in all floating tensors. `largest` and `smallest`
-            are `stat.Extremum` of a value and an index, counts int64.
+            in the accumulation dtype, and differentiable in all floating-point tensors. `largest` and
+            `smallest` are `stat.Extremum` with value and index; counts are int64.
 
         Raises:
-            TraceError: the function does what kernels cannot.
+            TraceError: the function does something that kernels cannot do.
             TypeError, ValueError: an argument is not as above.
         """
         if heads:
@@ -162,13 +163,13 @@ class Statistics:
         row: Mapping[str, Tensor],
         column: Mapping[str, Tensor],
     ) -> tuple[Any, Any]:
-        """Log-sum-exps, which are all that the function returns; and what rounding each of them lost."""
+        """The two words of the log-sum-exps, for a function that returns nothing else."""
         call = _Call(self, a, b, other_a, other_b, None, -100, row, column, 1.0)
         traced, values, low, indices = self._folded(call, None)
         return call.named(traced, values, indices), call.named(traced, low, indices)
 
     def _folded(self, call: _Call, workspace: int | None) -> tuple[Traced, Tensor, Tensor, Tensor]:
-        """The values [values, rows], log-sum-exps first; of these the low words; and the indices."""
+        """Run the op: values [values, rows] (log-sum-exps first), their low words, and indices."""
         traced, tensors = self._traced(call)
         if traced is None:
             folded: Any = outside_of_graphs(self._folded, call, workspace)
@@ -186,7 +187,7 @@ class Statistics:
         return traced, values, low, indices
 
     def _check_fits(self, call: _Call, traced: Traced, tensors: tuple[Tensor, ...]) -> None:
-        """Before the forward pass: can the CPU engine run it, and the backward pass if that may follow."""
+        """Raise TraceError if the CPU engine cannot run forward, or backward if one may follow."""
         sources = traced.sources
         counts = [len(sources[kind]) for kind in ("row", "row_index", "column", "column_index")]
         given = (*call.operands, *call.row.values(), *call.column.values(), *tensors)
@@ -208,12 +209,12 @@ class Statistics:
         column: Mapping[str, Tensor] | None = None,
         scale: float = 1.0,
     ) -> Any:
-        """The same by plain torch with all scores stored, in the accumulation dtype."""
+        """The same statistics by plain torch, with all scores stored, in the accumulation dtype."""
         call = _Call(self, a, b, other_a, other_b, label, ignore_index, row or {}, column or {}, scale)
         traced, tensors = self._traced(call)
         of_rows, of_columns, row_index, column_index = call.data_of(traced, tensors)
         dtype = accumulation_dtype(call.a.dtype)
-        # torch's gradients of an ignored row may be 0 times NaN: such rows are left out.
+        # Ignored rows are left out, because their gradients in torch could be 0 * NaN.
         rows = len(call.a)
         counted = torch.arange(rows) if call.ignored is None else (~call.ignored).nonzero()[:, 0]
         counted = counted.to(call.a.device)
@@ -255,7 +256,7 @@ class Statistics:
         scale: float = 1.0,
         workspace: int | None = None,
     ) -> Explanation:
-        """Which kernels a call would run, and why. Nothing is computed, and no label is needed."""
+        """The kernels that a call would run, and why. Nothing is computed, and no label is needed."""
         if label is None and "label" in self._names:
             label = check_tensor("a", a).new_zeros(a.shape[:-1], dtype=torch.int64)
         call = _Call(self, a, b, other_a, other_b, label, ignore_index, row or {}, column or {}, scale)
@@ -263,9 +264,9 @@ class Statistics:
         return explain_statistics(repr(self), call.operands, text, workspace_bytes(workspace))
 
     def _traced(self, call: _Call) -> tuple[Any, tuple[Tensor, ...]]:
-        """The function as it is traced for a call, and the tensors that it captured.
+        """The traced function for a call, and the tensors that it captured.
 
-        None in place of a `Traced` where a graph is made that the function cannot be part of.
+        The first is None if torch.compile traces and the function cannot be part of a graph.
         """
         if torch.compiler.is_dynamo_compiling():
             traced, captured = traced_in_graph(self._function, *call.kinds)
@@ -276,7 +277,7 @@ class Statistics:
 
 @functools.lru_cache(1)
 def _signature_of_calls() -> inspect.Signature:
-    """What a call takes: neither the object, nor what is taken only to be refused."""
+    """The signature of a call, without self and the catch-all parameters that only raise errors."""
     signature = inspect.signature(Statistics.__call__)
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     _, *given = signature.parameters.values()
@@ -285,7 +286,7 @@ def _signature_of_calls() -> inspect.Signature:
 
 
 def checked_operands(a: Tensor, b: Tensor, other_a: Tensor | None, other_b: Tensor | None) -> tuple[Any, ...]:
-    """Operands of a fold: a [..., D] -> [rows, D], b [V, D], and the operands of a second score."""
+    """Check the operands of a fold: a [..., D] -> [rows, D], b [V, D], and those of a second score."""
     shape = check_tensor("a", a).shape
     a, b, other_a, other_b = _operands(("other_a", "other_b"), a=a, b=b, other_a=other_a, other_b=other_b)
     sizes: dict[Any, Any] = {}
@@ -304,7 +305,7 @@ def checked_operands(a: Tensor, b: Tensor, other_a: Tensor | None, other_b: Tens
 
 
 def checked_label(label: Tensor, a: Tensor) -> Tensor:
-    """[...] integers, the leading axes of a -> [rows] int64."""
+    """Check a label with the leading axes of a: [...] integers -> [rows] int64."""
     check_tensor("label", label)
     _check_integers("label", label)
     return torch.Tensor.long(_per_row("label", label, a, "a"))
@@ -318,7 +319,7 @@ def _check_integers(name: str, tensor: Tensor) -> None:
 
 
 class _Call:
-    """The arguments of a call, checked."""
+    """The checked arguments of a call."""
 
     def __init__(
         self,
@@ -346,7 +347,7 @@ class _Call:
         self.scale = check_factor("scale", scale)
         self.label, self.ignored = self._label(label, ignore_index, "label" in names)
         if self.ignored is not None and torch.is_grad_enabled():
-            # Gradients are products with rows, and 0 times NaN is NaN.
+            # Gradients multiply by rows, and 0 * NaN is NaN, so ignored rows are zeroed.
             of_rows, ignored = self.operands[::2], self.ignored[:, None]
             filled = [None if t is None else t.masked_fill(ignored, 0) for t in of_rows]
             self.operands = filled[0], self.operands[1], filled[1], self.operands[3]
@@ -365,7 +366,7 @@ class _Call:
     def _label(
         self, label: Tensor | None, ignore_index: int, wanted: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        """[rows] int64, 0 where a row is ignored; and whether it is."""
+        """(labels [rows] int64, with 0 for ignored rows; mask of ignored rows); None without a label."""
         if (label is not None) != wanted:
             expected = "a tensor, for the argument label" if wanted else "none: no argument is label"
             raise ValueError(mismatch("label", expected, "none" if label is None else "a tensor"))
@@ -389,23 +390,24 @@ class _Call:
 
     @property
     def kinds(self) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
-        """The names of data, and of what kind each is."""
+        """The names and kinds of the data of rows and of columns."""
         rows = tuple([(name, kind_of(t)) for name, t in self.row.items()])
         return rows, tuple([(name, kind_of(t)) for name, t in self.column.items()])
 
     @property
     def positions(self) -> Tensor:
-        """[V] the numbers of the columns."""
+        """[V] the indices of the columns."""
         return torch.arange(len(self.b), device=self.a.device) + self.first_column
 
     def operands_of(self, traced: Traced) -> tuple[Any, ...]:
-        """The operands that a function uses, be there an argument or not."""
+        """The operands that the program uses; those of a second score only if it reads `other`."""
         return self.operands if traced.scores == 2 else (self.a, self.b, None, None)
 
     def check_captured(self, traced: Traced, tensors: tuple[Tensor, ...], columns: int) -> None:
-        """Are captured tensors where a is, and have they numbers for all rows and so many columns?
+        """Raise ValueError unless captured tensors are on a's device and large enough for all rows and
+        columns.
 
-        A GPU's own error names no tensor. Raises ValueError.
+        Checked here because a GPU's own error would not name the tensor. columns: number of columns.
         """
         for kind in ("row", "column", "row_index", "column_index"):
             for name, *rest in traced.sources[kind]:
@@ -413,9 +415,12 @@ class _Call:
                     self._check_captured(traced, tensors[rest[0]], rest[1], columns)
 
     def data_of(self, traced: Traced, tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
-        """The data of rows [data, rows] and of columns [data, V], then the integers of both."""
+        """Real data of rows [data, rows] and of columns [data, V], then integer data of both.
+
+        None if empty.
+        """
         rows, columns = self.a.shape[0], self.b.shape[0]
-        if tensors and not torch.compiler.is_compiling():  # which has errors of its own
+        if tensors and not torch.compiler.is_compiling():  # the compiler has its own errors
             self.check_captured(traced, tensors, self.first_column + columns)
         real = accumulation_dtype(self.a.dtype)
         of_kinds = (
@@ -459,10 +464,10 @@ class _Call:
 
         found = evaluate(traced.nodes, indices, leaf, self.a)
         if indices and tensor.dtype in (torch.uint16, torch.uint32):
-            tensor = tensor.long()  # torch indexes neither on a GPU
+            tensor = tensor.long()  # torch cannot index these dtypes on a GPU
         try:
             gathered: Tensor = tensor[tuple(found[i] for i in indices)] if indices else tensor
-        except IndexError as error:  # of data, as labels; a GPU has its own way to say so
+        except IndexError as error:  # an index from data, such as a label; a GPU has its own assertion
             raise IndexError(f"{described(tensor, self.of._function)}: {error}") from None
         return gathered
 
@@ -483,7 +488,7 @@ class _Call:
             raise ValueError(mismatch(described(tensor, self.of._function), expected, given))
 
     def named(self, traced: Traced, values: Tensor, indices: Tensor) -> Any:
-        """The results of a call. Of ignored rows they are those of no column."""
+        """The NamedTuple of results. Ignored rows have the results of an empty fold."""
 
         def of_rows(result: Tensor, of_nothing: float) -> Tensor:
             if self.ignored is not None:

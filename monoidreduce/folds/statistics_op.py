@@ -1,7 +1,7 @@
-"""The forward and the backward pass of a program, for the op `statistics`.
+"""Forward and backward pass of the op `statistics`, which folds a traced program.
 
-The gradient by data of rows is the total of a derived program over the columns. The gradient by data of
-columns is its total over the rows. So both are forward passes.
+The gradient of row data is the total of a derived program over the columns; that of column data is its total
+over the rows. So both are forward passes of other programs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ def _count(data: Tensor | None) -> int:
 
 @lru_cache(256)
 def obstacle(program: str, counts: tuple[int, int, int, int], gradient: bool) -> str | None:
-    """Why the CPU engine cannot run a program or its gradient; None: it can. counts: of a call's data."""
+    """Why the CPU engine cannot run a program or its gradient; None if it can.
+
+    counts: numbers of row data, integer row data, column data, and integer column data.
+    """
     try:
         forward_code(program, *counts)
         if gradient:
@@ -78,7 +81,11 @@ def _results(program: Program, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def fold(
     program: str, operands: Operands, data: Data, scale: float, tables: Tables = (None, None)
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """data: reals of rows, of columns, integers of rows, of columns. tables: reals, integers."""
+    """Run the forward pass of a program: values, low words of log-sum-exps, and indices.
+
+    data: reals of rows, reals of columns, integers of rows, integers of columns. tables: reals and integers
+    that the program gathers from.
+    """
     a = operands[0]
     folded = _results(parse(program), a)
     row, column, row_index, column_index = data
@@ -180,7 +187,10 @@ def totals(
     scale: float,
     tables: Tables = (None, None),
 ) -> Tensor:
-    """The gradients by data. data: reals of rows, of columns, integers of rows, of columns."""
+    """The gradients of the data `of`, as totals of derived programs.
+
+    data: reals of rows, reals of columns, integers of rows, integers of columns.
+    """
     gradients = torch.zeros_like(of, memory_format=torch.contiguous_format)
     a, b, other_a, other_b = operands
     for sums in programs:
@@ -196,5 +206,5 @@ def totals(
 
 
 def _chosen(t: Tensor, numbers: Sequence[int]) -> Tensor:
-    """The lines of t with these numbers. A list as an index is copied to a GPU, which the host waits for."""
+    """The rows of t with these indices. Not t[numbers]: a list is copied to the GPU, and the host waits."""
     return t if list(numbers) == [*range(len(t))] else torch.stack([t[number] for number in numbers])
