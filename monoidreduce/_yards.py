@@ -1,7 +1,7 @@
-"""What operators call that stands beside them: folds of users' functions, and several ranks.
+"""Access from operators to two packages that the core does not import: `folds` and `distributed`.
 
-The core does not import these. `monoidreduce/__init__.py` puts two functions here, which import
-`folds/for_operators.py` and `distributed/for_operators.py` when they are first called, and return them.
+`monoidreduce/__init__.py` sets two functions here. Each imports a module on its first call and returns it:
+`folds/for_operators.py` and `distributed/for_operators.py`.
 """
 
 from collections.abc import Callable

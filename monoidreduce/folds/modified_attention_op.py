@@ -1,7 +1,8 @@
-"""Attention with a user's scores, forward and backward, for the op `modified_attention`.
+"""Attention with a user's score function, forward and backward, for the op `modified_attention`.
 
-The gradient by what a program gathers is a total of a derived program, over the columns or the rows. It is a
-fold of `statistics_op` for each head.
+The backward also computes gradients of the captured tensors that the score function indexes. An entry's
+gradient is a sum over columns (if it is indexed by query) or rows (if by position) of a program derived
+from the score function. That sum is a fold of `statistics_op`, one for each head.
 """
 
 from __future__ import annotations

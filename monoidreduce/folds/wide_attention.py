@@ -1,17 +1,19 @@
-"""Attention of heads wider than 256 on tensor cores, in 16 bits: programs fold its rows.
+"""Attention with heads wider than 256 on tensor cores, in 16 bits, by the contraction kernels of
+`statistics`.
 
-Such a head has no room in the registers of a resident kernel. Scores stream over the width in a contraction
-instead, and the weights of some keys at a time are stored, in 16 bits, within `attention_wide.WORKSPACE`:
+Such a head does not fit in the registers of the resident attention kernels. Instead a contraction streams
+over the width to compute scores, and the probabilities of some keys at a time are stored in 16 bits, within
+`attention_wide.WORKSPACE`:
 
     lse = fold of exp(s)                          out = P v            P = exp(s - lse)
     dS  = P (dP - delta), with P, in one pass     d_q = dS k           d_k = dS^T q       d_v = P^T grad_out
 
-where dP = grad_out v^T. dS and P are the local gradients of the mean of dP under the weights of the scores, a
-program of two scores. Queries that share keys are rows of one matrix. NVRTC compiles the programs once.
+where dP = grad_out v^T. dS and P are the local gradients of a program of two scores: the mean of dP under the
+softmax of the scores. Queries that share keys (GQA) are rows of one matrix. NVRTC compiles the programs once.
 
-Under a causal mask or a window all pairs are multiplied too, with a P and dS of exactly 0 where a pair is
-excluded. 0 times NaN is NaN. So the products there read copies of v, k, q and grad_out with 0 in place of
-numbers that are not finite. `Band.add_others` adds these numbers to the rows that see them.
+With a causal mask or a window all pairs are still multiplied; P and dS are exactly 0 for excluded pairs. But
+0 * NaN is NaN, so the products then read copies of v, k, q and grad_out with 0 in place of non-finite
+numbers, and `Band.add_others` adds these numbers to the rows that see them.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ __all__ = ["Band", "backward", "forward"]
 
 @dataclass(frozen=True)
 class Band:
-    """The columns that rows see: `left` and `right` of the one that a row is aligned with; -1 is all.
+    """The window of columns that each row sees: `left` and `right` of its aligned column; -1 is unbounded.
 
     The last row is aligned with the last column.
     """
@@ -50,27 +52,27 @@ class Band:
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, left: int, right: int) -> Band | None:
-        """The keys that queries see; None where each query sees all of them."""
+        """The band of keys that queries see; None if every query sees all keys."""
         rows, columns = q.shape[2], k.shape[2]
         is_whole = not 0 <= left < columns - 1 and not 0 <= right < rows - 1
         return None if is_whole else cls(rows, columns, left, right)
 
     @property
     def transposed(self) -> Band:
-        """The rows that see each column."""
+        """The same band with rows and columns exchanged: the rows that see each column."""
         return Band(self.columns, self.rows, self.right, self.left)
 
     def bounds(self, device: torch.device) -> Tensor:
-        """[2, rows]: the first column that each row sees, and one past the last."""
+        """[2, rows]: first column and last column + 1 that each row sees."""
         aligned = torch.arange(self.rows, device=device) + (self.columns - self.rows)
         first = aligned - self.left if self.left >= 0 else torch.zeros_like(aligned)
         stop = aligned + self.right + 1 if self.right >= 0 else torch.full_like(aligned, self.columns)
         return torch.stack((first, stop)).clamp_(0, self.columns)
 
     def sees(self, marked: Tensor, heads: int) -> Tensor:
-        """[B, heads, rows]: does a row see a column that is marked, of [B, H, columns].
+        """[B, heads, rows]: whether a row sees a column that is marked in [B, H, columns].
 
-        Heads of queries that share keys count as one.
+        Query heads that share keys count as one head.
         """
         together = marked.view(len(marked), heads, -1, self.columns).any(2)
         before = F.pad(together.cumsum(-1), (1, 0))
@@ -78,12 +80,13 @@ class Band:
         return before.index_select(-1, stop) > before.index_select(-1, first)
 
     def add_others(self, to: Tensor, lines: Tensor, heads: int, signed: bool = True) -> None:
-        """Add what is not finite in lines to their products, in which it was 0, of rows that see some.
+        """Add the non-finite numbers of `lines`, which the product took as 0, to the rows that see them.
 
-        That is the sum over a head's lines: exact if only one of them holds something that is not finite.
+        The sum over all lines of a head is added, which is exact if only one of them has non-finite numbers.
 
-        to: [B, H, rows, width]. lines: [B, H, columns, width]. heads: of keys. signed: are local gradients
-        not negative, so that they keep the sign of an infinity; else it becomes NaN.
+        to: the product, [B, H, rows, width]. lines: [B, H, columns, width]. heads: number of key heads.
+        signed: the local gradients are non-negative and keep the sign of an infinity; otherwise an infinity
+            becomes NaN.
         """
         least, most = torch.aminmax(lines, dim=-1)
         sees = self.sees(~(least.isfinite() & most.isfinite()), heads)
@@ -104,7 +107,7 @@ def forward(
 ) -> None:
     """Write out, lse, lse_low and, unless it is empty, out_low.
 
-    sinks: [H] in the accumulation dtype. options: as of `attention_wide.takes`.
+    sinks: [H] in the accumulation dtype. options: as in `attention_wide.takes`.
     """
     scale, _, left, right = options
     band = Band.of(q, k, left, right)
@@ -118,7 +121,7 @@ def forward(
         if sinks is not None:
             join_sinks(lse[n], lse_low[n], sinks.view(k.shape[1], -1)[n % k.shape[1]])
             found, low = lse[n].view_as(found), lse_low[n].view_as(low)
-            found = found.masked_fill(found == torch.inf, torch.nan)  # a sink that is +inf leaves no output
+            found = found.masked_fill(found == torch.inf, torch.nan)  # with a sink of +inf the output is NaN
         known = (torch.cat((found, low, torch.full_like(found, factor))), None, index, None)
         payload = values if band is None else _finite(values)
         weighted = cuda_passes.rows_product(
@@ -143,9 +146,9 @@ def backward(
     options: tuple[float, float, int, int],
     needed: list[bool],
 ) -> list[Tensor | None]:
-    """The gradients by q, k, v, a bias and the sinks that are needed; there is no bias.
+    """The needed gradients of q, k, v, bias (always None here) and sinks.
 
-    residuals: out in full, lse, lse_low. sinks, options: as of `forward`.
+    residuals: out (both words summed), lse, lse_low. sinks, options: as in `forward`.
     """
     out, lse, lse_low = residuals
     scale, _, left, right = options
@@ -164,7 +167,7 @@ def backward(
         zip(_operands(q, k, v), lines, strict=True)
     ):
         high, low, mean, of_score = (t.reshape(-1) for t in of_rows)
-        # The second score and the mean are scaled too.
+        # The fold scales the second score too, so its mean (delta) must be scaled as well.
         known = torch.stack((high, scale * mean, low, of_score, torch.full_like(high, 1 / scale)))
         operands = (rows, keys, upstream.reshape(len(rows), -1), values)
         wanted = [needed[0], needed[1], False, needed[2]]
@@ -183,7 +186,7 @@ def backward(
     for of_input, (seen, factor, signed) in zip(found, products, strict=True):
         if of_input is not None:
             seen.add_others(of_input, factor, shared, signed)
-    lost = of_keys.sees((lse == torch.inf) | lse.isnan(), shared)  # by rows whose weights are NaN
+    lost = of_keys.sees((lse == torch.inf) | lse.isnan(), shared)  # keys seen by rows with NaN probabilities
     for of_input in found[1:]:
         if of_input is not None:
             of_input.masked_fill_(lost[..., None], torch.nan)
@@ -191,33 +194,39 @@ def backward(
 
 
 def _heads(t: Tensor, shared: int | None = None) -> Iterator[Tensor]:
-    """t [B, H, rows, ...] by heads: [rows, ...]; or [H / shared, rows, ...] of those that share keys."""
+    """The heads of t [B, H, rows, ...], each [rows, ...]; with shared, groups [H / shared, rows, ...].
+
+    shared: number of key heads; a group has the query heads that share one.
+    """
     of_head = t if shared is None else t.view(t.shape[0], shared, -1, *t.shape[2:])
     return (of_head[b, h] for b in range(of_head.shape[0]) for h in range(of_head.shape[1]))
 
 
 def _operands(q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Of each head of keys the rows [queries of all heads that share it, F], its keys and its values."""
+    """For each key head: the queries of all heads that share it, as rows [., F], its keys and its values."""
     rows = (t.reshape(-1, t.shape[-1]) for t in _heads(q, k.shape[1]))
     return zip(rows, _heads(k), _heads(v), strict=True)
 
 
 def _integers(band: Band | None, q: Tensor, k: Tensor) -> tuple[Tensor | None, tuple[int, int, int, int]]:
-    """Of the rows of a head of keys, [2, rows], and the counts of data with them."""
+    """The integer row data (bounds of the window, [2, rows]) for a key head, and the counts of data."""
     if band is None:
         return None, (0, 0, 0, 0)
     return band.bounds(q.device).repeat(1, q.shape[1] // k.shape[1]), (0, 2, 0, 0)
 
 
 def _finite(lines: Tensor) -> Tensor:
-    """A copy, dense, with 0 in place of what is not finite."""
+    """A contiguous copy with 0 in place of non-finite numbers."""
     copy = torch.empty_like(lines, memory_format=torch.contiguous_format)
     return torch.nan_to_num(lines, 0.0, 0.0, 0.0, out=copy)
 
 
 @cache
 def _programs(of_band: bool) -> tuple[str, str]:
-    """Of the forward and of the backward pass. of_band: integers of a row bound the columns that it sees."""
+    """The programs of forward and backward.
+
+    of_band: row data `first` and `stop` bound the columns of a row.
+    """
 
     def weights(score: Any) -> dict[str, Any]:
         return {"lse": stat.softmax(score).logsumexp}

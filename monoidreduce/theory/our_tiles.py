@@ -1,4 +1,4 @@
-"""The tiles of this library's attention, as its plans give them: for the algorithms of `io/ours.py`."""
+"""Tile sizes of this library's attention, read from its plans. The algorithms of `io/ours.py` take them."""
 
 from __future__ import annotations
 

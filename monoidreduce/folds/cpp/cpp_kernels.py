@@ -1,4 +1,4 @@
-"""The GPU kernels of a monoid in C++: compiled once and kept, and loaded once in a process."""
+"""The GPU kernels of a C++ monoid: compiled once and cached on disk, loaded once per process."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ __all__ = [
 
 FOLD, GRADIENT, LAWS = "fold_monoid", "pull_monoid", "try_laws"
 _MONOIDS = ("argmax", "cross_entropy", "distillation", "log_probs", "logsumexp", "sum", "weighted_sum")
-# With all monoids of the library, so that an #include of one inside the user's namespace adds nothing.
+# All monoids of the library are included, so that an #include inside the user's namespace has no effect.
 _HEADERS = ("device/simt/monoid_simt.cuh", *(f"monoids/{name}.h" for name in _MONOIDS))
 _INCLUDES = "".join(f'#include "monoidreduce/{header}"\n' for header in _HEADERS)
 
 
 def loaded(which: str, monoid: str, dtype: torch.dtype, device: int) -> int:
-    """The number of a kernel, as `compiled` has it, for the GPU of that number."""
+    """The handle of a kernel (see `compiled`), loaded for a GPU. device: its index."""
     return _loaded(which, monoid, dtype, capability_of(device))
 
 
@@ -68,21 +68,21 @@ def compiled(which: str, monoid: str, dtype: torch.dtype, capability: tuple[int,
 
 
 def fold_plan(operands: Operands) -> _C.Plan:
-    """Without tensor cores, which the kernels of a monoid do not use, whatever the dtype."""
+    """The plan of the fold. Kernels of C++ monoids never use tensor cores, whatever the dtype."""
     return _C.plan_statistics_fold(*operands, state_words=0)
 
 
 def gradient_plan(operands: Operands) -> _C.Plan:
-    """The same of local gradients: a workspace of nothing holds none for tensor cores."""
+    """The plan of the local gradients. A workspace of 0 rules out tensor-core kernels, which need one."""
     return _C.plan_statistics_local_gradient(*operands, workspace=0)
 
 
 def no_operands(rows: int, device: torch.device) -> Operands:
-    """Operands of a call that reads none: as many rows, one column, float64."""
+    """Dummy operands for a call that reads none: `rows` rows and one column, float64."""
     a = torch.zeros((rows, 1), dtype=torch.float64, device=device)
     return a, a[:1], None, None
 
 
 def key_of_verdict(monoid: str) -> str:
-    """Under what the cache has the verdict of the law check: it holds for all GPUs."""
+    """The cache key of the law check's verdict, which is the same for all GPUs."""
     return cache.key("laws", unit(parse(monoid), "double", _INCLUDES), hash_of_headers())

@@ -1,7 +1,7 @@
-"""The law check of a monoid in C++, before its first use.
+"""The law check of a C++ monoid, before its first use.
 
-A kernel tries the laws on random elements: it writes pairs of numbers that ought to agree
-(device/program/law_claims.h). The verdict is kept on disk.
+A kernel tests the laws on random elements: it writes pairs of numbers that must agree
+(device/program/law_claims.h). The verdict is cached on disk.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = ["Samples", "check", "count_of_numbers", "draw", "judge"]
 _SAMPLES = 256
 _ELEMENTS = 4
 _EXACT, _ROUNDED = 0.0, torch.finfo(torch.float64).eps ** (2 / 3)
-_DIFFERENCES = 1e-6  # of central differences: a wrong derivative is off by far more
+_DIFFERENCES = 1e-6  # tolerance of central differences; a wrong derivative is off by far more
 
-# law, what is claimed, the tolerance relative to the numbers of a sample
+# (law, claim, tolerance relative to the numbers of a sample)
 _OF_STATES = (
     ("identity", "combine(identity, y) = y", _EXACT),
     ("identity", "combine(y, identity) = y", _EXACT),
@@ -45,14 +45,17 @@ _OF_GRADIENTS = tuple(
 
 
 class Samples(NamedTuple):
-    """Elements e0 to e3 of as many rows; x, z are the states of e0 and e3, y that of e1 and e2."""
+    """Elements e0 to e3 for each sample. States: x of e0, y of e1 and e2, z of e3."""
 
     real: Tensor  # [scores of elements, then gradients by results; samples] float64
     label: Tensor  # [1, samples] int64: one of the columns 0 to 3, or -1
 
 
 def draw(monoid: CppSource) -> Samples:
-    """On the CPU. Scores keep clear of each other and of multiples of 1/8, where there may be kinks."""
+    """Random samples on the CPU.
+
+    Scores differ from each other and from multiples of 1/8, which may be kinks.
+    """
     generator = torch.Generator().manual_seed(0)
     normal = partial(torch.randn, generator=generator, dtype=torch.float64, device="cpu")
     wide = torch.arange(_SAMPLES, device="cpu") % 2 == 0
@@ -66,14 +69,14 @@ def draw(monoid: CppSource) -> Samples:
 
 
 def count_of_numbers(monoid: CppSource) -> int:
-    """How many numbers the kernel writes of a sample: LawClaims::kNumbers."""
+    """Number of values that the kernel writes per sample: LawClaims::kNumbers."""
     return 2 * (len(_OF_STATES) * len(monoid.results) + len(_OF_GRADIENTS) * monoid.scores)
 
 
 def judge(monoid: CppSource, samples: Samples, numbers: Tensor) -> dict[str, Any] | None:
-    """The law that is broken first and a sample that breaks it, as JSON can write it; None if all hold.
+    """The first broken law with a sample that breaks it, as JSON-compatible data; None if all laws hold.
 
-    numbers: [count_of_numbers, samples] float64, on the CPU.
+    numbers: output of the kernel, [count_of_numbers, samples] float64, on the CPU.
     """
     finite = numbers.abs().masked_fill(~numbers.isfinite(), 0)
     scale = 1 + finite.amax(0)
@@ -109,7 +112,7 @@ def _text(numbers: list[float]) -> str:
 
 
 def _tried(monoid: str, device: torch.device) -> dict[str, Any] | None:
-    """The verdict, by the kernel on a GPU."""
+    """Test the laws by the kernel on a GPU; returns the verdict."""
     of = parse(monoid)
     samples = draw(of)
     operands = no_operands(_SAMPLES, device)
@@ -130,15 +133,15 @@ def check(
     device: torch.device,
     tried: Callable[[str, torch.device], dict[str, Any] | None] = _tried,
 ) -> None:
-    """Try the laws, unless the cache has a verdict.
+    """Test the laws, unless the cache has a verdict.
 
     Args:
         monoid: `CppSource.text`.
         device: a GPU.
-        tried: makes a verdict.
+        tried: the function that tests and returns a verdict.
 
     Raises:
-        MonoidLawError: a law is broken, by this or an earlier try.
+        MonoidLawError: a law is broken, by this test or an earlier one.
     """
     key = key_of_verdict(monoid)
     known = cache.load_fact(key)

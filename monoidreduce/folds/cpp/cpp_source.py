@@ -1,6 +1,6 @@
-"""A monoid that a user wrote in C++: as data, as the unit that is compiled, and errors at the user's lines.
+"""A user's C++ monoid: as data, as a compilation unit, and compiler errors mapped to the user's lines.
 
-The text of a `CppSource` is what the op carries, as that of a program is for `statistics`.
+The op `cpp_monoid` takes `CppSource.text` as its argument, as the op `statistics` takes a program's text.
 """
 
 from __future__ import annotations
@@ -73,21 +73,21 @@ _FAILED = re.compile(r'^static assertion failed with "(.*)"$')
 
 
 class CppSource(NamedTuple):
-    """A monoid of C++: a struct template of a real type."""
+    """A C++ monoid: a struct template over a real type."""
 
     source: str
-    name: str  # of the struct
-    results: tuple[tuple[str, str], ...]  # the members of Output, in its order: name, kind
+    name: str  # name of the struct
+    results: tuple[tuple[str, str], ...]  # (name, kind) of the members of Output, in order
     scores: int
-    file: str  # where the text is
-    line: int
+    file: str  # file that contains the text, for errors
+    line: int  # line of the file where the text begins
 
     @property
     def text(self) -> str:
         return json.dumps(self)
 
     def count(self, kind: str) -> int:
-        """How many members of Output are of a kind."""
+        """Number of members of Output with this kind."""
         return sum(of == kind for _, of in self.results)
 
     @property
@@ -99,20 +99,20 @@ class CppSource(NamedTuple):
 
 @lru_cache(1024)
 def parse(text: str) -> CppSource:
-    """The monoid that `CppSource.text` is of."""
+    """The inverse of `CppSource.text`."""
     source, name, results, *rest = json.loads(text)
     return CppSource(source, name, tuple((name, kind) for name, kind in results), *rest)
 
 
 def unit(monoid: CppSource, real: str, includes: str, more: str = "") -> str:
-    """What is compiled: the library's headers, the user's text, and what says how its results are stored.
+    """The compilation unit: the library's headers, the user's text, and a struct that stores its results.
 
-    The text stands in a namespace within the library's, so it calls the library's functions by their names.
-    Lines of files are not in the unit, so text that moves is not compiled again.
+    The text is in a namespace inside the library's, so it can call the library's functions by their plain
+    names. The unit has no line numbers of files, so moving the text does not compile it again.
 
     Args:
         real: "float" or "double".
-        includes, more: lines before and behind all else.
+        includes, more: text before and after everything else.
     """
     given = {"includes": includes, "user": _USER, "own": _OWN, "source": monoid.source, "name": monoid.name}
     return _UNIT.format(**given, real=real, fields=_fields(monoid), more=more)
@@ -142,9 +142,10 @@ def _fields(monoid: CppSource) -> str:
 
 
 def as_error(log: str, monoid: CppSource) -> CppMonoidError:
-    """The compiler's messages, at the lines of the user.
+    """The compiler's messages as an error that points to the user's lines.
 
-    What the user's lines lead to elsewhere is not shown. Where they are C++, the struct lacks something.
+    If there are errors in the user's text, only these are shown. Otherwise the text is valid C++ but the
+    struct lacks something, and the errors are those of the unit's checks.
     """
     lines, messages = monoid.source.split("\n"), list(_MESSAGE.finditer(log))
     shown: list[re.Match[str]] = []

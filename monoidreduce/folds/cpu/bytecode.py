@@ -1,4 +1,4 @@
-"""A program as the code of the CPU engine's interpreter (csrc/include/monoidreduce/cpu/program.h)."""
+"""Bytecode of a program for the CPU engine's interpreter (csrc/include/monoidreduce/cpu/program.h)."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ STEPS: int = _C.PROGRAM["steps"]
 FIELDS: int = _C.PROGRAM["fields"]
 OF_COLUMNS = {"column", "column_index", "wide_column_index"}
 OF_ELEMENTS = {"score", "other", "position", *OF_COLUMNS}
-ROW_NUMBERS = ("batch", "head", "query")  # the integers of a row of attention
+ROW_NUMBERS = ("batch", "head", "query")  # integers that identify a row of attention
 ROW_DATA = ("row", "row_index", "wide_row_index")
 CONSTANTS = ("real", "integer", "boolean", "wide_integer")
 GATHERS = ("gather", "index_gather", "wide_gather")
-# What nodes are called otherwise than their instructions.
+# Nodes whose instruction has another name.
 NAMES = {"within_from_0": "within", "column_index": "column", "wide_column_index": "wide_column"}
 
 
 class _Writer:
-    """Writes the code of some nodes. Of a row are those that are made of constants and data of rows alone.
+    """Writes the code of some nodes.
 
-    A value is a node's number, or a name. Registers of a block are given when all instructions are known.
+    Nodes that depend only on constants and row data are computed once per row; the others for each element. A
+    value is identified by its node's number, or by a name. Block registers are allocated once all
+    instructions are known.
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class _Writer:
         data: tuple[int, int, int, int],
         most: int = MOST,
     ) -> None:
-        """data: how many reals and integers a call has of rows, and of columns. most: of `lowered`."""
+        """data: numbers of row reals, row integers, column reals and column integers. most: see `lowered`."""
         nodes, self.roots = lowered(nodes, roots, most)
         self.nodes, self.data = nodes, data
         self.of_element: set[int] = set()
@@ -69,17 +71,17 @@ class _Writer:
                 self.rows[number] = ROW_NUMBERS.index(name)
             elif number not in self.of_element:
                 self.rows[number] = first_constant + len(self.constants) + len(self.row_code)
-                arguments = [BLOCK_REGISTERS + self.rows[i] for i in rest]  # of a gather, not uniform
+                arguments = [BLOCK_REGISTERS + self.rows[i] for i in rest]  # a gather here is not uniform
                 self.row_code.append(_instruction(name, BLOCK_REGISTERS + self.rows[number], arguments))
-        # (instruction, value or field, values, numbers)
+        # (instruction, result value, argument values, numbers)
         self.code: list[tuple[str, object, list[object], list[int]]] = []
         self.written: set[object] = set()
 
     def value(self, number: int) -> int:
-        """Writes the code of a node, unless it is there."""
+        """Write the code of a node, unless it is already written; returns the number."""
         if number in self.rows or number in self.written:
             return number
-        # Iterative, since a graph may be deeper than Python's stack: what is needed, in order.
+        # Not recursive, because a graph may be deeper than Python's stack allows.
         for i in reachable(self.nodes, [number]):
             if i in self.rows or i in self.written:
                 continue
@@ -95,14 +97,14 @@ class _Writer:
         return number
 
     def _is_uniform(self, number: int) -> bool:
-        """Is a value the same in all rows."""
+        """Whether a value is the same in all rows."""
         return not any(
             self.nodes[i][0] in {"score", "other", *ROW_DATA, *ROW_NUMBERS}
             for i in reachable(self.nodes, [number])
         )
 
     def _are_wide(self, kind: str, count: int) -> list[int]:
-        """Of each integer of rows or columns, has it 64 bits."""
+        """For each integer of row or column data, 1 if it is read as 64 bits, else 0."""
         wide = {self.nodes[i][1] for i in self.needed if self.nodes[i][0] == f"wide_{kind}"}
         return [int(k in wide) for k in range(count)]
 
@@ -145,7 +147,9 @@ class _Writer:
             arguments = [of(value) for value in values]
             done = [value for value in dict.fromkeys(values) if value in register and last_use[value] == at]
             kinds = OPERATIONS[name].kinds if name in OPERATIONS else ()
-            in_place = "wide" not in kinds or {*kinds} == {"wide"}  # else the result could overtake a number
+            # An operation that mixes 64-bit and other values must not write over an argument: elements differ
+            # in size.
+            in_place = "wide" not in kinds or {*kinds} == {"wide"}
             if in_place:
                 free += map(register.pop, done)
             if to is None:
@@ -174,7 +178,7 @@ def _instruction(name: str, to: int, arguments: Sequence[int]) -> list[int]:
 
 
 def _constant(node: Node) -> tuple[int, int]:
-    """1 and the bits of a real number; 0 and an integer, of a condition all bits; 2 and one of 64 bits."""
+    """(1, bits of a real), (0, integer, or all bits set for True), or (2, 64-bit integer)."""
     name, value = node
     if name == "real":
         bits: int = struct.unpack("<q", struct.pack("<d", float.fromhex(value)))[0]
@@ -186,7 +190,7 @@ def _constant(node: Node) -> tuple[int, int]:
 
 @lru_cache(256)
 def forward_code(text: str, rows: int, row_indices: int, columns: int, column_indices: int) -> str:
-    """The code that folds a row. Numbers: how many data a call has of each kind."""
+    """The code that folds a row. rows, ..., column_indices: numbers of data of each kind in a call."""
     program = parse(text)
     writer = _Writer(program.nodes, program.roots, (rows, row_indices, columns, column_indices))
     root = iter(writer.roots)
@@ -218,14 +222,14 @@ def forward_code(text: str, rows: int, row_indices: int, columns: int, column_in
 
 @lru_cache(256)
 def backward_code(text: str, rows: int, row_indices: int, columns: int, column_indices: int) -> str:
-    """The code of the gradients by the scores. Rows have the data that `gradient` adds."""
+    """The code of the gradients of the scores. Rows have the additional data of `derivative.gradient`."""
     program = parse(text)
     of = gradient(text, rows, row_indices)
     roots = [number for number in (of.score, of.other) if number is not None]
     known = rows + 2 * program.values + len(program.softmaxes)
     known_indices = row_indices + len(program.largest)
     writer = _Writer(of.nodes.nodes, roots, (known, known_indices, columns, column_indices))
-    # The gradients lie where the scores did, so they come last.
+    # Gradients overwrite the scores, so they are written last.
     for k, number in enumerate([writer.value(root) for root in writer.roots]):
         writer.state("result", k, [number])
     return writer.text([0, 0, 0, 0])
@@ -233,16 +237,17 @@ def backward_code(text: str, rows: int, row_indices: int, columns: int, column_i
 
 @lru_cache(256)
 def scores_code(text: str, sizes: tuple[int, ...], most: int, backward: bool) -> str:
-    """The code that modifies scores of attention. most: of `lowered`.
+    """The code of score_mod and mask_mod. most: see `lowered`.
 
-    Its panels: scores, 0 where they are kept and else -inf, and backward the derivatives by the dot products.
+    It writes panels: the scores; 0 for kept elements and -inf for others; and in backward the derivatives of
+    the scores with respect to the dot products.
     """
     graph, score, keep, slope = slopes(text, sizes)
     zero, nothing = graph.constant(0.0), graph.constant(-math.inf)
     kept = zero.where(keep, zero, nothing) if keep is not None else zero
     roots = [score.number, kept.number, *([slope.number] if backward else [])]
     writer = _Writer(graph.nodes, roots, (0, len(ROW_NUMBERS), 0, 0), most)
-    # Panels are written last, as the first holds the dot products.
+    # Panels are written last, because the first one holds the dot products.
     for k, number in enumerate([writer.value(root) for root in writer.roots]):
         writer.state("result" if k == 2 else "store", k, [number])
     return writer.text([0, 0, 0, 0])

@@ -1,1 +1,1 @@
-"""Programs as kernels for a GPU: their C++ text, compiled by NVRTC and kept on disk, and their passes."""
+"""Programs as GPU kernels: C++ text, compilation by NVRTC with a disk cache, and the passes that launch."""

@@ -1,4 +1,4 @@
-"""Attention with a user's scores by kernels on a GPU, which are compiled for its functions."""
+"""Attention with score_mod and mask_mod on a GPU, by kernels compiled for the user's functions."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from monoidreduce.folds.program.integers import most_numbers
 
 __all__ = ["backward", "forward", "plan_backward", "plan_forward"]
 
-Options = tuple[float, int, int, int, int, bool]  # scale, left, right, of blocks their sizes, weights
+Options = tuple[float, int, int, int, int, bool]  # scale, left, right, block_rows, block_columns, weights
 NAMES = ("blocks", "row_spans", "column_spans", "scale", "left", "right", "block_rows", "block_columns")
 
 
 def kernel_of(
     program: str, which: str, q: Tensor, v: Tensor, spans: Spans, options: Options, plan: _C.Plan
 ) -> int:
-    """The number of the kernel of a pass. which: as of `kernels.compiled_scores`."""
+    """The handle of the kernel of a pass. which: see `kernels.compiled_scores`."""
     if not kernels.is_available():
         raise RuntimeError(
             "score_mod, mask_mod, weight: on a GPU their kernels are compiled by NVRTC, and there is none: "
@@ -61,8 +61,11 @@ def plan_forward(
     spans: Spans = NO_SPANS,
     blocks: Tensor | None = None,
 ) -> _C.Plan:
-    """options: as of `forward`; without blocks, at least the first three. gpu: plans for it, wherever the
-    tensors are."""
+    """The plan of the forward pass.
+
+    options: as in `forward`; without blocks the first three are enough. gpu: GPU to plan for, whatever device
+    the tensors are on.
+    """
     given: Any = dict(zip(NAMES, (blocks, *spans, *options), strict=False))
     return _C.plan_modified_attention_fold(q, k, v, **given, gpu=gpu)
 
@@ -76,7 +79,7 @@ def plan_backward(
     spans: Spans = NO_SPANS,
     blocks: Tensor | None = None,
 ) -> _C.Plan:
-    """The same."""
+    """The plan of the backward pass; arguments as in `plan_forward`."""
     given: Any = dict(zip(NAMES, (blocks, *spans, *options), strict=False))
     deterministic = torch.are_deterministic_algorithms_enabled()
     return _C.plan_modified_attention_pull(q, k, v, **given, deterministic=deterministic, gpu=gpu)
@@ -95,7 +98,7 @@ def forward(
     options: Options,
     compensated: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What the op returns. sinks: [H] in the accumulation dtype."""
+    """out, lse, lse_low and out_low, as the op returns them. sinks: [H] in the accumulation dtype."""
     *rows, _ = q.shape
     width, lse = v.shape[3], statistics(q, *rows)
     if is_empty(q, k):
@@ -147,13 +150,13 @@ def backward(
     dsinks: Tensor | None,
     needed: list[bool],
 ) -> list[Tensor | None]:
-    """The gradients by q, k and v; that by the sinks is written to dsinks, which may be absent.
+    """The gradients of q, k and v; the gradient of the sinks is written to dsinks if that is given.
 
-    needed: which gradients by q, k and v are; those that are not may be there all the same.
+    needed: which of the three gradients are needed; others may be returned too.
     """
     out, lse, lse_low, low = residuals
     if sinks is not None and dsinks is not None and (is_empty(q, k) or options[0] == 0):
-        # The kernels would not run, or know a row's centre times the scale.
+        # The kernels would not run, or (scale 0) only know delta times the scale.
         centre = torch.zeros_like(lse) if grad_lse is None else grad_lse
         if grad_out is not None:
             in_both = out if low is None else in_full(out, low)
@@ -162,7 +165,7 @@ def backward(
         dsinks = None
     if is_empty(q, k):
         return [torch.zeros_like(t) for t in (q, k, v)]
-    if options[-1]:  # weights have none, and the kernels read none
+    if options[-1]:  # `attend` has no lse, and its kernels do not read it
         lse = lse_low = statistics(q, *q.shape[:3]).zero_()
     plan = plan_backward(q, k, v, options, spans=spans, blocks=blocks)
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out

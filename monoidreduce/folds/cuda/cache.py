@@ -1,13 +1,15 @@
-"""Compiled kernels and facts about them on disk: files named after the hash of all that they are made from.
+"""Disk cache of compiled kernels and related facts. A file is named by the hash of everything it was made
+from.
 
-The environment variable MONOIDREDUCE_CACHE_DIR names a folder, which may hold anything else; `off` keeps
-nothing. Files are in a folder of the cache's own there, `monoidreduce-kernels`, which a marker tells from
-another's. Nothing outside of it, no file with another kind of name and no symbolic link is read, counted,
-replaced or removed. All is opened relative to a descriptor of that folder, so a link that takes its place
+The environment variable MONOIDREDUCE_CACHE_DIR names a folder, which may also hold other things; `off`
+disables the cache. Files are in a subfolder of their own, `monoidreduce-kernels`, which has a marker file.
+Nothing outside of it, no file with another kind of name and no symbolic link is ever read, counted, replaced
+or removed. All files are opened relative to a descriptor of that folder, so a link that replaces the folder
 later is not followed either.
 
-A file is written under another name and renamed, so processes may write the same one at once. Machine code is
-run, so only a folder of the user's own, closed to others, is read.
+A file is written under a temporary name and renamed, so several processes may write the same file at once.
+Since the cache holds machine code that is executed, only a folder owned by the user and closed to others is
+read.
 """
 
 from __future__ import annotations
@@ -27,25 +29,25 @@ from typing import IO, Any, NamedTuple
 __all__ = ["FOLDER", "Image", "folder", "key", "load", "load_fact", "store", "store_fact"]
 
 FOLDER = "monoidreduce-kernels"
-# Programs that back up files know this one, and leave out the folder: https://bford.info/cachedir
+# A standard marker, by which backup programs leave out the folder: https://bford.info/cachedir
 _MARKER = "CACHEDIR.TAG"
 _MARK = b"Signature: 8a477f597d28d172789f06886806bc55\n# Kernels of monoidreduce, which may be deleted.\n"
 _KEPT = re.compile(r"[0-9a-f]{64}\.kept")
 _UNFINISHED = re.compile(r"[0-9a-f]{32}\.tmp")
 _MOST_BYTES = 256 << 20
-_ABANDONED = 3600  # seconds: no process takes so long to write a file, so the one that began it has ended
+_ABANDONED = 3600  # seconds after which an unfinished file is removed: its writer must have died
 
 
 class Image(NamedTuple):
-    """What a driver loads, and the names of the kernels in it."""
+    """A compiled module (CUBIN or PTX), with the names of the kernels in it."""
 
     code: bytes
     names: tuple[str, ...]
-    log: str  # of the compiler
+    log: str  # the compiler's log
 
 
 def folder() -> Path | None:
-    """Where files of the cache are, if it may keep any."""
+    """The folder of the cache; None if the cache is disabled or there is no home folder."""
     named = os.environ.get("MONOIDREDUCE_CACHE_DIR", "")
     if named == "off":
         return None
@@ -58,12 +60,12 @@ def folder() -> Path | None:
 
 
 def key(*parts: str) -> str:
-    """The hash of some texts, which are told apart."""
+    """A hash of several texts; how they are split matters."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def load(key: str) -> Image | None:
-    """The kernels that were stored under the key, if all of them are there."""
+    """The image that was stored under the key; None if there is none or it is damaged."""
     try:
         head, _, code = _read(key).partition(b"\n")
         facts = json.loads(head)
@@ -75,13 +77,13 @@ def load(key: str) -> Image | None:
 
 
 def store(key: str, image: Image) -> None:
-    """Keep an image, as far as there is a folder that can be written."""
+    """Store an image, if the folder can be written."""
     facts = {"sha256": hashlib.sha256(image.code).hexdigest(), "names": image.names, "log": image.log}
     _write(key, json.dumps(facts).encode() + b"\n" + image.code)
 
 
 def load_fact(key: str) -> Any:
-    """What was stored under the key, as JSON has it; None where nothing is."""
+    """The JSON value that was stored under the key; None if there is none."""
     try:
         return json.loads(_read(key))
     except ValueError:
@@ -89,17 +91,17 @@ def load_fact(key: str) -> Any:
 
 
 def store_fact(key: str, fact: Any) -> None:
-    """Keep what JSON can write, as far as there is a folder that can be written."""
+    """Store a JSON-compatible value, if the folder can be written."""
     _write(key, json.dumps(fact).encode())
 
 
 def _read(key: str) -> bytes:
-    """The content of a file, nothing where there is none."""
+    """The content of a file; empty if there is none."""
     try:
         with _opened() as at, _file(at, _kept(key), os.O_RDONLY, "rb") as file:
             content: bytes = file.read()
-            with contextlib.suppress(OSError):  # of a disk that cannot be written
-                os.utime(file.fileno())  # used now: the oldest go first
+            with contextlib.suppress(OSError):  # the disk may be read-only
+                os.utime(file.fileno())  # marks it as used: the least recently used are removed first
             return content
     except OSError:
         return b""
@@ -118,7 +120,11 @@ def _kept(key: str) -> str:
 
 @contextlib.contextmanager
 def _opened(make: bool = False) -> Iterator[int]:
-    """A descriptor of the cache's folder. Raises OSError unless it is its own, and closed to others."""
+    """A descriptor of the cache's folder.
+
+    Raises OSError unless the folder has the marker, belongs to the user, and is closed to others. make:
+    create it.
+    """
     path = folder()
     if path is None:
         raise FileNotFoundError
@@ -131,7 +137,7 @@ def _opened(make: bool = False) -> Iterator[int]:
         facts = os.fstat(at)
         if stat.S_IMODE(facts.st_mode) & 0o077 or facts.st_uid != os.getuid():
             raise PermissionError
-        # A process may have ended before it wrote the marker.
+        # A process may have died before it wrote the marker.
         if make and all(map(_UNFINISHED.fullmatch, os.listdir(at))):
             _put(at, _MARKER, _MARK)
         with _file(at, _MARKER, os.O_RDONLY, "rb") as marker:
@@ -143,13 +149,13 @@ def _opened(make: bool = False) -> Iterator[int]:
 
 
 def _file(at: int, name: str, flags: int, mode: str) -> IO[bytes]:
-    """A file of the folder, which the user alone may read; no link is followed, nor is a pipe waited for."""
+    """Open a file of the folder, with user-only permissions, without following links or blocking on pipes."""
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     return open(name, mode, opener=lambda path, _: os.open(path, flags, 0o600, dir_fd=at))
 
 
 def _is_free(at: int, name: str) -> bool:
-    """Can the cache take the name: nothing has it, or a file, and no link or folder."""
+    """Whether the cache may write this name: it does not exist, or is a regular file."""
     try:
         return stat.S_ISREG(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode)
     except FileNotFoundError:
@@ -157,7 +163,7 @@ def _is_free(at: int, name: str) -> bool:
 
 
 def _put(at: int, name: str, content: bytes) -> None:
-    """Write a file of the folder whole. Where it cannot be, as on a full disk, nothing is left of it."""
+    """Write a file of the folder atomically. If that fails, as on a full disk, nothing of it is left."""
     unfinished = f"{uuid.uuid4().hex}.tmp"
     try:
         with _file(at, unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, "wb") as file:
@@ -170,7 +176,7 @@ def _put(at: int, name: str, content: bytes) -> None:
 
 
 def _make_room(at: int) -> None:
-    """Remove the files that were used longest ago, beyond the most bytes, and what was never finished."""
+    """Remove the least recently used files beyond the size limit, and abandoned unfinished files."""
     kept = []
     with os.scandir(at) as entries:
         for entry in entries:

@@ -1,6 +1,6 @@
-"""NVRTC, CUDA's compiler in a library: where it is, and the machine code of a source.
+"""NVRTC, CUDA's run-time compiler: finding the library, and compiling sources.
 
-The library comes with torch for CUDA, with the package nvidia-cuda-nvrtc, or with CUDA's toolkit.
+The library comes with torch for CUDA, with the package nvidia-cuda-nvrtc, or with the CUDA toolkit.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ _OLDEST = (12, 4)
 
 
 class CompilationError(RuntimeError):
-    """The compiler refused a source that this library wrote: its messages. A bug of the library."""
+    """The compiler rejected a source that this library generated, which is a bug of the library."""
 
 
 class Compiler:
-    """One version of NVRTC. Thread-safe, as that is.
+    """An NVRTC library. Thread-safe, because NVRTC is.
 
-    The cache keeps what is to be known of the library. The library is loaded when it compiles. A process's
-    first call needs 20 ms of the host where its kernels are in the cache (AMD EPYC). Loading took 6 of them.
+    Facts about the library are cached on disk, so that it is loaded only to compile. Loading took 6 of the
+    20 ms of host time (AMD EPYC) of a process's first call with all its kernels in the cache.
 
     Attributes:
-        path: of the library.
-        version: as (13, 0).
-        architectures: the compute capabilities that it has machine code for, as 90 for 9.0.
+        path: path of the library.
+        version: for example (13, 0).
+        architectures: compute capabilities that it can generate machine code for; 90 means 9.0.
     """
 
     def __init__(self, library: Path) -> None:
-        """Raises OSError or RuntimeError where the library cannot be loaded."""
+        """Raises OSError or RuntimeError if the library cannot be loaded."""
         self.path = library
         file = library.stat()
         key = cache.key("nvrtc", str(library), str(file.st_size), str(file.st_mtime_ns))
@@ -55,7 +55,7 @@ class Compiler:
     @cached_property
     def _library(self) -> ctypes.CDLL:
         try:
-            # It asks for its second library by name alone: one that is loaded is found.
+            # NVRTC looks up its second library by bare name, which finds one that is already loaded.
             for builtins in self.path.parent.glob("libnvrtc-builtins.so*"):
                 ctypes.CDLL(str(builtins))
             return ctypes.CDLL(str(self.path))
@@ -77,16 +77,17 @@ class Compiler:
     def compile(
         self, source: str, architecture: str, options: Sequence[str], kernels: Sequence[str]
     ) -> Image:
-        """The code of the kernels that C++ expressions name.
+        """Compile a source; returns the code of the named kernels.
 
         Args:
-            source: C++.
-            architecture: `sm_...` for machine code; `compute_...` for PTX, which newer GPUs' drivers compile.
-            options: the compiler's.
-            kernels: instances of templates, for example `simt::fold_program<P>`.
+            source: C++ text.
+            architecture: `sm_...` for machine code; `compute_...` for PTX, which drivers of newer GPUs
+                compile.
+            options: options of the compiler.
+            kernels: C++ names of template instances, for example `simt::fold_program<P>`.
 
         Raises:
-            CompilationError: the source is no program.
+            CompilationError: the source does not compile.
         """
         program = ctypes.c_void_p()
         self._call("nvrtcCreateProgram", ctypes.byref(program), source.encode(), None, 0, None, None)
@@ -134,11 +135,11 @@ class Compiler:
 
 
 def _folders() -> Iterator[Path]:
-    """Where the library may be: beside torch, in pip's packages, in a toolkit."""
+    """Folders that may contain the library: torch's, those of pip packages, those of CUDA toolkits."""
     yield Path(torch.__file__).parent / "lib"
     wheels = importlib.util.find_spec("nvidia")
     for folder in (wheels and wheels.submodule_search_locations) or []:
-        # The folder of torch's own CUDA version comes first: cu13, or of CUDA 12 cuda_nvrtc.
+        # The folder for torch's own CUDA version comes first: cu13, or cuda_nvrtc for CUDA 12.
         major = (torch.version.cuda or "").partition(".")[0]
         own = f"cu{major}" if major != "12" else "cuda_nvrtc"
         yield from sorted(Path(folder).glob("*/lib"), key=lambda path: (path.parent.name != own, path))
@@ -150,7 +151,7 @@ def _folders() -> Iterator[Path]:
 
 @lru_cache(1)
 def find() -> Compiler | None:
-    """The first NVRTC of 12.4 or later that can be loaded; None where there is none."""
+    """The first NVRTC of version 12.4 or later that can be loaded; None if there is none."""
     for folder in _folders():
         for library in sorted(folder.glob("libnvrtc*.so.1[2-9]*")):
             if "builtins" in library.name or "alt" in library.name:

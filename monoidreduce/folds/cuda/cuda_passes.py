@@ -1,7 +1,7 @@
-"""The passes of a program by kernels on a GPU.
+"""The passes of a program by GPU kernels.
 
-A row's statistics are one fold. The gradients of the operands are products of the gradients by the scores.
-The gradients by the scores are computed for as many columns at a time as the workspace holds.
+Forward is one fold. Backward computes the local gradients (the gradients of the scores) for as many columns
+at a time as fit in the workspace, and multiplies them with the operands.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["backward", "contiguous", "fold", "multiplied_by_torch", "rows_produc
 
 Results: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
-_LEAST_COLUMNS = 256  # of a slice, where there are no tensor cores
+_LEAST_COLUMNS = 256  # smallest slice of columns without tensor cores
 
 
 def _as_kernels_read(operands: Operands, plan: _C.Plan) -> Operands:
@@ -44,7 +44,7 @@ def _as_kernels_read(operands: Operands, plan: _C.Plan) -> Operands:
 
 
 def widths_of(operands: Operands) -> tuple[int, int]:
-    """Of both scores; of the second 0, where there is one."""
+    """The widths of the operands of both scores; 0 for the second if there is only one."""
     a, _, other_a, _ = operands
     return a.shape[1], 0 if other_a is None else other_a.shape[1]
 
@@ -84,11 +84,11 @@ def backward(
     unrounded: bool = False,
     factors: Operands | None = None,
 ) -> list[Tensor | None]:
-    """The gradients by the operands, of their types or sums.
+    """The gradients of the operands, in their dtypes or as unrounded sums.
 
-    known: the data, with what `derivative.gradient` adds. counts: without it. needed: by each operand.
-    unrounded: sums, where there are any. factors: what the products read in place of the operands, of the
-    same shapes.
+    known: the data, including what `derivative.gradient` adds. counts: numbers of data without that. needed:
+    for each operand. unrounded: return gradients in the accumulation dtype where they are summed in it.
+    factors: tensors that the products read in place of the operands, with the same shapes.
     """
     if not any(needed):
         return [None] * 4
@@ -122,14 +122,13 @@ def rows_product(
     workspace: int,
     payload: Tensor,
 ) -> Tensor:
-    """sum_j g_ij payload_j, in float32, where g_ij is the local gradient of a program of one score.
+    """sum_j g_ij payload_j in float32, on tensor cores; g_ij is the local gradient of a program of one score.
 
-    On tensor cores. known, counts: as of `backward`. payload: [columns, width] of 16 bits; the width is a
-    multiple of 8.
+    known, counts: as in `backward`. payload: [columns, width], 16-bit; the width is a multiple of 8.
     """
     operands = (a, b, None, None)
     plan, store, _ = _local_gradients(program, operands, known, counts, scale, workspace, False)
-    rows = payload.new_empty(1, payload.shape[1]).expand(len(a), -1)  # whose product with g nobody wants
+    rows = payload.new_empty(1, payload.shape[1]).expand(len(a), -1)  # dummy: its product is not needed
     head = Head(rows, payload, columns_in(workspace, len(a)), [True, False, False], plan.clusters)
     multiply_local_gradients(lambda part: store(part, head.local(part), None), [head])
     assert head.row_sums is not None
@@ -145,10 +144,11 @@ def _local_gradients(
     bytes: int,
     of_other: bool,
 ) -> tuple[_C.Plan, Callable[[slice, Tensor | None, Tensor | None], None], Operands]:
-    """The plan; store(part, out, other_out), which writes local gradients; operands as it reads them.
+    """The plan; a function store(part, out, other_out) that writes local gradients; the operands as it reads
+    them.
 
-    bytes: for those by each score. of_other: are those by a second score wanted; else, on tensor cores, there
-    is no other_out.
+    bytes: memory for the local gradients of each score. of_other: whether those of a second score are needed;
+    if not, there is no other_out on tensor cores.
     """
     plan = _C.plan_statistics_local_gradient(
         *operands, workspace=bytes, deterministic=torch.are_deterministic_algorithms_enabled()
@@ -172,10 +172,10 @@ def _local_gradients(
 def multiplied_by_torch(
     operands: Operands, store: Callable[..., None], bytes: int, needed: list[bool]
 ) -> list[Tensor | None]:
-    """The gradients by the operands where there are no tensor cores.
+    """The gradients of the operands without tensor cores: torch multiplies, in the accumulation dtype.
 
-    Torch multiplies in the accumulation dtype. store(part, out, other_out) writes the gradients by the
-    scores, [rows, columns of the part]. bytes: that each of these may take. needed: by each operand.
+    store: store(part, out, other_out) writes local gradients [rows, columns of the part]. bytes: memory for
+    the local gradients of each score. needed: for each operand.
     """
     a, b, *_ = operands
     dtype, (rows, columns) = accumulation_dtype(a.dtype), (len(a), len(b))

@@ -1,7 +1,7 @@
-"""The gradients of a program on a GPU where threads own rows: of narrow operands without tensor cores.
+"""The gradients of a program on a GPU for narrow operands without tensor cores: each thread owns rows.
 
-What belongs to rows is one pass over the columns. What belongs to columns is the same with both exchanged. No
-local gradients are held, and no sum depends on the order in which blocks run.
+Gradients of rows are one pass over the columns; gradients of columns are the same pass with rows and columns
+exchanged. No local gradients are stored, and no sum depends on the order in which blocks run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["backward", "takes"]
 
 
 def takes(operands: Operands, workspace: int) -> bool:
-    """Are rows of the operands so narrow that threads own them."""
+    """Whether the rows are narrow enough for these kernels."""
     return _C.plan_statistics_row_gradient(*operands, workspace=workspace).narrow
 
 
@@ -35,9 +35,10 @@ def backward(
     workspace: int,
     needed: list[bool],
 ) -> list[Tensor | None]:
-    """The gradients by the operands and by the data of rows and of columns, as sums.
+    """The gradients of the four operands, the row data and the column data, in the accumulation dtype.
 
-    known: the data, with what `derivative.gradient` adds. counts: without it. needed: by each of the six.
+    known: the data, including what `derivative.gradient` adds. counts: numbers of data without that. needed:
+    for each of the six.
     """
     of = gradient(program, *counts[:2])
     by_rows, by_columns = (
@@ -75,7 +76,10 @@ def _sums(
     scale: float,
     workspace: int,
 ) -> list[Tensor | None]:
-    """Of what belongs to rows: by operands [rows, width], and by data that `by` numbers [len(by), rows]."""
+    """Gradients of everything that belongs to rows: operands [rows, width], and row data [len(by), rows].
+
+    by: numbers of the data. of_columns: rows and columns are exchanged.
+    """
     a = operands[0]
     by = by if needed[2] else ()
     of_operands = needed[0] or needed[1]
@@ -96,7 +100,7 @@ def _sums(
 
 
 def _placed(sums: Tensor, by: tuple[int, ...], count: int) -> Tensor:
-    """The gradients by all data; those that nothing depends on are 0."""
+    """The gradients of all data; 0 for data that nothing depends on."""
     gradients = sums.new_zeros(count, sums.shape[1])
     place(sums, by, gradients)
     return gradients

@@ -1,7 +1,8 @@
-"""The C++ text of a program, for NVRTC: its fold, or its gradients by the scores.
+"""The C++ text of a program for NVRTC: its fold, or the gradients of its scores.
 
-The text has one struct, as csrc/include/monoidreduce/device/program/statistics.h describes it: straight-line
-code for one element. All else is in the library's headers.
+The text is one struct with straight-line code for one element, as
+csrc/include/monoidreduce/device/program/statistics.h describes it. Everything else is in the library's
+headers.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _INFIX = {
     "wide_le": "<=",
     "wide_eq": "==",
 }
-_FUSED = {"mul": "*", "div": "/"}  # which a compiler may fuse with sums
+_FUSED = {"mul": "*", "div": "/"}  # operators that the compiler may fuse with sums (FMA)
 _CALLS = {"where": "select", "index_where": "select", "index_div": "floor_of_quotient"}
 _CALLS |= {"mul": "product", "div": "quotient"}
 _CALLS |= {"index_mod": "floor_remainder", "not": "!", "neg": "-"}
@@ -58,7 +59,7 @@ _GATHERS = {"gather": "gather<R>", "index_gather": "index_gather<I>", "wide_gath
 
 @dataclass(frozen=True)
 class Source:
-    """The struct `Program<R>`, and how many scores an element has."""
+    """The text of the struct `Program<R>`. scores: number of scores of an element."""
 
     text: str
     scores: int
@@ -75,7 +76,7 @@ def _value(node: Node, fused: bool) -> str:
         return f"R({value.hex()})"
     if name in ("integer", "wide_integer"):
         value = arguments[0]
-        least = value == -(2**63)  # C++ has no such literal
+        least = value == -(2**63)  # has no literal in C++
         return f"{_TYPES[LEAVES[name]]}({value + least}ll{' - 1' if least else ''})"
     if name == "real_sum":
         return str(arguments[0])
@@ -96,7 +97,7 @@ def _value(node: Node, fused: bool) -> str:
     return f"{_CALLS.get(name, name)}({', '.join(operands)})"
 
 
-# Sums of an element's numbers as reals: how often query and position are in it.
+# Reals that the kernels provide, by coefficients of (query, position).
 _REALS = {
     (1, 0): "e.real_query",
     (-1, 0): "(-e.real_query)",
@@ -108,9 +109,9 @@ _REALS = {
 
 
 def _real_sum(nodes: Sequence[Node], number: int) -> str | None:
-    """A sum of query, position and constants as a real number, if it is the same; else None.
+    """A sum of query, position and constants as a real expression, if that is exact; else None.
 
-    Where there are FEW queries and positions, float32 has all of these numbers, and their distances.
+    With at most FEW queries and positions, float32 represents all these numbers and their differences.
     """
     found = _linear(nodes, number)
     if found is None or found[:2] not in _REALS or abs(found[2]) > FEW:
@@ -120,7 +121,7 @@ def _real_sum(nodes: Sequence[Node], number: int) -> str | None:
 
 
 def _linear(nodes: Sequence[Node], number: int) -> tuple[int, int, int] | None:
-    """How often the query and the position are in a sum of these and of constants, and the constants' sum."""
+    """(coefficient of query, coefficient of position, constant) of a linear node; None for any other node."""
     name, *arguments = nodes[number]
     if name in ("query", "position"):
         return int(name == "query"), int(name == "position"), 0
@@ -143,10 +144,10 @@ def _lines(
     modify_scores: bool = False,
     fused: bool = False,
 ) -> tuple[list[str], list[str], set[str]]:
-    """Statements, the names of the roots, and the names of all nodes.
+    """C++ statements, variable names of the roots, and names of all operations used.
 
-    most: of `lowered`. modify_scores: of attention. Its elements have their numbers as reals too, so that
-    sums of them are not converted. fused: products may be fused with sums.
+    most: see `lowered`. modify_scores: the program is for attention, whose elements also have their indices
+    as reals, so that sums of them need no conversion. fused: allow the compiler to fuse products with sums.
     """
     if modify_scores and most == FEW:
         sums = (_real_sum(nodes, node[1]) if node[0] == "to_real" else None for node in nodes)
@@ -156,7 +157,7 @@ def _lines(
     names = {nodes[number][0] for number in live}
     for number in live:
         name, value = nodes[number][0], _value(nodes[number], fused)
-        if f"wide_{name}" in names and name in _DATA:  # which all data of rows or columns are
+        if f"wide_{name}" in names and name in _DATA:  # then all integers of rows (columns) are 64-bit
             value = f"saturated<I>({value})"
         kind = LEAVES[name] if name in LEAVES else OPERATIONS[name].kinds[-1]
         lines.append(f"const {_TYPES[kind]} x{number} = {value};")
@@ -166,7 +167,7 @@ def _lines(
 def _struct(
     constants: dict[str, int], means: Sequence[int], function: str, body: Iterable[str], names: set[str]
 ) -> str:
-    """names: of all nodes."""
+    """The text of the struct. names: operations used."""
     listed = ", ".join(f"{name} = {value}" for name, value in constants.items())
     indented = "\n".join(f"    {line}" for line in body)
     of_rows, of_columns = ("W" if f"wide_{of}_index" in names else "I" for of in ("row", "column"))
@@ -207,7 +208,7 @@ def _means(program: Program) -> list[int]:
 
 @lru_cache(256)
 def fold_source(text: str, rows: int, row_indices: int, columns: int, column_indices: int) -> Source:
-    """The fold of a program's text. Numbers: how many data a call has of each kind."""
+    """The source of a program's fold. rows, ..., column_indices: numbers of data of each kind in a call."""
     program = parse(text)
     lines, roots, names = _lines(program.nodes, program.roots)
     to: list[str] = []
@@ -233,7 +234,7 @@ def fold_source(text: str, rows: int, row_indices: int, columns: int, column_ind
 
 @lru_cache(256)
 def gradient_source(text: str, rows: int, row_indices: int, columns: int, column_indices: int) -> Source:
-    """Its gradients by the scores. Rows have the data that `derivative.gradient` adds."""
+    """The source of the gradients of the scores. Rows have the additional data of `derivative.gradient`."""
     program = parse(text)
     of = gradient(text, rows, row_indices)
     lines, roots, names = _lines(
@@ -258,10 +259,11 @@ def pulled_source(
     operands: bool,
     data: tuple[int, ...],
 ) -> Source:
-    """Its gradients by the scores and by data of rows, where threads own rows.
+    """The source of the gradients of the scores and of row data, for kernels whose threads own rows.
 
-    of_columns: what belongs to columns is pulled, and columns are rows; their number is their last integer.
-    operands: are those by the scores wanted. data: the numbers of the data.
+    of_columns: compute the gradients of columns: rows and columns are exchanged, and a column's index is its
+    last integer. operands: whether gradients of the scores are needed. data: numbers of the data that need
+    gradients.
     """
     program = parse(text)
     of = gradient(text, rows, row_indices)
@@ -283,7 +285,7 @@ def pulled_source(
 
 @lru_cache(256)
 def state_words(text: str) -> int:
-    """The size of StatisticsState<Program<R>> in numbers of the accumulation type."""
+    """The size of StatisticsState<Program<R>>, in elements of the accumulation type."""
     program = parse(text)
     softmaxes, largest = len(program.softmaxes), len(program.largest)
     numbers = (softmaxes, softmaxes, sum(_means(program)), len(program.totals), largest, largest)
@@ -299,11 +301,12 @@ def scores_source(
     fused: bool = True,
     most: int = FEW,
 ) -> Source:
-    """The functions that modify scores of attention (device/program/score_element.h).
+    """The source of score_mod and mask_mod (device/program/score_element.h).
 
-    packed: of packed sequences, whose kernels read listed spans. steps: may kernels add to dot products in
-    place of scores. weights: are the scores the weights of `attend`; then without steps. fused: may products
-    be fused with sums, as weights are rounded to 16 bits. most: of `lowered`.
+    packed: for packed sequences, whose kernels read spans. steps: whether kernels may add a multiple of the
+    key index to dot products instead of evaluating scores. weights: the scores are weights of `attend`;
+    excludes steps. fused: whether products may be fused with sums, which is harmless if weights are rounded
+    to 16 bits. most: see `lowered`.
     """
     graph, score, keep, slope = slopes(text, None)
     kept = graph.constant(True) if keep is None else keep

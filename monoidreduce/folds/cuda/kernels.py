@@ -1,4 +1,4 @@
-"""The GPU kernels of a program: their source, compiled once and kept, and loaded once in a process.
+"""The GPU kernels of a program: source, compiled once and cached on disk, loaded once per process.
 
 Program -> cuda_source (C++) -> compiler (NVRTC) -> cache (disk) -> _C.load_kernels
 """
@@ -48,9 +48,9 @@ __all__ = [
     "scores_kernel",
 ]
 
-Counts = tuple[int, int, int, int]  # of data of rows, their integers, of columns, theirs
-Widths = tuple[int, int]  # of the operands of both scores; of the second 0, where there is one
-Owned = tuple[int, int, int]  # the same where threads own rows, and the lanes that share a row
+Counts = tuple[int, int, int, int]  # numbers of row reals, row integers, column reals, column integers
+Widths = tuple[int, int]  # widths of the operands of both scores; 0 for the second if there is only one
+Owned = tuple[int, int, int]  # for kernels whose threads own rows: both widths, and lanes that share a row
 
 _UNIT = """\
 #include <cuda_bf16.h>
@@ -68,23 +68,23 @@ _HERE = "monoidreduce::"
 _ELEMENTS = {torch.bfloat16: "__nv_bfloat16", torch.float16: "__half"}
 _FOLD, _GRADIENT, _GRADIENT_OF_FIRST = "fold", "gradient", "gradient of first"
 FORWARD, BACKWARD, BACKWARD_IN_TURN = "forward", "backward", "backward in turn"
-_WIDTHS = (64, 128, 256)  # of the tiles of modified scores on tensor cores
+_WIDTHS = (64, 128, 256)  # tile widths of attention with modified scores on tensor cores
 _ANY_WIDTH = 0
-_LEAST_SCALE = 2.0**-32  # that steps are divided by
+_LEAST_SCALE = 2.0**-32  # smallest scale that steps may be divided by
 
 
 capability_of = lru_cache(64)(torch.cuda.get_device_capability)
 
 
 def is_available() -> bool:
-    """Is there a compiler, so that programs have kernels on a GPU."""
+    """Whether NVRTC is available to compile kernels."""
     return compiler.find() is not None
 
 
 def fold_kernels(
     program: str, counts: Counts, dtype: torch.dtype, plan: _C.Plan, widths: Widths, device: int
 ) -> int:
-    """The number of the first kernel that folds rows; where there is a second, it combines partial states."""
+    """The handle of the kernel that folds rows; a second kernel, if any, combines partial states."""
     owned = _owned(widths, plan.lanes, dtype) if plan.narrow else None
     capability = capability_of(device)
     return _loaded(_FOLD, program, counts, dtype, plan.tier, capability, owned)
@@ -93,9 +93,9 @@ def fold_kernels(
 def gradient_kernels(
     program: str, counts: Counts, dtype: torch.dtype, plan: _C.Plan, device: int, of_first: bool
 ) -> int:
-    """The number of the kernel that writes gradients by scores. counts: as of the forward pass.
+    """The handle of the kernel that writes gradients of scores. counts: those of the forward pass.
 
-    of_first: those by the first of two scores alone, on tensor cores.
+    of_first: only for the first of two scores, on tensor cores.
     """
     which = _GRADIENT_OF_FIRST if of_first else _GRADIENT
     return _loaded(which, program, counts, dtype, plan.tier, capability_of(device))
@@ -112,7 +112,7 @@ def row_gradient_kernel(
     widths: Widths,
     device: int,
 ) -> int:
-    """The number of the kernel that sums gradients of rows. Arguments: as of `compiled_row_gradient`."""
+    """The handle of the kernel that sums gradients of rows. Arguments as in `compiled_row_gradient`."""
     owned = _owned(widths, plan.lanes, dtype)
     capability = capability_of(device)
     return _loaded_row_gradient(program, counts, of_columns, operands, data, dtype, owned, capability)
@@ -125,7 +125,7 @@ def _loaded_row_gradient(*arguments: Any) -> int:
 
 
 def _owned(widths: Widths, lanes: int, dtype: torch.dtype) -> Owned:
-    """The widths of kernels whose threads own rows: each of their lanes has whole vectors of 16 bytes."""
+    """The widths for kernels whose threads own rows, rounded up to whole 16-byte vectors for each lane."""
     numbers = lanes * 16 // (8 if dtype == torch.float64 else 4)
     first, second = (-(-width // numbers) * numbers for width in widths)
     return first, second, lanes
@@ -159,11 +159,11 @@ def compiled(
     Args:
         which: "fold", "gradient" or "gradient of first".
         program: `Program.text`.
-        counts: how many data a call has of each kind.
-        dtype: of the operands.
-        tier: of the plan.
-        capability: of the GPU, as (9, 0).
-        owned: of a fold whose threads own rows. Widths are multiples of the lanes' vectors of 16 bytes.
+        counts: numbers of data of each kind.
+        dtype: dtype of the operands.
+        tier: kernel family, from the plan.
+        capability: compute capability of the GPU, such as (9, 0).
+        owned: for a fold whose threads own rows; widths are multiples of the lanes' 16-byte vectors.
     """
     found = compiler.find()
     assert found is not None
@@ -188,10 +188,10 @@ def compiled_row_gradient(
     """The kernel whose threads own rows and sum their gradients.
 
     Args:
-        program, counts, of_columns, operands, data: as of `cuda_source.pulled_source`.
-        dtype: of the operands.
-        owned: as of `compiled`.
-        capability: of the GPU, as (9, 0).
+        program, counts, of_columns, operands, data: as in `cuda_source.pulled_source`.
+        dtype: dtype of the operands.
+        owned: as in `compiled`.
+        capability: compute capability of the GPU, such as (9, 0).
     """
     source = pulled_source(program, *counts, of_columns, operands, data)
     names = [f"pull_narrow<{_HERE}P, {', '.join(map(str, owned))}>"]
@@ -224,9 +224,9 @@ def scores_kernel(
     most: int,
     device: int,
 ) -> int:
-    """The number of the kernel that folds attention of modified scores, or pulls its gradients.
+    """The handle of a forward or backward kernel of attention with modified scores.
 
-    As of `compiled_scores`; width: the larger one of the operands. scale: of dot products.
+    Arguments as in `compiled_scores`. width: the larger width of the operands. scale: factor of dot products.
     """
     family = _C.FAMILIES[tier]
     at_most = next(size for size in _WIDTHS if width <= size) if family.tensor_cores else _ANY_WIDTH
@@ -264,21 +264,23 @@ def compiled_scores(
     weights: bool = False,
     most: int = FEW,
 ) -> Image:
-    """The kernel of a pass of attention of modified scores.
+    """The kernel of a pass of attention with modified scores.
 
     Args:
         program: `Program.text`.
-        which: FORWARD, BACKWARD, or BACKWARD_IN_TURN: blocks add to a query's gradient in a fixed order.
-            Where there are no cases of them (`_C.Capabilities`), one kernel does both.
-        packed: are these packed sequences.
-        dtype: of the operands.
-        width: 64, 128 or 256; with cases backward at most 128. Without tensor cores one kernel has all.
-        tier: of the plan.
-        capability: of the GPU, as (9, 0).
-        steps: where there are cases, may kernels add to dot products in place of scores, which are divided
-            by the scale.
-        weights: are the scores the weights of `attend`.
-        most: of `integers.most_numbers`.
+        which: FORWARD, BACKWARD, or BACKWARD_IN_TURN (deterministic: blocks add to dq in a fixed order, by
+            semaphores). In families without separate cases (`modified_cases` of `_C.Capabilities`) one kernel
+            does both.
+        packed: whether these are packed sequences.
+        dtype: dtype of the operands.
+        width: 64, 128 or 256; at most 128 for backward in families with cases. Without tensor cores one
+            kernel takes all widths.
+        tier: kernel family, from the plan.
+        capability: compute capability of the GPU, such as (9, 0).
+        steps: in families with cases, whether kernels may add steps, divided by the scale, to dot products
+            instead of evaluating scores.
+        weights: the scores are weights of `attend`.
+        most: from `integers.most_numbers`.
     """
     found = compiler.find()
     assert found is not None
@@ -316,7 +318,10 @@ def _compiled_simt_scores(
     weights: bool,
     most: int,
 ) -> Image:
-    """The same without tensor cores. Weights are not rounded to 16 bits, so no product is fused."""
+    """`compiled_scores` without tensor cores.
+
+    Weights are not rounded to 16 bits, so products are not fused.
+    """
     real, here = _real(dtype), _HERE
     text = _UNIT.format(
         includes='#include "monoidreduce/device/simt/modified_simt.cuh"\n',
@@ -334,7 +339,7 @@ def _compiled_simt_scores(
 def compiled_unit(
     found: compiler.Compiler, text: str, names: list[str], tier: str, capability: tuple[int, int]
 ) -> Image:
-    """The kernels of a unit with these names, from the cache or the compiler."""
+    """The kernels with these names in a compilation unit, from the cache or the compiler."""
     architecture = _C.FAMILIES[tier].architecture or _architecture(found.architectures, capability)
     key = cache.key(text, *names, architecture, str(found.version), hash_of_headers())
     image = cache.load(key)
@@ -342,7 +347,7 @@ def compiled_unit(
         include = Path(get_include())
         options = ["--std=c++20", "-default-device", f"--include-path={include / 'monoidreduce' / 'rtc'}"]
         if architecture.startswith("sm_"):
-            options.append("--ptxas-options=-v")  # registers and spills, in the log
+            options.append("--ptxas-options=-v")  # writes registers and spills to the log
         with _progress():
             image = found.compile(text, architecture, [*options, f"--include-path={include}"], names)
         cache.store(key, image)
@@ -350,7 +355,7 @@ def compiled_unit(
 
 
 def unit(which: str, program: str, source: Source, tier: str, dtype: torch.dtype) -> str:
-    """What is compiled: the library's headers, the program, and what the host takes for granted of it."""
+    """The compilation unit: headers of the library, the program, static checks of the host's assumptions."""
     tensor_cores = _C.FAMILIES[tier].tensor_cores
     headers = [f"contraction/program_{tier}" if tensor_cores else "simt/program_simt"]
     if tensor_cores and which == _FOLD:
@@ -371,7 +376,7 @@ def _state_check(program: str) -> str:
 
 
 def _instances(which: str, source: Source, tier: str, dtype: torch.dtype) -> list[str]:
-    """The kernels of a unit as C++ names them."""
+    """The C++ names of the kernels of a unit."""
     here = _HERE
     if not _C.FAMILIES[tier].tensor_cores:
         return [f"{here}simt::{'fold' if which == _FOLD else 'pull'}_program<{here}P>"]
@@ -389,7 +394,10 @@ def _instances(which: str, source: Source, tier: str, dtype: torch.dtype) -> lis
 
 
 def _architecture(known: list[int], capability: tuple[int, int]) -> str:
-    """Machine code runs on later GPUs of the same major version; any other takes PTX."""
+    """The target: machine code for the nearest GPU of the same major version, which runs on later ones.
+
+    Else PTX.
+    """
     major, minor = capability
     fitting = [arch for arch in known if arch // 10 == major and arch % 10 <= minor]
     if fitting:
@@ -399,10 +407,10 @@ def _architecture(known: list[int], capability: tuple[int, int]) -> str:
 
 @lru_cache(1)
 def hash_of_headers() -> str:
-    """A hash of all that a unit may include."""
+    """A hash of all headers that a unit may include."""
     include = Path(get_include()) / "monoidreduce"
     total = hashlib.sha256()
-    for folder, folders, names in os.walk(include):  # a third of the time of Path.rglob
+    for folder, folders, names in os.walk(include):  # takes a third of the time of Path.rglob
         folders.sort()
         for name in sorted(names):
             path = os.path.join(folder, name)
@@ -412,7 +420,7 @@ def hash_of_headers() -> str:
 
 @contextmanager
 def _progress() -> Iterator[None]:
-    """A line on stderr where the block takes more than a second; MONOIDREDUCE_PROGRESS=0 is silent."""
+    """Print a line to stderr if the block takes more than a second; MONOIDREDUCE_PROGRESS=0 disables it."""
     if os.environ.get("MONOIDREDUCE_PROGRESS") == "0":
         yield
         return

@@ -1,4 +1,4 @@
-"""The arguments of a function of one element."""
+"""The signature of a user's function of one element, and the kinds of its data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROW_INDICES = ("row", "label", "head", "batch")
 
 
 def arguments(function: Callable[..., Any]) -> tuple[str, ...]:
-    """The names of the arguments that a function is traced with: those without a default."""
+    """The names of the arguments with which a function is traced: those without a default."""
     names = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
@@ -35,7 +35,7 @@ def arguments(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def definition(function: Any) -> tuple[str, int]:
-    """File and line of `def`, below decorators; of what has no code of Python's, of the caller."""
+    """File and line of a function's `def`, below decorators; without Python code, the caller's line."""
     while isinstance(function, partial):
         function = function.func
     if not hasattr(function, "__code__"):
@@ -49,10 +49,10 @@ def definition(function: Any) -> tuple[str, int]:
 
 
 def kind_of(tensor: Tensor) -> str:
-    """Of a value of the tensor, in a program: "real", or of an integer or a condition its dtype.
+    """The kind of a tensor's values in a program: "real", or the dtype's name for integers and bool.
 
     Raises:
-        TypeError: no program has such numbers.
+        TypeError: programs do not support the dtype.
     """
     if tensor.dtype.is_floating_point:
         return "real"

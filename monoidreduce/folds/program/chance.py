@@ -1,8 +1,9 @@
-"""Refuses what a traced function draws or reads of the moment: random numbers, clocks, the environment.
+"""Raises TraceError if a traced function draws random numbers or reads a clock or the environment.
 
-A function runs once a call, so that would be one number for all elements. What torch draws is known by the
-tags of its operations. What Python does is seen by its profiler, when a function is first traced. That sees
-no call of numpy's: these are found by the names and objects that the function reads.
+A function runs once per call, so such a number would be the same for all elements. Random functions of torch
+are known by the tags of its operations. Python calls are watched by the profiler hook when a function is
+first traced. That does not see calls of numpy, which are found by the names and objects that the function
+reads.
 """
 
 from __future__ import annotations
@@ -27,24 +28,24 @@ OUTSIDE = (
 )
 
 _MODULES = ("random", "secrets", "uuid", "time", "os", "posix", "nt", "numpy.random", "torch.random")
-_OF_NOW = {"now", "today", "utcnow"}  # the methods of datetime's classes
-# What these call is their own concern: a line of a log has a time.
+_OF_NOW = {"now", "today", "utcnow"}  # methods of datetime's classes
+# Modules that may call such functions internally; a line of a log has a time, for example.
 _ALLOWED = ("logging", "warnings", "linecache", "tokenize", "torch", "monoidreduce")
 _seen: WeakSet[CodeType] = WeakSet()
 
 
 @lru_cache(1024)
 def draws(function: Any) -> bool:
-    """Does a function or method of torch's draw random numbers."""
+    """Whether a function or method of torch draws random numbers."""
     operation = getattr(torch.ops.aten, getattr(function, "__name__", ""), None)
     overloads = operation.overloads() if operation is not None else ()
     return any(torch.Tag.nondeterministic_seeded in getattr(operation, name).tags for name in overloads)
 
 
 class Watched:
-    """In this block random numbers, clocks and the environment are a TraceError.
+    """Context in which random numbers, clocks and the environment raise TraceError.
 
-    Once for each code, and not while another profiler runs.
+    Each code object is watched only once, and none while another profiler is active.
     """
 
     def __init__(self, codes: Iterable[CodeType]) -> None:
@@ -62,10 +63,13 @@ class Watched:
             sys.setprofile(None)
         if kind is None:
             _seen.update(self._codes)
-        del self._around  # which has all that the function's caller has
+        del self._around  # the frame keeps the caller's variables alive
 
     def _refuse(self, frame: FrameType, event: str, of: Any) -> None:
-        """Told of calls. frame: the function called; of C, its caller. of: the function of C."""
+        """The profiler hook.
+
+        frame: frame of the called function; for a C function, its caller's. of: that function.
+        """
         if event == "call":
             module, name = frame.f_globals.get("__name__"), frame.f_code.co_name
         elif event == "c_call":
@@ -88,7 +92,10 @@ class Watched:
 
 
 def refuse_draws_of_numpy(function: Any, read: Iterable[Any], names: Iterable[str]) -> None:
-    """read: the values of variables that a function reads. names: in its code."""
+    """Raise TraceError if a function uses numpy.random.
+
+    read: values of the variables that the function reads. names: names in its code.
+    """
     for value in read:
         module = value.__name__ if isinstance(value, ModuleType) else _module_of(value)
         if module is not None and (
@@ -98,7 +105,7 @@ def refuse_draws_of_numpy(function: Any, read: Iterable[Any], names: Iterable[st
 
 
 def _module_of(value: Any) -> str | None:
-    """Of a function, of the class of an object or of a method's object."""
+    """The module of a function, of an object's class, or of the class of a method's object."""
     owner = getattr(value, "__self__", None)
     if owner is not None and not isinstance(owner, ModuleType):
         value = owner if isinstance(owner, type) else type(owner)

@@ -1,13 +1,13 @@
-"""The gradient of a program: D, derived by the chain rule from the statistics' own.
+"""The gradient of a program: the local gradient D of its statistics, continued by the chain rule.
 
 For an element of a row whose statistics are known, with g the gradients of the statistics:
 
-    log weight of a softmax    share (g_lse + sum_k g_k (f_k - mean_k)),   share = exp(log weight - lse)
-    f_k of a mean              share g_k
+    log weight of a softmax    p (g_lse + sum_k g_k (f_k - mean_k)),   p = exp(log weight - lse) ("share"
+    below) f_k of a mean              p g_k
     f of a total               g
     f of a largest             g in its column, else 0
 
-These are pulled back through the operations to the scores and the data.
+These are propagated back through the operations to the scores and the data.
 """
 
 from __future__ import annotations
@@ -39,32 +39,33 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Gradient:
-    """The gradients of an element by its leaves, numbers of `nodes`; by data None where it is 0.
+    """The gradients of an element's leaves, as numbers of nodes; None for data if the gradient is 0.
 
-    What is known of the row comes as data of rows, behind the program's data of rows. It is the row's values,
-    the low words of the log-sum-exps, and the gradients of the values. Behind the program's integers come the
-    columns of the largest.
+    The row's results are additional row data, after the program's own: the row's values, the low words of the
+    log-sum-exps, and the gradients of the values. After the program's integers come the columns of the
+    largest values.
     """
 
     nodes: Graph
     score: int
-    other: int | None  # if there is one
+    other: int | None  # None if the program has one score
     rows: tuple[int | None, ...]
     columns: tuple[int | None, ...]
 
 
-MOST_TOTALS: int = _C.PROGRAM["fields"]  # of a program: the numbers that the CPU engine keeps of a row
+MOST_TOTALS: int = _C.PROGRAM["fields"]  # largest number of totals: the CPU engine's numbers per row
 
-# Under which conditions a gradient flows: numbers of conditions, and whether each of them holds.
+# The condition under which a gradient flows: a set of (node number of a condition, whether it must hold).
 Guard: TypeAlias = frozenset[tuple[int, bool]]
 ALWAYS: Guard = frozenset()
 
 
 class Adjoint:
-    """The gradients by nodes of a graph.
+    """The gradients of the nodes of a graph.
 
-    A term has a guard. Where that does not hold the term is 0, whatever it comes out as there: 0 times an
-    infinity or NaN of an element that is not kept is NaN. So a term is selected last, behind all products.
+    Each term has a guard. If the guard does not hold, the term is 0, even if its formula gives infinity or
+    NaN there (as for a masked element). So guards are applied by selection, after all products, and not by
+    multiplying with 0.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -76,7 +77,10 @@ class Adjoint:
         terms[guard] = terms[guard] + term if guard in terms else term
 
     def pull_back(self, nodes: Sequence[Node]) -> None:
-        """From the results to all that they are made of. nodes: the first ones of the graph."""
+        """Propagate gradients from results to arguments.
+
+        nodes: the nodes of the graph before any were added here.
+        """
         for number in range(len(nodes) - 1, -1, -1):
             name, *args = nodes[number]
             pull = None if name in LEAVES else OPERATIONS[name].pull
@@ -96,7 +100,7 @@ class Adjoint:
                     self.add(argument.number, by_argument, guard)
 
     def by(self, number: int) -> Expression | None:
-        """The gradient by a node; None where it is 0."""
+        """The gradient of a node; None if it is 0."""
         return selected(*self._sum(number)) if number in self._terms else None
 
     def by_leaves(self, nodes: Sequence[Node]) -> dict[Node, Expression]:
@@ -104,7 +108,7 @@ class Adjoint:
         return {nodes[number]: selected(*self._sum(number)) for number in numbers}
 
     def _sum(self, number: int) -> tuple[Expression, Guard]:
-        """All terms of a node, and what their guards have in common, by which they are yet to be selected."""
+        """The sum of a node's terms, and the common part of their guards, which is not yet applied."""
         terms = self._terms[number]
         common = frozenset.intersection(*terms)
         total, *others = (selected(term, guard - common) for guard, term in terms.items())
@@ -133,7 +137,10 @@ def selected(term: Expression, guard: Guard) -> Expression:
 
 
 def _either(graph: Graph, guards: Iterable[Guard]) -> Guard:
-    """Whether at least one of these holds. That of the two branches of a `where` is what surrounds it."""
+    """A guard that holds if at least one of these holds.
+
+    For both branches of a `where` it is the outer guard.
+    """
     either, *others = guards
     for guard in others:
         common, beside = either & guard, either ^ guard
@@ -147,13 +154,13 @@ def _either(graph: Graph, guards: Iterable[Guard]) -> Guard:
 
 
 def count(program: Program, leaf: str) -> int:
-    """How many data of a kind a program has."""
+    """Number of data of a kind in a program."""
     return 1 + max((node[1] for node in program.nodes if node[0] == leaf), default=-1)
 
 
 @lru_cache(256)
 def gradient(text: str, rows: int, row_indices: int) -> Gradient:
-    """rows, row_indices: how many data of rows a call of the program has."""
+    """The gradient of a program, given as text. rows, row_indices: numbers of row reals and row integers."""
     program = parse(text)
     graph = Graph(program.nodes)
     adjoint = Adjoint(graph)
@@ -171,7 +178,7 @@ def gradient(text: str, rows: int, row_indices: int) -> Gradient:
     for i, (log_weight, *means) in enumerate(program.softmaxes):
         weight, low = node(log_weight), graph.leaf("row", rows + program.values + i)
         share = graph.apply("share", weight, value(k), low)
-        # An element of log weight -inf is not there, whatever it and its f are made of.
+        # An element with log weight -inf is excluded, even if its values are not finite.
         absent = weight == -math.inf
         guard = ALWAYS
         if absent.constant is None and (means or program.nodes[log_weight][0] not in LEAVES):
@@ -205,9 +212,9 @@ def gradient(text: str, rows: int, row_indices: int) -> Gradient:
 
 @dataclass(frozen=True)
 class Sums:
-    """A derived program of totals. of: the numbers of the data that they are the gradients by.
+    """A derived program of totals, which are gradients of data. of: the numbers of these data.
 
-    kept: of each kind of data the numbers of those that it uses.
+    kept: for each kind of data, the numbers of those that the program uses.
     """
 
     text: str
@@ -216,7 +223,7 @@ class Sums:
 
 
 def sums(nodes: Iterable[Node], gradients: Sequence[int | None]) -> tuple[Sums, ...]:
-    """Programs of as many totals as one may have; none where all gradients are 0."""
+    """Programs that compute these gradients as totals, with at most MOST_TOTALS each; none if all are 0."""
     nodes = tuple(nodes)
     wanted = [(k, number) for k, number in enumerate(gradients) if number is not None]
     found = []
@@ -229,23 +236,23 @@ def sums(nodes: Iterable[Node], gradients: Sequence[int | None]) -> tuple[Sums, 
 
 @lru_cache(256)
 def row_sums(text: str, rows: int, row_indices: int) -> tuple[Sums, ...]:
-    """The gradients of data of rows are totals over the columns: programs of their own."""
+    """The gradients of row data, which are totals over the columns, as programs."""
     of = gradient(text, rows, row_indices)
     return sums(of.nodes.nodes, of.rows)
 
 
 @lru_cache(256)
 def column_sums(text: str, rows: int, row_indices: int) -> tuple[Sums, ...]:
-    """The gradients of data of columns are totals over the rows: the same with rows and columns exchanged.
+    """The gradients of column data, which are totals over the rows: programs with rows and columns exchanged.
 
-    The columns' number is then the last integer of a row.
+    The column's index is then the last integer of a row.
     """
     of = gradient(text, rows, row_indices)
     return sums(exchanged(of.nodes.nodes, count(parse(text), "column_index")), of.columns)
 
 
 def exchanged(nodes: Iterable[Node], column_indices: int) -> Iterator[Node]:
-    """The same nodes where columns are rows; their number is the last of the integers of a row."""
+    """The nodes with rows and columns exchanged; the column's index becomes the last integer of a row."""
     names = {"row": "column", "column": "row", "row_index": "column_index", "column_index": "row_index"}
     for name, *rest in nodes:
         if name == "position":
@@ -254,16 +261,16 @@ def exchanged(nodes: Iterable[Node], column_indices: int) -> Iterator[Node]:
             yield names.get(name, name), *rest
 
 
-# Attention. Its program has a total, the score, and at most one count: whether a row keeps the element.
+# Attention. Its program has one total, the score, and at most one count: whether the element is kept.
 
 
 @lru_cache(256)
 def slopes(
     text: str, sizes: tuple[int, ...] | None
 ) -> tuple[Graph, Expression, Expression | None, Expression]:
-    """The graph, the score, whether it is kept, and the derivative of the score by that without the function.
+    """The graph, the modified score, whether it is kept (or None), and d(modified score) / d(score).
 
-    sizes: the call's sizes, which become constants; None leaves them as leaves.
+    sizes: sizes of the call, which become constants; None keeps them as leaves.
     """
     program = parse(text)
     nodes = program.nodes
@@ -279,9 +286,10 @@ def slopes(
 
 
 def key_step(graph: Graph, score: Expression) -> Expression | None:
-    """How much larger a score is than that of the key before, where all keys of a row agree, as in ALiBi.
+    """The amount that score_mod adds from one key to the next, if it is the same for all keys of a row
+    (ALiBi).
 
-    None where they do not, or where the score is not that without the function plus another number.
+    None if it is not, or if the modified score is not the score plus a number.
     """
     of_score, step = (_along(graph, leaf, score) for leaf in ("score", "position"))
     if of_score is None or of_score.constant != 1.0 or step is None:
@@ -291,7 +299,7 @@ def key_step(graph: Graph, score: Expression) -> Expression | None:
 
 
 def is_of_distance(graph: Graph, score: Expression) -> bool:
-    """Has the score a `key_step`, and sees of query and key only their difference."""
+    """Whether the score has a `key_step` and depends on query and key only through their difference."""
     both = {"position", "query"}
     for number in reachable(graph.nodes, [score.number]):
         of = {graph.nodes[i][0] for i in operands(graph.nodes[number])}
@@ -301,8 +309,8 @@ def is_of_distance(graph: Graph, score: Expression) -> bool:
 
 
 def _along(graph: Graph, leaf: str, of: Expression) -> Expression | None:
-    """The derivative of a sum by a leaf, which some of its terms have as a factor; else None."""
-    slope: dict[int, Expression] = {}  # of what depends on the leaf
+    """The derivative of `of` with respect to a leaf, if `of` is linear in it; else None."""
+    slope: dict[int, Expression] = {}  # derivatives of the nodes that depend on the leaf
     for number in reachable(graph.nodes, [of.number]):
         name, *_ = node = graph.nodes[number]
         arguments = [Expression(graph, i) for i in operands(node)]
@@ -336,22 +344,26 @@ def modified_sums(
     partial: bool,
     of_columns: bool,
 ) -> tuple[Sums, ...]:
-    """The gradients of what a program gathers by the row, or by the column: totals of a derived program.
+    """The gradients of captured tensors that attention's program gathers by row or by column, as derived
+    programs.
 
-    Data of a row: its log-sum-exp in two words; batch, head and query. A partial row also has the first
-    column that it keeps and the one behind the last. The second score is <G, v>, if there are values.
+    Row data: the log-sum-exp in two words; integers: batch, head and query, and with `partial` the first
+    column that the row keeps and the last + 1. The second score is <G, v>, where G is grad_out, if there are
+    values.
 
-    The derivative by a score is share (<G, v> + centre), with centre = g_lse - sum of share <G, v>. By the
-    column, data of a row have its centre too. By the row it need not be known, as the total is linear in it:
-    numbers n to 2 n - 1 are what it multiplies, and number 2 n is the sum of share <G, v>, from the same
-    weights and products as all else.
+    The derivative with respect to a score is p (<G, v> + c), with p the softmax probability and c = g_lse -
+    sum p <G, v> (minus delta, without g_lse). For columns, c is additional row data. For rows it need not be
+    known, because the totals are linear in c: totals n to 2 n - 1 are its coefficients, and total 2 n is sum
+    p <G, v>, computed from the same probabilities and products as the others.
 
     Args:
-        text, sizes: of the program of attention.
-        gathers: the n nodes by which.
-        softmax: are scores logarithms of weights, or weights.
-        scale: of the call.
-        partial: do rows keep some columns only.
+        text, sizes: the program of attention and its sizes.
+        gathers: the n gather nodes whose gradients are needed.
+        softmax: True if scores are logarithms of weights, False if they are weights (`attend`).
+        values: whether there is a second score.
+        scale: scale of the call.
+        partial: whether rows keep only some columns.
+        of_columns: the nodes gather by column.
     """
     program = parse(text)
     graph = Graph()

@@ -1,4 +1,4 @@
-"""Errors of what users write, functions and monoids: they name the user's line."""
+"""Errors in users' functions and C++ monoids; they point to the user's line."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 
 __all__ = ["CppMonoidError", "TraceError", "line_of", "user_line"]
 
-# What lies between a traced function and this file.
+# Folders whose frames may lie between a traced function and this file.
 _OURS = tuple(os.path.dirname(path) + os.sep for path in (os.path.dirname(__file__), torch.__file__))
 
 
 def user_line() -> tuple[str, int]:
-    """File and line of the innermost caller that is neither of this package nor of torch."""
+    """File and line of the innermost caller outside of this package and torch."""
     frame = sys._getframe(1)
     while frame.f_code.co_filename.startswith(_OURS) and frame.f_back is not None:
         frame = frame.f_back
@@ -25,17 +25,20 @@ def user_line() -> tuple[str, int]:
 
 
 def line_of(error: BaseException) -> tuple[str, int] | None:
-    """File and line of the innermost frame of an error that is neither of this package nor of torch."""
+    """File and line of an error's innermost frame outside of this package and torch.
+
+    None if there is none.
+    """
     frames = walk_tb(error.__traceback__)
     found = [(f.f_code.co_filename, line) for f, line in frames if not f.f_code.co_filename.startswith(_OURS)]
     return found[-1] if found else None
 
 
 class TraceError(TypeError):
-    """A traced function does what kernels cannot.
+    """A traced function does something that kernels cannot do.
 
     Attributes:
-        file, line: where the function does it.
+        file, line: the place in the function.
         source: the text of that line.
         reason: what is wrong, without the place.
     """
@@ -48,15 +51,15 @@ class TraceError(TypeError):
 
 
 class CppMonoidError(TypeError):
-    """The text of a monoid of `cpp_monoid` is not C++, or not a monoid of the library's concepts.
+    """The text given to `cpp_monoid` is not valid C++, or its struct does not satisfy the library's concepts.
 
     Attributes:
-        file, line: where the first mistake is.
-        log: all that the compiler said.
+        file, line: the place of the first error.
+        log: the compiler's whole output.
     """
 
     def __init__(self, found: list[tuple[int, str, str]], file: str, name: str, log: str) -> None:
-        """found: lines of the file, what is said of each, and their text."""
+        """found: (line of the file, message, text of the line) of each error."""
         self.found, self.file, self.name, self.log = found, file, name, log
         self.line = found[0][0]
         said = (f"{file}:{line}: {text}\n    {quoted}".rstrip() for line, text, quoted in found)

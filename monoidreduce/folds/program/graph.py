@@ -1,7 +1,7 @@
 """A graph of scalar operations, and the expressions that build it.
 
-Each node is a tuple: a leaf with its payload, or an operation with the numbers of its arguments. Equal nodes
-are one node, and arguments come before what is made of them.
+A node is a tuple: (name of a leaf, payload...) or (name of an operation, numbers of its arguments...). Equal
+nodes are shared, and arguments come before the nodes that use them.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Graph:
         return self._node((name, *payload))
 
     def apply(self, name: str, *args: Expression) -> Expression:
-        """An operation on expressions of its kinds; on constants, its value."""
+        """An operation on expressions; with constant arguments it is folded to its value."""
         constants = [arg.constant for arg in args]
         if None not in constants:
             return self.constant(_evaluate(name, constants))
         return self._node((name, *(arg.number for arg in args)))
 
     def raw(self, name: str, *args: Expression) -> Expression:
-        """An operation as it is written, also on constants."""
+        """An operation as it is, without constant folding."""
         return self._node((name, *(arg.number for arg in args)))
 
     def constant(self, value: float | int | bool) -> Expression:
@@ -54,7 +54,7 @@ class Graph:
         return self.leaf("real", float(value).hex())
 
     def expression(self, value: Any) -> Expression:
-        """The expression of an operand that the user writes."""
+        """The expression for an operand in user code: an expression or a number."""
         if isinstance(value, Expression):
             return value
         if isinstance(value, Part):
@@ -72,7 +72,7 @@ class Graph:
         raise TraceError(f"expected a number, got {value!r} of type {kind}")
 
     def real(self, value: Any) -> Expression:
-        """The same as a real number: an integer is converted, a condition refused."""
+        """The operand as a real expression: an integer is converted; a condition raises TraceError."""
         of = self.expression(value)
         if of.kind == "bool":
             raise TraceError(CONDITION)
@@ -98,15 +98,16 @@ def _evaluate(name: str, constants: list[Any]) -> Any:
 
 
 class Expression:
-    """A number or a condition that differs from element to element, while a function is traced.
+    """A per-element number or condition in a function that is being traced.
 
-    Operators build the graph: arithmetic of numbers, comparisons, and &, |, ^, ~ of conditions.
+    Operators build the graph: arithmetic and comparisons of numbers, and &, |, ^, ~ of conditions.
     """
 
     __slots__ = ("graph", "number")
-    # What torch's functions and methods are: the module `vocabulary`, which puts itself here.
+    # The module `vocabulary`, which maps torch's functions and methods to nodes. It sets this attribute
+    # itself, so that this module need not import it.
     vocabulary: ClassVar[Any]
-    __array_ufunc__ = None  # numpy's numbers leave operators to this class
+    __array_ufunc__ = None  # numpy numbers then defer their operators to this class
 
     def __init__(self, graph: Graph, number: int) -> None:
         self.graph, self.number = graph, number
@@ -130,10 +131,10 @@ class Expression:
 
     @property
     def device(self) -> torch.device:
-        """For functions that make constants where their arguments are."""
+        """For functions that create constants on the device of their arguments."""
         return torch.device("cpu")
 
-    # Arithmetic: of integers it is exact, and real as soon as one operand is.
+    # Arithmetic. It is integer arithmetic if both operands are integers, otherwise real.
 
     def _arithmetic(self, name: str, other: Any, *, reflected: bool = False) -> Expression:
         graph = self.graph
@@ -158,7 +159,7 @@ class Expression:
         return graph.apply(name, x, y)
 
     def _beside(self, other: Expression) -> Expression:
-        """A condition beside a number is 1 or 0, as in torch."""
+        """In an operation with a number, a condition becomes 1 or 0, as in torch."""
         if self.kind != "bool" or other.kind == "bool":
             return self
         return self.where(self, *(self.graph.constant(1 if other.kind == "index" else 1.0), 0))
@@ -200,7 +201,7 @@ class Expression:
         return self._integers("mod", other, self)
 
     def _integers(self, name: str, x: Any, y: Any) -> Expression:
-        """Both rounded down, as Python's and torch's."""
+        """Quotient or remainder, rounded down as in Python and torch."""
         graph = self.graph
         left, right = graph.expression(x), graph.expression(y)
         if right.constant == 0:
@@ -315,7 +316,7 @@ class Expression:
         return self.graph.apply("not", self)
 
     def where(self, condition: Any, x: Any, y: Any) -> Expression:
-        """x where the condition holds, else y."""
+        """x if the condition holds, else y."""
         graph = self.graph
         holds, left, right = graph.expression(condition), graph.expression(x), graph.expression(y)
         if holds.kind != "bool":
@@ -337,7 +338,7 @@ class Expression:
     def sigmoid(self) -> Expression:
         return self.graph.apply("sigmoid", self.graph.real(self))
 
-    # What has no meaning for many elements at once.
+    # Operations that make no sense for a value that differs between elements.
 
     __hash__ = object.__hash__
 
@@ -400,9 +401,9 @@ class Expression:
 
 
 class Part:
-    """A captured tensor that is indexed by fewer numbers than it has axes, as `table[i]` in `table[i][j]`.
+    """A captured tensor indexed on only some of its axes, such as `table[i]` in `table[i][j]`.
 
-    gather: of the tensor and all indices.
+    gather: function of the tensor and all indices.
     """
 
     def __init__(self, tensor: Any, indices: tuple[Any, ...], gather: Callable[..., Any]) -> None:

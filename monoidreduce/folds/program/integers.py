@@ -1,8 +1,9 @@
-"""Integers of a program: of 64 bits, and wrapping, as torch's int64 does.
+"""Lowering of a program's integers to 32 bits where possible.
 
-Engines that compute in float32 hold an integer in 32 bits where its range says that it fits: numbers of rows
-and columns, data of 32 bits or less, and what is made of them as far as it cannot leave 32 bits. `lowered`
-writes a program so that both are told apart. Nothing here looks at values.
+Integers of a program are 64-bit and wrap, like torch's int64. Engines that compute in float32 hold an integer
+in 32 bits if its range is known to fit: indices of rows and columns, data of 32 bits or less, and results
+that cannot leave 32 bits. `lowered` rewrites a program so that both kinds are distinct. This is range
+analysis; no values are read.
 """
 
 from __future__ import annotations
@@ -20,22 +21,23 @@ from monoidreduce.folds.program.program import operands, reachable
 
 __all__ = ["FEW", "MOST", "lowered", "most_numbers"]
 
-Range = tuple[int, int]  # the least and the largest value
+Range = tuple[int, int]  # lowest and highest value
 
-MOST = 2**31 - 1  # rows, columns, numbers of a table: one more is no number of one
-FEW = 2**24  # as many float32 has without a gap
+MOST = 2**31 - 1  # largest number of rows, columns or table entries
+FEW = 2**24  # float32 represents all integers up to it
 _INT32, _INT64 = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
 _INSIDE = (_INT32[0] + 1, _INT32[1] - 1)
 _COMPARISONS = ("index_lt", "index_le", "index_eq")
 _DATA = ("row_index", "column_index")
-_OF_TABLES = ("within", "table_line", "table_place")  # of which there are at most MOST numbers
+_OF_TABLES = ("within", "table_line", "table_place")  # table indices, which are at most MOST
 
 
 def most_numbers(names: str, *counts: int) -> int:
-    """A bound of indices of axes with these lengths, for `lowered`: FEW or MOST, so there are two programs.
+    """A bound on indices of axes with these lengths, for `lowered`. It is FEW or MOST, so only two programs
+    arise.
 
     Raises:
-        ValueError: an axis is longer. names: of the arguments.
+        ValueError: an axis is longer than MOST; the message names the arguments `names`.
     """
     longest = max(counts)
     if longest > MOST:
@@ -57,7 +59,7 @@ def _range_of(dtype: str, most: int) -> Range:
 
 
 def _spread(values: Iterable[int]) -> Range:
-    """From the least to the largest; of those that wrap, any."""
+    """The range of these values; if some exceed 64 bits, the result may wrap to anything."""
     all = list(values)
     least, most = min(all), max(all)
     return (least, most) if _fits((least, most), _INT64) else _INT64
@@ -68,7 +70,7 @@ def _fits(inner: Range, outer: Range) -> bool:
 
 
 def _quotient(x: Range, y: Range) -> Range:
-    # Monotone in x, and in y on each side of 0. Divided by 0 it is 0.
+    # The quotient is monotone in x, and in y on either side of 0. Division by 0 gives 0.
     divisors = [n for n in (*y, -1, 1) if y[0] <= n <= y[1] and n != 0]
     return _spread([*(a // b for a, b in product(x, divisors)), *([0] if y[0] <= 0 <= y[1] else [])])
 
@@ -77,7 +79,7 @@ def _remainder(x: Range, y: Range) -> Range:
     low, high = min(y[0] + 1, 0), max(y[1] - 1, 0)
     if x[0] >= 0 and y[0] > 0:
         high = min(high, x[1])
-    return _spread((low, high, *(x if y[0] <= 0 <= y[1] else ())))  # by 0 it is x
+    return _spread((low, high, *(x if y[0] <= 0 <= y[1] else ())))  # the remainder modulo 0 is x
 
 
 _RESULTS: dict[str, Callable[..., Range]] = {
@@ -92,7 +94,7 @@ _RESULTS: dict[str, Callable[..., Range]] = {
 
 
 def _ranges(nodes: Sequence[Node], most: int) -> list[Range]:
-    """Of each node that is an integer; of others anything."""
+    """The range of each node; meaningless for nodes that are not integers."""
     found: list[Range] = []
     for name, *rest in nodes:
         if name == "integer":
@@ -118,13 +120,13 @@ def _is_integer(node: Node) -> bool:
 
 
 def _wide(nodes: Sequence[Node], live: Sequence[int], ranges: Sequence[Range]) -> set[int]:
-    """The nodes that need 64 bits: those that may not fit, and what is made of such."""
+    """The nodes that need 64 bits: those that may not fit into 32, and those computed from such nodes."""
     wide: set[int] = set()
     for number in live:
         node = nodes[number]
         if not _is_integer(node) or node[0] in _OF_TABLES:
             continue
-        # Of a table's number it is known what it fits.
+        # The dtype of a table's entry bounds its range.
         of_table = node[0].startswith("as_") and nodes[node[1]][0] == "index_gather"
         if not _fits(ranges[number], _INT32) or (not of_table and not wide.isdisjoint(operands(node))):
             wide.add(number)
@@ -134,10 +136,10 @@ def _wide(nodes: Sequence[Node], live: Sequence[int], ranges: Sequence[Range]) -
 def _compared_alone(
     nodes: Sequence[Node], live: Sequence[int], ranges: Sequence[Range], wide: set[int]
 ) -> set[int]:
-    """Wide data that are only compared with what is narrow, and has neither end of 32 bits.
+    """Wide data that are only compared with narrow values strictly inside the 32-bit range.
 
-    Such a comparison is the same with the nearest number of 32 bits, which engines read for one that does not
-    fit.
+    The result of such a comparison does not change if the engine saturates the datum to 32 bits, so it can
+    stay narrow.
     """
     found = {number for number in live if nodes[number][0] in _DATA} & wide
     for number in live:
@@ -151,10 +153,10 @@ def _compared_alone(
 
 
 def lowered(nodes: Sequence[Node], roots: Iterable[int], most: int) -> tuple[list[Node], list[int]]:
-    """The nodes that the roots are made of, where integers of 64 bits are "wide"; and the roots' numbers.
+    """The nodes that the roots depend on, with 64-bit integers as "wide" nodes; and the numbers of the roots.
 
     Args:
-        most: of `most_numbers`.
+        most: result of `most_numbers`.
     """
     roots = list(roots)
     live, ranges = reachable(nodes, roots), _ranges(nodes, most)
@@ -162,7 +164,7 @@ def lowered(nodes: Sequence[Node], roots: Iterable[int], most: int) -> tuple[lis
     wide -= _compared_alone(nodes, live, ranges, wide)
     written: list[Node] = []
     known: dict[Node, int] = {}
-    of: dict[int, int] = {}  # of each node the one that stands for it
+    of: dict[int, int] = {}  # number of a node -> number of the written node that replaces it
 
     def write(*node: Any) -> int:
         number = known.setdefault(node, len(written))

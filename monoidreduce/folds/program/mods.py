@@ -1,9 +1,9 @@
-"""From the functions that modify attention's scores to a program: score_mod and mask_mod, as FlexAttention's.
+"""Tracing of score_mod and mask_mod, which have FlexAttention's signatures, to a program.
 
 A function sees one element: `score_mod(score, batch, head, q_idx, kv_idx)` returns its new score, and
-`mask_mod(batch, head, q_idx, kv_idx)` whether it is kept. The tensors that they capture lie one after another
-in two tables, of reals and of integers. The program gathers from these; where a tensor begins, and its sizes,
-are numbers of the call.
+`mask_mod(batch, head, q_idx, kv_idx)` whether it is kept. Captured tensors are concatenated to two tables, of
+reals and of integers, from which the program gathers. The offset of each tensor in its table, and its sizes,
+are arguments of the call, so that they are not compiled into the kernel.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NOTHING, PARTLY, WHOLLY = 0, 1, 2  # of a block of scores, what a mask keeps: Bl
 
 INDICES = ("batch", "head", "query", "position")
 MOST_SIZES = 24  # ModifiedScoresData::kMostSizes (device/program/score_element.h)
-# Stand for tensors of a call: BlockMask.kinds, and `line_numbers` of packed sequences.
+# Stand-ins for tensors of a call: BlockMask.kinds, and `line_numbers` of packed sequences.
 KINDS, LINES = torch.zeros(1, 1, 1, 1, dtype=torch.int64), torch.zeros(1, 4, dtype=torch.int64)
 STAND_INS = (KINDS, LINES)
 Mod = Callable[..., Any]
@@ -44,12 +44,14 @@ Mod = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Mods:
-    """The functions of a call, traced.
+    """The traced functions of a call.
 
-    text: the program's; its total is the score, its count whether that is kept.
-    tensors: that they captured. by_both: of each that query and key index together, the index and where that
-        is written, file and line; else None.
-    reads: has torch computed something of tensors alone.
+    text: text of the program; its total is the score, its count whether the element is kept.
+    tensors: the captured tensors.
+    by_both: for each captured tensor that is indexed by query and key together, the index and its file and
+        line; else None. Such a tensor cannot have a gradient.
+    reads: whether torch computed something from tensors only while tracing, so that the trace cannot be
+    reused.
     """
 
     text: str
@@ -59,11 +61,11 @@ class Mods:
 
 
 class _Trace(Trace):
-    """A graph whose captured tensors are parts of tables."""
+    """A graph in which captured tensors are parts of tables."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first_size: list[int] = [0]  # of each captured tensor, and of the next
+        self.first_size: list[int] = [0]  # for each captured tensor, and the next: number of its first size
         self.by_both: dict[int, tuple[str, tuple[str, int]]] = {}
 
     def expression(self, value: Any) -> Expression:
@@ -104,7 +106,7 @@ class _Trace(Trace):
         return found != 0 if kind == "bool" else found
 
     def place(self, tensor: Tensor) -> tuple[int, int]:
-        """The number of a captured tensor, and that of the first of its sizes."""
+        """The number of a captured tensor, and the number of its first size (its offset in the table)."""
         number = self._captured(tensor)
         if number + 1 == len(self.first_size):
             self.first_size.append(self.first_size[-1] + 1 + tensor.dim())
@@ -116,7 +118,7 @@ _SIGNS = {"index_add": "+", "index_sub": "-", "index_mul": "*", "index_div": "//
 
 
 def _written(graph: Graph, number: int) -> str:
-    """An index about as the function has it."""
+    """An index expression as text, about as the user wrote it."""
     name, *rest = graph.nodes[number]
     if name in _WRITTEN or name == "integer":
         return _WRITTEN.get(name) or str(rest[0])
@@ -133,10 +135,10 @@ def trace_mods(
     weights: bool = False,
     packed: bool = False,
 ) -> Mods:
-    """The program of a call. None: scores as they are, all of them kept.
+    """Trace the program of a call. A function that is None leaves scores unchanged, or keeps all elements.
 
-    block: how many queries and keys a block has, where KINDS say which blocks mask_mod is asked for.
-    weights: score_mod is a function of the score alone.
+    block: (queries, keys) of a block, if block kinds (KINDS) decide in which blocks mask_mod applies.
+    weights: score_mod is `weight` of `attend`, a function of the score only.
     packed: for packed sequences.
     """
     graph = _Trace()
@@ -163,7 +165,7 @@ def trace_mods(
 def _called(name: str, function: Mod, graph: Trace, arguments: Sequence[Expression]) -> Any:
     try:
         signature = inspect.signature(function)
-    except ValueError:  # a function of torch's
+    except ValueError:  # a built-in function, such as one of torch
         return run(graph, function, *arguments)
     try:
         signature.bind(*arguments)
@@ -200,22 +202,23 @@ def _described(value: Any) -> str:
 def tables(
     mods: Mods, tensors: Sequence[Tensor], like: Tensor, functions: tuple[Any, ...]
 ) -> tuple[Tensor | None, Tensor | None, list[int]]:
-    """The table of reals, that of integers, and for each captured tensor where it begins and its sizes.
+    """The table of reals, the table of integers, and for each captured tensor its offset and its sizes.
 
     Args:
-        tensors: that the functions captured, as they are in this call.
-        like: has the device, and the dtype that accumulates as the table of reals.
-        functions: that captured them.
+        tensors: the captured tensors of this call.
+        like: tensor that determines the device and, by its accumulation dtype, the dtype of the table of
+            reals.
+        functions: the functions that captured the tensors, for errors.
 
     Raises:
-        ValueError: one is on another device, or is empty; or all are larger than programs index.
-        TraceError: one wants a gradient that it cannot have.
+        ValueError: a tensor is on another device or empty, or together they are too large to index.
+        TraceError: a tensor requires a gradient that cannot be computed.
     """
     reals: list[Tensor] = []
     integers: list[Tensor] = []
     sizes: list[int] = []
     for tensor, by_both in zip(tensors, mods.by_both, strict=True):
-        tensor = tensor.to(like.device) if like.is_meta else tensor  # no values count there
+        tensor = tensor.to(like.device) if like.is_meta else tensor  # values are not used on meta
         into = reals if tensor.is_floating_point() else integers
         wants = tensor.requires_grad and torch.is_grad_enabled() and tensor.is_floating_point()
         if tensor.device != like.device or not tensor.numel() or (wants and by_both):
@@ -255,7 +258,7 @@ def _joined(tensors: list[Tensor], dtype: torch.dtype) -> Tensor | None:
 def kept_elements(
     mask_mod: Mod, device: torch.device | str | None
 ) -> Callable[[int, int, range, int], Tensor]:
-    """Of batches, heads, some queries and keys: which elements a mask keeps, bool [B, H, queries, keys]."""
+    """A function (batches, heads, range of queries, keys) -> bool [B, H, queries, keys], True if kept."""
     mods = mods_of(None, mask_mod)
     on = mods.tensors[0].device if device is None and mods.tensors else device
     like = torch.empty(0, dtype=torch.float64, device=on)
@@ -286,7 +289,7 @@ def kept_elements(
     return kept
 
 
-# Of the first function of a call: which the other was, what both read then, and their program.
+# Cache by the first function of a call: (the other arguments, what both functions read, the result).
 _known: WeakKeyDictionary[Mod, tuple[Any, list[Captures], Mods]] = WeakKeyDictionary()
 
 
@@ -297,11 +300,11 @@ def mods_of(
     weights: bool = False,
     packed: bool = False,
 ) -> Mods:
-    """`trace_mods`, unless the functions read the same as the last time."""
+    """`trace_mods`, cached as long as the functions read the same values as the last time."""
     functions = [f for f in (score_mod, mask_mod) if f is not None]
     if not all(isinstance(function, FunctionType) for function in functions):
         return trace_mods(score_mod, mask_mod, block, weights, packed)
-    # Nothing here may keep the key alive, which is the first function.
+    # The first function is a weak key, so the value must not keep it alive.
     by = (score_mod is None, mask_mod if score_mod is not None else None, block, weights, packed)
     last = _known.get(functions[0])
     if last is not None:
@@ -311,7 +314,7 @@ def mods_of(
             return mods
     captures = [Captures(function) for function in functions]
     mods = trace_mods(score_mod, mask_mod, block, weights, packed)
-    if all(each.complete for each in captures):  # others may hold an object that holds the key
+    if all(each.complete for each in captures):  # otherwise captures may hold an object that holds the key
         _known[functions[0]] = (by, captures, mods)
     return mods
 
@@ -323,14 +326,14 @@ def mods_in_graph(
     weights: bool,
     packed: bool,
 ) -> tuple[Mods | None, tuple[int, ...], tuple[Any, ...]]:
-    """For a compiler: `mods_of` as of now, on which the graph has a guard.
+    """`mods_of` while torch.compile traces; the graph gets a guard that the result stays the same.
 
     Returns:
-        The functions, None if they cannot be part of a graph; of each captured tensor its number in STAND_INS
-        or -1; and the captured tensors, or numbers, as the graph knows them.
+        The traced functions, or None if they cannot be part of a graph; for each captured tensor its index in
+        STAND_INS or -1; and the captured tensors and numbers as graph values.
     """
     captured: tuple[Any, ...] = ()
-    at_compile_time(_read_in_graph)  # which assigns captured
+    at_compile_time(_read_in_graph)  # assigns `captured`
     mods, which = found()
     return mods, which, captured
 
@@ -341,5 +344,5 @@ def _read_in_graph(context: Any) -> None:
 
 def _with_key(*given: Any) -> tuple[Mods, Mods, tuple[Tensor, ...]]:
     mods = mods_of(*given)
-    without = replace(mods, tensors=())  # which a graph would keep
+    without = replace(mods, tensors=())  # the graph would keep them alive
     return without, without, mods.tensors

@@ -1,8 +1,8 @@
-"""The scalar operations of a program: kinds, values by torch, and derivatives.
+"""The scalar operations of a program: kinds, evaluation by torch, and derivatives.
 
-A value is "real", "index" (an integer of 64 bits, which wraps) or "bool". Comparisons of reals with NaN are
-False, as in torch. For engines `integers.lowered` tells integers of 32 bits from those of 64, which it calls
-"wide": their leaves and operations are here too, and no traced function has them.
+The kind of a value is "real", "index" (a 64-bit integer, which wraps) or "bool". Comparisons with NaN are
+False, as in torch. Lowered programs (`integers.lowered`) distinguish 32-bit integers from 64-bit ones, which
+are of kind "wide". Leaves and operations of lowered programs are here too; traced functions do not have them.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 __all__ = ["DTYPES", "LEAVES", "OPERATIONS", "SAME", "Operation", "Selected"]
 
-# What integers of data may be: of a dtype; the number of a row or column; that, or -1 for none; the number of
-# a sequence.
+# The ranges that integer data may have: a dtype's; an index of a row or column; such an index or -1 for none;
+# the index of a sequence.
 DTYPES: tuple[str, ...] = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
 DTYPES += ("number", "number or none", "sequence")
 
-# Leaves: their kind. ("row", k) and the like are number k of the data of rows or of columns; integers also
-# have one of DTYPES. "batch", "head" and "query" are the numbers of a row of attention, ("size", k) number k
-# of its call.
+# Kinds of the leaves. ("row", k) and the like are datum k of rows or of columns; integer data also have one
+# of DTYPES. "batch", "head" and "query" are the indices of a row of attention; ("size", k) is size k of its
+# call.
 LEAVES = {
     "real": "real",  # a constant, as float.hex
     "integer": "index",
     "boolean": "bool",
     "score": "real",
     "other": "real",
-    "position": "index",  # the column's number
+    "position": "index",  # index of the column
     "row": "real",
     "column": "real",
     "row_index": "index",
@@ -42,22 +42,22 @@ LEAVES = {
     "head": "index",
     "query": "index",
     "size": "index",
-    "real_sum": "real",  # of lowered programs, as is what follows
+    "real_sum": "real",  # this and the following only in lowered programs
     "wide_integer": "wide",
     "wide_row_index": "wide",
     "wide_column_index": "wide",
 }
 
-# Operations that return their last argument. They matter to derivatives alone: no code is generated for them.
+# Operations that return their last argument. They affect only derivatives; no code is generated for them.
 SAME = {"detach", "counted"}
 
 
 @dataclass(frozen=True)
 class Operation:
-    """kinds: of the arguments, and last of the result. evaluate: by torch, on tensors.
+    """An operation. kinds: kinds of the arguments, then of the result. evaluate: the operation on torch
+    tensors.
 
-    pull: from the gradient of the result, the result and the arguments, the gradients of the arguments; None
-    where there is none.
+    pull: (gradient of the result, result, *arguments) -> gradients of the arguments, None for no gradient.
     """
 
     kinds: tuple[str, ...]
@@ -66,7 +66,7 @@ class Operation:
 
 
 class Selected(NamedTuple):
-    """A gradient where a condition holds, or does not hold; elsewhere it is 0, also of what is not finite."""
+    """A gradient that applies if a condition holds (or does not); otherwise it is 0, even if not finite."""
 
     condition: Expression
     holds: bool
@@ -74,7 +74,7 @@ class Selected(NamedTuple):
 
 
 def _unary(evaluate: Callable[..., Any], slope: Callable[..., Any]) -> Operation:
-    """slope: the derivative, of the result and the argument."""
+    """A real function of one argument. slope: its derivative, as a function of result and argument."""
     return Operation(("real", "real"), evaluate, lambda g, y, x: (g * slope(y, x),))
 
 
@@ -87,13 +87,16 @@ def _indices(evaluate: Callable[..., Any], result: str = "index") -> Operation:
 
 
 def _quotient(x: Any, y: Any) -> Any:
-    """Rounded down; 0 where y is 0. -2^63 / -1, which wraps, and 0 are more than torch divides by."""
+    """The quotient, rounded down; 0 if y is 0.
+
+    torch cannot divide by 0, nor -2^63 by -1, which wraps here.
+    """
     whole = torch.div(x, torch.where((y == 0) | (y == -1), 1, y), rounding_mode="floor")
     return torch.where(y == 0, 0, torch.where(y == -1, -x, whole))
 
 
 def _within(i: Any, size: Any) -> Any:
-    """The index of an axis that is nearest to i, where negative ones count from the end."""
+    """i as an index of an axis: negative values count from the end, and the result is clamped to the axis."""
     return torch.minimum(torch.where(i < 0, i + size, i).clamp(min=0), size - 1)
 
 
@@ -114,7 +117,7 @@ def _same(x: Any) -> Any:
 
 
 def _larger(g: Any, x: Any, y: Any) -> Selected:
-    """The gradient of the larger of two by the first: all, or half where they are equal."""
+    """The gradient of max(x, y) with respect to x: g if x is larger, half of it if they are equal."""
     return Selected(x < y, False, g.where(x == y, g * 0.5, g))
 
 
@@ -156,7 +159,7 @@ OPERATIONS: dict[str, Operation] = {
     # log(1 + exp(x)), accurate everywhere
     "log1pexp": _unary(lambda x: torch.logaddexp(x, torch.zeros_like(x)), lambda y, x: x.sigmoid()),
     "detach": Operation(("real", "real"), torch.detach),  # the value, without a gradient
-    # the value; where the condition does not hold, without a gradient
+    # the value, with a gradient only if the condition holds
     "counted": Operation(
         ("bool", "real", "real"),
         lambda c, x: torch.where(c, x, x.detach()),
@@ -167,7 +170,8 @@ OPERATIONS: dict[str, Operation] = {
         torch.where,
         lambda g, z, c, x, y: (None, Selected(c, True, g), Selected(c, False, g)),
     ),
-    # exp(x - high - low), where high + low is a log-sum-exp in two words; measured from 0 where that is -inf
+    # softmax probability exp(x - high - low), where high + low is a log-sum-exp in two words; -inf counts as
+    # 0
     "share": Operation(("real", "real", "real", "real"), _share),
     "lt": Operation(("real", "real", "bool"), torch.lt),
     "le": Operation(("real", "real", "bool"), torch.le),
@@ -175,19 +179,19 @@ OPERATIONS: dict[str, Operation] = {
     "and": Operation(("bool", "bool", "bool"), torch.logical_and),
     "or": Operation(("bool", "bool", "bool"), torch.logical_or),
     "not": Operation(("bool", "bool"), torch.logical_not),
-    "to_real": Operation(("index", "real"), _same),  # the reader converts
+    "to_real": Operation(("index", "real"), _same),  # the reader converts the dtype
     **{f"index_{name}": _indices(*of) for name, of in _INTEGERS.items()},
     "index_where": Operation(("bool", "index", "index", "index"), torch.where),
-    # what is known of an integer
+    # assertions about the range of an integer
     **{f"as_{dtype}": Operation(("index", "index"), _same) for dtype in DTYPES},
-    # An index of a tensor of several axes: along each axis, line by line, and in the table that has it.
+    # Index of a captured tensor: the index along one axis, the row-major index, and the place in the table.
     "within": _indices(_within),
     "table_line": Operation(("index",) * 4, lambda at, size, i: at * size + i),
     "table_place": _indices(torch.add),
-    # element of the call's table of reals, of integers; the reader knows these
+    # entries of the call's tables of reals and of integers; the reader passes the tables
     "gather": Operation(("index", "real"), torch.take),
     "index_gather": Operation(("index", "index"), torch.take),
-    # of lowered programs
+    # only in lowered programs
     "within_from_0": _indices(_within),
     "widen": Operation(("index", "wide"), _same),
     **{

@@ -1,7 +1,8 @@
-"""A program as data: a graph of operations and the statistics that fold it, as canonical text.
+"""A program as data: a graph of operations, the statistics that fold it, and both as canonical text.
 
-Statistics have one order. Rows of the results: for each softmax its log-sum-exp and its means, then totals,
-then largest values. Rows of integers: first the columns of the largest, then counts.
+The order of results is fixed. Values: for each softmax its log-sum-exp and its means, then totals, then
+largest values.
+Integers: the columns of the largest values, then counts.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def operands(node: Node) -> tuple[int, ...]:
 
 
 def reachable(nodes: Sequence[Node], roots: Iterable[int]) -> list[int]:
-    """The numbers of the nodes that the roots are made of, arguments first."""
+    """The numbers of all nodes that the roots depend on, arguments first."""
     needed = set(roots)
     for number in range(len(nodes) - 1, -1, -1):
         if number in needed:
@@ -34,7 +35,10 @@ def reachable(nodes: Sequence[Node], roots: Iterable[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Program:
-    """An int is the number of a node. softmaxes: a log weight, then what means are taken of, for each."""
+    """A program; ints are numbers of nodes.
+
+    softmaxes: for each, the log weight followed by the f of its means.
+    """
 
     nodes: tuple[Node, ...]
     softmaxes: tuple[tuple[int, ...], ...] = ()
@@ -54,7 +58,7 @@ class Program:
 
     @cached_property
     def values(self) -> int:
-        """How many real numbers a row has."""
+        """Number of real results of a row."""
         return sum(map(len, self.softmaxes)) + len(self.totals) + len(self.largest)
 
     @cached_property
@@ -67,9 +71,9 @@ class Program:
         return json.dumps(fields, separators=(",", ":"))
 
     def pruned(self) -> tuple[Program, dict[str, list[int]]]:
-        """The same without nodes that nothing is made of, and data in order of use.
+        """The program without unused nodes, and with its data renumbered in order of use.
 
-        Also, for each kind of leaf with a number, the numbers that it had.
+        The second result has, for each kind of data, the old numbers in the new order.
         """
         kept: dict[str, list[int]] = {"row": [], "column": [], "row_index": [], "column_index": []}
         renumbered: dict[int, int] = {}
@@ -93,7 +97,7 @@ class Program:
 
 @lru_cache(256)
 def parse(text: str) -> Program:
-    """The program of a text. Raises ValueError unless `Program.text` could have written it."""
+    """The inverse of `Program.text`. Raises ValueError for a text that it could not have written."""
     try:
         nodes, softmaxes, *others = json.loads(text)
         program = Program(

@@ -1,7 +1,7 @@
-"""Functions of an element's indices, for packed sequences: indices become those within a sequence.
+"""score_mod and mask_mod for packed sequences: indices become indices within a sequence.
 
-`batch` is the number of the sequence, and query and position count from its first ones. Programs gather them
-from the table of integers, for which they are made on the device.
+`batch` becomes the index of the sequence, and query and position count from the sequence's first ones.
+Programs gather these from a table of integers, which is computed on the device.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ __all__ = ["in_sequences", "line_numbers"]
 
 
 def line_numbers(of_queries: Tensor, of_keys: Tensor, lines: int) -> Tensor:
-    """[lines, 4] int64: of a query its sequence and its number in it, and of a key the same.
+    """[lines, 4] int64: for query i its sequence and its index in it, and for key i the same.
 
-    One table, whose rows have a fixed size. So the place of a number does not depend on how many there are,
-    and programs are compiled once. Nothing waits for the device.
+    It is one table with rows of fixed size, so that offsets do not depend on the number of tokens and
+    programs are compiled once. Nothing waits for the device.
 
     Args:
-        of_queries, of_keys: [sequences + 1], `cu_seqlens`. What is behind the last sequence is of one more.
-            Whatever they hold, numbers are at least 0, as programs that gather by them take for granted.
-        lines: as many as the queries and as the keys.
+        of_queries, of_keys: cu_seqlens, [sequences + 1]. Tokens behind the last sequence count as one more
+            sequence. Even for invalid cu_seqlens all entries are >= 0, which gathering programs rely on.
+        lines: number of rows: at least the numbers of queries and of keys.
     """
     line = torch.arange(lines, device=of_queries.device)
     numbers = []
@@ -37,14 +37,14 @@ def line_numbers(of_queries: Tensor, of_keys: Tensor, lines: int) -> Tensor:
 
 
 def in_sequences(program: Program, first: int) -> Program:
-    """The program for packed sequences, from that for one batch.
+    """The program for packed sequences, from the one for a batch.
 
-    The sequence is that of the query; in an index that depends on the key and not on the query, that of the
-    key. They are the same in all elements that are kept, and gradients of what is gathered by the key stay
-    sums over queries.
+    `batch` becomes the query's sequence; but in an index that depends on the key and not on the query, the
+    key's. Both are equal for all kept elements, and this way gradients of tensors gathered by key stay sums
+    over queries.
 
     Args:
-        first: the number of the size that says where `line_numbers` begin in the table of integers.
+        first: number of the size that holds the offset of `line_numbers` in the table of integers.
     """
     graph = Graph()
 
@@ -55,7 +55,7 @@ def in_sequences(program: Program, first: int) -> Program:
 
     sequence = {"query": entry("query", 0), "position": entry("position", 2)}
     within = {"query": entry("query", 1), "position": entry("position", 3)}
-    placed: dict[str, list[Expression]] = {leaf: [] for leaf in sequence}  # by whose sequence `batch` is
+    placed: dict[str, list[Expression]] = {leaf: [] for leaf in sequence}  # by the side that gives `batch`
     for name, *rest in program.nodes:
         by = None
         if name in ("gather", "index_gather"):

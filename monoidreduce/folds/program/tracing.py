@@ -1,7 +1,8 @@
-"""From a Python function of one element to a program.
+"""Tracing of a Python function of one element to a program.
 
-The function runs once, with an expression for each argument. A Python number that it reads is a constant of
-the program. A tensor is data: of rows or of columns by what it is indexed with, of rows if it is one number.
+The function runs once, with an expression for each argument. A Python number that it reads becomes a constant
+of the program. A tensor becomes data: row data or column data, depending on what indexes it; row data if it
+has no axes.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ __all__ = [
 
 OF_ROWS, OF_COLUMNS = {"row", "row_index"}, {"column", "column_index", "position"}
 OF_ELEMENTS = {"score", "other"}
-# Where a datum is from: ("argument", name), one of ROW_INDICES, ("counted",), which is 0 where a row is
-# ignored, or ("tensor", number, nodes of its indices).
+# The source of a datum: ("argument", name); (name,) for one of ROW_INDICES; ("counted",), which is 0 for
+# ignored rows; or ("tensor", number of the captured tensor, nodes of its indices).
 Source = tuple[Any, ...]
 
 
@@ -59,12 +60,14 @@ Source = tuple[Any, ...]
 class Traced:
     """A traced function.
 
-    sources: of the data of the program, by the kind of leaf, in order.
-    outputs: of each statistic ("logsumexp" or "value", row), ("index", row), or ("largest" or "smallest", row
-        of values, of indices). result: the name of their NamedTuple in RESULTS.
-    nodes, gathered: the graph that indices of tensors are nodes of, and the sources of its data of rows and
-        columns.
-    tensors: that the function captured. reads: has torch computed something of them alone.
+    sources: sources of the program's data, by kind of leaf, in order.
+    outputs: for each statistic ("logsumexp" or "value", row of values), ("index", row of indices), or
+        ("largest" or "smallest", row of values, row of indices). result: name of the results' NamedTuple in
+        RESULTS.
+    nodes, gathered: the unpruned graph, which has the indices of captured tensors, and the sources of its
+    data.
+    tensors: the captured tensors. reads: whether torch computed something from tensors only while tracing, so
+        that the trace cannot be reused.
     at: file and line of the function.
     """
 
@@ -81,11 +84,11 @@ class Traced:
     at: tuple[str, int]
 
 
-living: WeakValueDictionary[str, Traced] = WeakValueDictionary()  # by the texts of their programs
+living: WeakValueDictionary[str, Traced] = WeakValueDictionary()  # traced functions by program text
 
 
 class Trace(Graph):
-    """A graph with the data that its leaves stand for."""
+    """A graph, together with the sources of the data that its leaves stand for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +98,7 @@ class Trace(Graph):
         self.reads = False
 
     def data(self, of: str, kind: str, source: Source) -> Expression:
-        """of: "row" or "column". kind: "real", or of an integer its dtype, of `operations.DTYPES`."""
+        """The expression of a datum. of: "row" or "column". kind: "real", or one of `operations.DTYPES`."""
         leaf, dtype = (of, ()) if kind == "real" else (f"{of}_index", (kind,))
         sources = self.sources[leaf]
         if source not in sources:
@@ -105,7 +108,7 @@ class Trace(Graph):
 
     def expression(self, value: Any) -> Expression:
         if isinstance(value, (stat.Statistic, stat.Softmax)):
-            bool(value)  # which says when it is known
+            bool(value)  # raises the error that statistics cannot be used here
         if not isinstance(value, Tensor):
             return super().expression(value)
         if value.dim() != 0:
@@ -116,7 +119,7 @@ class Trace(Graph):
         return self.data("row", self.kind_of_captured(value), ("tensor", self._captured(value), ()))
 
     def gather(self, tensor: Tensor, indices: tuple[Any, ...]) -> Expression:
-        """A captured tensor, indexed by what a row knows or by what a column knows."""
+        """The expression of a captured tensor, indexed by indices of the row or of the column."""
         if len(indices) != tensor.dim():
             raise TraceError(
                 f"a tensor of shape {list(tensor.shape)} indexed by {len(indices)} of {tensor.dim()} axes"
@@ -154,7 +157,7 @@ class Trace(Graph):
 
 
 class _Watch(TorchFunctionMode):
-    """Notices what torch computes of tensors alone: its result is only of this moment."""
+    """Sets graph.reads if torch computes something from tensors only, which may differ in the next call."""
 
     def __init__(self, graph: Trace) -> None:
         super().__init__()
@@ -169,7 +172,7 @@ class _Watch(TorchFunctionMode):
             try:
                 return Expression.__torch_function__(function, types, args, kwargs)
             except TraceError as error:
-                # torch makes NotImplemented of a TypeError in some operators, and Python another TypeError.
+                # Some operators of torch turn a TypeError into NotImplemented, and Python raises another one.
                 self.graph.error = self.graph.error or error
                 raise
         self.graph.reads = self.graph.reads or function not in _HARMLESS
@@ -184,7 +187,7 @@ def _flat(values: tuple[Any, ...]) -> Iterator[Any]:
             yield value
 
 
-# Of a tensor: what its values and its gradient do not enter.
+# Attributes and methods of a tensor that do not depend on its values.
 _HARMLESS = (
     *(
         getattr(getattr(Tensor, name), "__get__", None)
@@ -195,7 +198,7 @@ _HARMLESS = (
 
 
 def trace(function: Callable[..., Any], rows: Mapping[str, str], columns: Mapping[str, str]) -> Traced:
-    """rows, columns: the names of the data of a call, and of what kind each is."""
+    """Trace a function. rows, columns: names and kinds of the data of rows and of columns."""
     names, at = arguments(function), definition(function)
     graph = Trace()
     given: dict[str, Expression] = {}
@@ -224,10 +227,10 @@ def trace(function: Callable[..., Any], rows: Mapping[str, str], columns: Mappin
 
 
 def run(graph: Trace, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """What a function returns whose expressions are of the graph.
+    """Run a user function on expressions of the graph; returns its result.
 
     Raises:
-        TraceError: in place of a TypeError or IndexError of Python, too.
+        TraceError: also in place of a TypeError or IndexError that Python raises.
     """
     within = _code_of(function)
     readers = [within, *Captures(within).others] if isinstance(within, types.FunctionType) else []
@@ -245,7 +248,7 @@ def run(graph: Trace, function: Callable[..., Any], *args: Any, **named: Any) ->
 
 
 def _code_of(function: Any) -> Any:
-    """What a partial function, a method or an object calls."""
+    """The function behind a partial, a method or a callable object."""
     while isinstance(function, functools.partial):
         function = function.func
     if not isinstance(function, (types.FunctionType, types.MethodType)):
@@ -274,7 +277,10 @@ def _traced(
     counted: Expression | None,
     defined: tuple[str, int],
 ) -> Traced:
-    """counted: whether a row has gradients; None: they all have."""
+    """Build the program of the returned statistics.
+
+    counted: condition that a row has gradients; None if all rows have.
+    """
 
     def of_counted(number: int) -> int:
         if counted is None or graph.kind(number) == "bool":
@@ -340,7 +346,7 @@ def _traced(
     )
 
 
-# What a function reads besides its arguments. Modules of functions do not change.
+# Modules whose functions do not change between calls.
 _CONSTANT_MODULES = {
     "torch",
     "math",
@@ -350,7 +356,7 @@ _CONSTANT_MODULES = {
     "torch.special",
     "monoidreduce.stat",
 }
-# Functions of Python's whose value follows from their arguments. Others may read what no variable shows.
+# Built-in functions whose result depends only on their arguments. Others may read hidden state.
 _PURE = (
     *(abs, all, any, bool, dict, divmod, enumerate, float, int, isinstance, len, list, map, max, min, pow),
     *(range, reversed, round, set, slice, sorted, str, sum, tuple, type, zip),
@@ -359,15 +365,15 @@ _PLAIN = (bool, int, float, str, type(None), Tensor)
 
 
 class Captures:
-    """The variables that a function and the functions that it calls read, from closures and globals.
+    """The variables that a function, and functions that it calls, read from closures and globals.
 
-    `values` are the variables' values when this object is made; `complete` says whether what the function
-    computes follows from them. It does not where it reads an object's attributes, or calls what may read
-    more, as `globals` and `torch.get_default_dtype`: then a function is traced in every call.
+    values: their values when this object was made. complete: whether the function's result depends only on
+    them. It does not if the function reads attributes of objects, or calls something that may read other
+    state, such as `globals` or `torch.get_default_dtype`; such a function is traced again in every call.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        functions: list[Any] = [function]  # in the order in which they are found
+        functions: list[Any] = [function]  # grows while the loop finds functions that are called
         self.values: list[Any] = []
         self.complete = True
         for reader in functions:
@@ -388,13 +394,14 @@ class Captures:
                 ):
                     self.complete = False
 
-        self.others = functions[1:]  # a table of functions that are to be freed may keep these captures
+        # Without the function itself: a weak table keyed by it holds these captures.
+        self.others = functions[1:]
         self.kinds = _kinds(self.values)
 
     def hold(self, function: Any) -> bool:
-        """Does it, and do those it calls, read the same as then: the same objects, or equal numbers.
+        """Whether the function and those it calls still read the same objects, or equal numbers.
 
-        False if unknown. function: that whose captures these are.
+        False if that is not known. function: the function that these captures belong to.
         """
         if not self.complete:
             return False
@@ -409,13 +416,13 @@ class Captures:
         )
 
 
-# Of a function: of what kinds its data were in the last call, what it read then, and its trace.
+# Cache by function: (kinds of its data in the last call, what it read, its trace).
 _known: WeakKeyDictionary[Any, tuple[Any, Captures, Traced]] = WeakKeyDictionary()
-Kinds = tuple[tuple[str, str], ...]  # of data: their names, and of what kind each is
+Kinds = tuple[tuple[str, str], ...]  # (name, kind) of each datum
 
 
 def traced_now(function: Any, rows: Kinds, columns: Kinds) -> Traced:
-    """`trace`, unless the function reads the same as the last time."""
+    """`trace`, cached as long as the function reads the same values as the last time."""
     last = _known.get(function)
     if last is not None:
         kinds, captures, traced = last
@@ -423,19 +430,19 @@ def traced_now(function: Any, rows: Kinds, columns: Kinds) -> Traced:
             return traced
     captures = Captures(function)
     traced = trace(function, dict(rows), dict(columns))
-    if captures.complete:  # others may hold an object that holds the function, and never be freed
+    if captures.complete:  # otherwise captures may hold an object that holds the function, and leak
         _known[function] = (rows, columns), captures, traced
     return traced
 
 
 def traced_in_graph(function: Any, rows: Kinds, columns: Kinds) -> tuple[Traced | None, tuple[Any, ...]]:
-    """For a compiler: `traced_now`, on which the graph has a guard; and what the function captured.
+    """`traced_now` while torch.compile traces, with a guard of the graph; and what the function captured.
 
-    The first is None if the function cannot be part of a graph. The second has tensors, and numbers that have
+    The first is None if the function cannot be part of a graph. The second has tensors, and numbers that
     changed from call to call.
     """
     captured: tuple[Any, ...] = ()
-    at_compile_time(_read_in_graph)  # which assigns captured
+    at_compile_time(_read_in_graph)  # assigns `captured`
     traced, _ = found()
     return traced, captured
 
@@ -446,7 +453,7 @@ def _read_in_graph(context: Any) -> None:
 
 def _with_key(function: Any, rows: Kinds, columns: Kinds) -> tuple[Traced, Any, tuple[Tensor, ...]]:
     traced = traced_now(function, rows, columns)
-    # Results have the same names; what the data are is in their sources.
+    # Traces with equal keys give the same graph: same program, results and sources of data.
     key = (
         traced.text,
         traced.outputs,
@@ -455,18 +462,18 @@ def _with_key(function: Any, rows: Kinds, columns: Kinds) -> tuple[Traced, Any, 
         dict(traced.gathered),
         traced.nodes,
     )
-    return replace(traced, tensors=()), key, traced.tensors  # which a graph would keep
+    return replace(traced, tensors=()), key, traced.tensors  # the graph must not keep tensors alive
 
 
 def places_in(function: Any, tensor: Tensor) -> list[tuple[str, Any]]:
-    """All places where a function itself reads a tensor."""
+    """All closure cells and globals through which a function reads a tensor."""
     cells = [i for i, cell in enumerate(function.__closure__ or ()) if _contents(cell) is tensor]
     names = [n for n in names_in(function.__code__) if function.__globals__.get(n) is tensor]
     return [*(("closure", i) for i in cells), *(("global", name) for name in names)]
 
 
 def described(tensor: Tensor, *functions: Any) -> str:
-    """What errors call a tensor that a function captured: where that is, the variable, and the shape."""
+    """Description of a captured tensor for errors: file and line of the function, variable, and shape."""
     at, variable = definition(next(iter(functions), None)), ""
     for function in functions:
         if isinstance(function, types.FunctionType):
@@ -477,15 +484,15 @@ def described(tensor: Tensor, *functions: Any) -> str:
 
 
 def _kinds(values: list[Any]) -> list[tuple[Any, int]]:
-    """The dtypes and the axes of tensors, which `t.data = other` changes."""
+    """Dtypes and numbers of axes of the tensors among values; `t.data = other` can change these."""
     return [(t.dtype, t.dim()) for t in values if isinstance(t, Tensor)]
 
 
-_ABSENT = object()  # a global that is not there, or the name of an attribute
+_ABSENT = object()  # stands for a name that is not a global (it may be an attribute's)
 
 
 def _read_by(function: Any) -> list[Any]:
-    """A function's code, and what it reads itself: defaults, variables of closures and globals."""
+    """A function's code, and the values that it reads itself: defaults, closure variables and globals."""
     variables, named = function.__globals__, function.__kwdefaults__ or {}
     return [
         function.__code__,
@@ -498,7 +505,7 @@ def _read_by(function: Any) -> list[Any]:
 
 
 def _equal(x: Any, y: Any) -> bool:
-    """0.0 and -0.0 differ."""
+    """Whether two numbers are equal; 0.0 and -0.0 are not."""
     return bool(x == y) and (not isinstance(x, float) or math.copysign(1.0, x) == math.copysign(1.0, y))
 
 
@@ -510,9 +517,9 @@ def _is_ours(value: Any) -> bool:
 
 
 def _is_pure(name: str, variables: Mapping[str, Any], modules: list[types.ModuleType]) -> bool:
-    """Is a name that code has no function which may read more than its arguments.
+    """Whether a name in code cannot refer to a function that reads more than its arguments.
 
-    variables: the function's globals. modules: that it reads.
+    variables: the function's globals. modules: the modules that it reads.
     """
     if name not in variables and hasattr(builtins, name):
         return getattr(builtins, name) in _PURE or isinstance(getattr(builtins, name), type)
@@ -520,9 +527,9 @@ def _is_pure(name: str, variables: Mapping[str, Any], modules: list[types.Module
 
 
 def _computes(value: Any, name: str) -> bool:
-    """Is something of torch, math or this library constant, or does its value follow from its arguments.
+    """Whether an object of torch, math or this library is constant, or a function of its arguments only.
 
-    torch tells a trace of what computes with tensors, but not of what reads a setting.
+    The trace sees torch functions that compute with tensors, but not functions that read a setting.
     """
     if isinstance(value, types.ModuleType):
         return value.__name__ in _CONSTANT_MODULES
@@ -540,5 +547,5 @@ def _vocabulary() -> Container[str]:
 def _contents(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # not assigned yet
+    except ValueError:  # an empty cell
         return None

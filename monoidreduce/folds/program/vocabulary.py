@@ -1,4 +1,4 @@
-"""What torch's functions and methods are for expressions."""
+"""The torch functions and methods that traced functions may use, in terms of expressions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["call", "method"]
 
 
 def _one_beside(x: Expression) -> Expression | None:
-    """y, where x is 1 + y or 1 - y."""
+    """If x is 1 + y or 1 - z: y, or y = -z. Otherwise None."""
     name, *args = x.graph.nodes[x.number]
     if name not in ("add", "sub"):
         return None
@@ -85,7 +85,7 @@ def _floor_or_quotient(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
 
 
 def _floor(x: Any) -> Any:
-    """Of a quotient of integers exact: kernels divide by a reciprocal."""
+    """floor(x). For a quotient of integers it is integer division, because kernels divide by a reciprocal."""
     name, *args = x.graph.nodes[x.number]
     if name == "div":
         integers = [_integer(Expression(x.graph, number)) for number in args]
@@ -95,7 +95,10 @@ def _floor(x: Any) -> Any:
 
 
 def _integer(x: Any) -> Any:
-    """The integer that a real number was made of, or is; else None."""
+    """The integer expression from which a real was converted, or its value if it is a whole constant.
+
+    Else None.
+    """
     name, *args = x.graph.nodes[x.number]
     if name == "to_real":
         return Expression(x.graph, args[0])
@@ -130,7 +133,7 @@ def _fmod(x: Any, y: Any) -> Any:
 def _logaddexp(x: Any, y: Any) -> Any:
     graph = x.graph
     x, y = graph.real(x), graph.real(y)
-    apart = x.where(x == y, 0.0, abs(x - y))  # of equal infinities too
+    apart = x.where(x == y, 0.0, abs(x - y))  # 0 for equal infinities too
     return _larger("maximum", x, y) + graph.apply("log1pexp", -apart)
 
 
@@ -139,7 +142,10 @@ def _elu(x: Any, alpha: float = 1.0) -> Any:
 
 
 def _between(x: Any, least: float, most: float, low: Any, middle: Any, high: Any) -> Any:
-    """At the kinks the derivative is that of low and of high, as torch's."""
+    """A piecewise function: low, middle, high.
+
+    At the kinks derivatives are those of low and high, as in torch.
+    """
     return x.where(x <= least, low, x.where(x >= most, high, middle))
 
 
@@ -166,7 +172,7 @@ def _to(x: Any, dtype: Any = None, *rest: Any, **options: Any) -> Any:
 
 
 def _as_integer(dtype: torch.dtype, x: Any, *_: Any, **options: Any) -> Any:
-    """The integer that the dtype has for it, of 64 bits: it is narrower where the dtype is, and wraps."""
+    """Conversion to an integer dtype: the value wraps to the dtype's range, and is held in 64 bits."""
     if x.kind == "real":
         raise TraceError("a real number to an integer: there is no rounding in kernel code")
     if x.kind == "bool":
@@ -192,7 +198,7 @@ def _filled(value: int, x: Any, size: Any = (), dtype: Any = None, **options: An
     return x.graph.constant(bool(value) if dtype == torch.bool else value)
 
 
-# Builders by the name that torch's function or method has. The first argument is an expression.
+# Builders by name of torch's function or method. The first argument is an expression.
 BUILDERS: dict[str, Callable[..., Any]] = {
     **{name: partial(_apply, name) for name in ("exp", "expm1", "sqrt", "tanh", "erf", "sigmoid")},
     **{name: partial(_apply, name) for name in ("sin", "cos", "atan")},
@@ -298,7 +304,7 @@ OTHER_NAMES = {
     "true_divide": "div",
 }
 METHODS = {**BUILDERS, **{other: BUILDERS[name] for other, name in OTHER_NAMES.items()}}
-METHODS |= {"new_ones": partial(_filled, 1), "new_zeros": partial(_filled, 0)}  # as torch's masks begin
+METHODS |= {"new_ones": partial(_filled, 1), "new_zeros": partial(_filled, 0)}  # torch's masks use them
 FUNCTIONS = {
     getattr(owner, name): builder
     for owner in (torch, Tensor, F, torch.special)
@@ -307,7 +313,7 @@ FUNCTIONS = {
 }
 
 
-# What torch's reductions over columns are, as statistics.
+# Statistics to use instead of torch's reductions, for errors.
 STATISTICS = {
     **dict.fromkeys(("max", "amax", "argmax"), "largest(x), and the larger one of two numbers torch.maximum"),
     **dict.fromkeys(
@@ -336,7 +342,7 @@ def method(of: Expression, name: str) -> Callable[..., Any]:
 
 
 def call(function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """What torch's function is, one of whose arguments is an expression."""
+    """The expression of a torch function that was called with an expression among its arguments."""
     if function is Tensor.__getitem__:
         return _gather(*args)
     name = getattr(function, "__name__", str(function))

@@ -1,1 +1,1 @@
-"""Programs run by torch: the reference, some columns at a time, and as a `Monoid`."""
+"""Programs evaluated by torch: as reference, in chunks of columns, and as a `Monoid`."""

@@ -1,6 +1,6 @@
-"""The passes of a program by torch, some columns at a time: where there is no kernel, on CUDA so far.
+"""The passes of a program by torch, in chunks of columns. Used on CUDA if there is no compiler for kernels.
 
-Scores of as many columns are stored as fit in the workspace, and as many values of each operation.
+A chunk has as many columns as fit in the workspace; its scores, and the values of each operation, are stored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _LEAST_COLUMNS = 256
 
 
 class Chunked:
-    """A call: operands a, b, other_a, other_b; data of rows, of columns, and the integers of both."""
+    """A call.
+
+    operands: a, b, other_a, other_b. data: row reals, column reals, row integers, column integers.
+    """
 
     def __init__(
         self,
@@ -45,7 +48,7 @@ class Chunked:
         self.at_once = max(bytes // (8 * max(self.rows, 1)), _LEAST_COLUMNS)
 
     def parts(self) -> Iterator[tuple[slice, Tensor, Callable[[Node], Tensor]]]:
-        """Of some columns: which they are, their scores, and the values of other leaves."""
+        """For each chunk: its columns, its scores, and a function that gives the values of other leaves."""
         for first in range(0, max(self.columns, 1), self.at_once):
             part = slice(first, min(first + self.at_once, self.columns))
             yield part, self._scores(0, part), self._leaf(part)
@@ -68,7 +71,7 @@ class Chunked:
         return leaf
 
     def forward(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Values, low words and indices."""
+        """Values, low words of log-sum-exps (0 here), and indices."""
         monoid = StatisticsMonoid(self.text)
         state = None
         for part, score, leaf in self.parts():
@@ -80,9 +83,10 @@ class Chunked:
     def backward(
         self, known: Tensor, known_index: Tensor | None, counts: tuple[int, int], needed: list[bool]
     ) -> list[Tensor | None]:
-        """The gradients by the operands and by the data.
+        """The gradients of the operands and of the data.
 
-        known, known_index: data of rows with what `derivative.gradient` adds. counts: without it.
+        known, known_index: row data including what `derivative.gradient` adds. counts: numbers of data
+            without that.
         """
         of = gradient(self.text, *counts)
         of_rows, of_columns = self.data["row"], self.data["column"]

@@ -1,6 +1,6 @@
-"""A program's statistics as a `Monoid` of torch tensors: for the law check, and for `fold` and `map_reduce`.
+"""A program's statistics as a `Monoid` over torch tensors, for the law check, `fold` and `map_reduce`.
 
-The state of some elements is what is known of a row that has no others, so projecting it changes nothing.
+The state of some elements is the result of a row with only these elements, so projection is trivial.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["StatisticsMonoid"]
 
 @lru_cache(64)
 def _state(text: str) -> Any:
-    """The NamedTuple of a program's states, and the part that each field is of."""
+    """The NamedTuple class of a program's states."""
     program = parse(text)
     fields = []
     for i, softmax in enumerate(program.softmaxes):
@@ -37,21 +37,21 @@ def _state(text: str) -> Any:
 
 
 class StatisticsMonoid(Monoid[Any]):
-    """Of a program, given as text. The column of a largest of nothing is behind all others."""
+    """The monoid of a program, given as text. In an empty state the column of a largest value is `_LAST`."""
 
     def __init__(self, text: str) -> None:
         self.program = parse(text)
         self.State = _state(text)
 
     def of_scores(self, score: Tensor, leaf: Callable[[Node], Tensor], first: int = 0) -> Any:
-        """The state of each row of scores [rows, columns]; see `reader.statistics`."""
+        """The states of the rows of scores [rows, columns]; see `reader.statistics`."""
         values, indices = statistics(self.program, score, leaf, first)
         columns = len(self.program.largest)
         at = [torch.where(i < 0, _LAST, i) for i in indices[:columns]]
         return self.State(*values, *at, *indices[columns:])
 
     def of_results(self, values: Tensor, low: Tensor, indices: Tensor, first: int) -> Any:
-        """The state, in float64, of what the op returns for the columns from `first` on."""
+        """The state, in float64, of results that the op returned for the columns from `first` on."""
         program, reals = self.program, [value.double() for value in values]
         for field, word in zip(self.log_sum_exps, low, strict=True):
             reals[field] = torch.where(reals[field].isfinite(), reals[field] + word, reals[field])
@@ -61,11 +61,11 @@ class StatisticsMonoid(Monoid[Any]):
 
     @property
     def log_sum_exps(self) -> list[int]:
-        """The fields that are log-sum-exps."""
+        """Indices of the fields that are log-sum-exps."""
         return [first for first, _ in self._softmaxes()]
 
     def project(self, state: Any) -> tuple[Tensor, Tensor]:
-        """The values and the indices of the rows, as a call of the program has them."""
+        """Values and indices of the rows, as the op returns them."""
         program = self.program
         values, indices = state[: program.values], state[program.values :]
         dtype, rows = state[0].dtype if values else torch.float32, state[0].shape
@@ -113,7 +113,7 @@ class StatisticsMonoid(Monoid[Any]):
         return self.State(*fields)
 
     def _softmaxes(self) -> list[tuple[int, range]]:
-        """Of each softmax the field of its log-sum-exp, and the fields of its means."""
+        """For each softmax: the index of its log-sum-exp field, and those of its means."""
         found, field = [], 0
         for softmax in self.program.softmaxes:
             found.append((field, range(field + 1, field + len(softmax))))
@@ -121,7 +121,7 @@ class StatisticsMonoid(Monoid[Any]):
         return found
 
     def _largest(self) -> list[tuple[int, int]]:
-        """Of each the fields of its value and of its column."""
+        """For each largest value: the indices of its value field and its column field."""
         first, count = self.program.values - len(self.program.largest), len(self.program.largest)
         return [(first + i, first + count + i) for i in range(count)]
 
@@ -130,7 +130,7 @@ _LAST = torch.iinfo(torch.int64).max
 
 
 def _share(lse: Tensor, of: Tensor) -> Tensor:
-    """The part of a sum of weights: of nothing, 0."""
+    """exp(lse - of), a fraction of a sum of weights; 0 if lse is -inf."""
     return torch.where(lse == -math.inf, 0.0, torch.exp(lse - torch.where(of == -math.inf, 0.0, of)))
 
 

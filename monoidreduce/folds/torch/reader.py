@@ -1,4 +1,4 @@
-"""A program evaluated by torch, all elements at once: the reference, and what autograd differentiates."""
+"""Evaluation of a program by torch for all elements at once: the reference, differentiable by autograd."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ __all__ = ["evaluate", "scores", "statistics", "with_scores"]
 def evaluate(
     nodes: Sequence[Node], numbers: Iterable[int], leaf: Callable[[Node], Tensor], like: Tensor
 ) -> dict[int, Tensor]:
-    """The values of these nodes and of all that they are made of.
+    """The values of these nodes and of all nodes that they depend on.
 
-    leaf: the value of a leaf that is no constant; of "gather" and "index_gather" the table.
-    like: has the dtype and device of real constants.
+    leaf: gives the value of a leaf that is not a constant, and the tables for ("gather",) and
+    ("index_gather",).
+    like: a tensor with the dtype and device for real constants.
     """
     values: dict[int, Tensor] = {}
     for number in reachable(nodes, numbers):
         node = nodes[number]
         name = node[0]
         if name == "real":
-            # Filled on the device: a copy from the host would wait for it.
+            # torch.full runs on the device; a copy from the host would wait.
             values[number] = torch.full((), float.fromhex(node[1]), dtype=like.dtype, device=like.device)
         elif name in ("integer", "boolean"):
             dtype = torch.int64 if name == "integer" else torch.bool
@@ -46,13 +47,13 @@ def evaluate(
 
 
 def scores(rows: Tensor, columns: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
-    """scale rows @ columns^T, in this dtype also under autocast."""
+    """scale * rows @ columns^T in this dtype, even under autocast."""
     with torch.autocast(rows.device.type, enabled=False):
         return rows.to(dtype) @ columns.to(dtype).T * scale
 
 
 def with_scores(score: Tensor, leaf: Callable[[Node], Tensor], first: int = 0) -> Callable[[Node], Tensor]:
-    """The values of all leaves, of scores whose first column has that number."""
+    """Extend `leaf` to "score" and "position". first: index of the first column of the scores."""
 
     def of(node: Node) -> Tensor:
         if node[0] == "position":
@@ -67,8 +68,8 @@ def statistics(
 ) -> tuple[Tensor, Tensor]:
     """The statistics of scores [rows, columns]: values [values, rows] and indices [indices, rows].
 
-    leaf: the values of leaves but "score" and "position", broadcastable to the scores. first: the number of
-        the first column.
+    leaf: gives the values of leaves other than "score" and "position", broadcastable to the scores. first:
+        index of the first column.
     """
     rows, columns = score.shape
 
@@ -97,7 +98,7 @@ def statistics(
 
 
 def _largest(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest of each row and the first column that has it; -inf and -1 of none."""
+    """The largest value of each row and the first column that has it; -inf and -1 if there are no columns."""
     rows, columns = values.shape
     if columns == 0:
         return values.new_full((rows,), -math.inf), torch.full_like(values[:, :0].sum(1), -1).long()
