@@ -40,7 +40,8 @@ from torch import Tensor
 from monoidreduce import _yards
 from monoidreduce._keywords import refuse
 from monoidreduce._ops.attention import in_full
-from monoidreduce._ops.losses import DISTILLATION_LOSSES, CrossEntropyNumbers
+from monoidreduce._ops.cross_entropy import CrossEntropyNumbers
+from monoidreduce._ops.distillation import DISTILLATION_LOSSES
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._ops.mlp import ACTIVATIONS
 from monoidreduce._ops.registry import any_requires_grad, call_op

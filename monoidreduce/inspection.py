@@ -14,7 +14,17 @@ from torch import Tensor
 
 from monoidreduce import _C, functional, nn, varlen
 from monoidreduce._keywords import refuse
-from monoidreduce._ops import attention, attention_wide, gated_mlp, log_probs, losses, memory, mlp
+from monoidreduce._ops import (
+    attention,
+    attention_wide,
+    cross_entropy,
+    gated_mlp,
+    linear_loss,
+    log_probs,
+    logsumexp,
+    memory,
+    mlp,
+)
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._ops.stored_scores import Layout
 from monoidreduce._torch_private import FakeTensorMode
@@ -544,7 +554,7 @@ def _plans(
         mean = x if needed[0] else None
         forward = _C.plan_logsumexp_forward(x, tensors["b"], mean=mean, scale=scale, gpu=gpu)
         mean = mean if forward.narrow else None
-        backward = losses.plan_logsumexp_backward(x, tensors["b"], mean, needed, scale, workspace, gpu)
+        backward = logsumexp.plan_logsumexp_backward(x, tensors["b"], mean, needed, scale, workspace, gpu)
         return forward, backward, _copies(forward, backward, tensors)
     weight, differentiated = tensors["weight"], _wanted(call["x"], call["weight"])
     bias = call.get("bias")
@@ -557,8 +567,8 @@ def _plans(
         backward = _C.plan_log_probs_backward(*operands, logit_scale=scale, workspace=workspace, **mode)
         reasons = _copies(forward, backward, tensors)
         if forward.keeps:
-            kept = losses.kept_classes(x, weight, workspace, differentiated)
-            if not log_probs.weights_can_be_kept(operands[2], score["softcap"], call["top1"]):
+            kept = linear_loss.saved_classes(x, weight, workspace, differentiated)
+            if not log_probs.weights_can_be_saved(operands[2], score["softcap"], call["top1"]):
                 kept = 0
             reasons.append(_says_kept("softmax weights", kept, len(weight)))
             if kept:
@@ -567,18 +577,18 @@ def _plans(
     if operator == "linear_cross_entropy":
         with torch.no_grad():
             of_op = functional.checked_cross_entropy(call)
-        (forward, backward, keeps), width = losses.plan_cross_entropy(*of_op, workspace, gpu), 0
+        (forward, backward, keeps), heads = cross_entropy.plan_cross_entropy(*of_op, workspace, gpu), 1
     else:
         teacher_x, scale = tensors["teacher_x"], float(call["temperature"])
         tensors["teacher_x"] = teacher_x = teacher_x.reshape(-1, teacher_x.shape[-1])
-        heads = (x, weight, teacher_x, tensors["teacher_weight"])
+        of_heads = (x, weight, teacher_x, tensors["teacher_weight"])
         of_head = workspace // 2 if call["teacher_grad"] else workspace
-        forward = _C.plan_distillation_forward(*heads, temperature=scale, gpu=gpu)
-        backward = _C.plan_distillation_backward(*heads, temperature=scale, workspace=of_head, **mode)
-        keeps, width = call["loss"] != "reverse_kl" and not call["teacher_grad"], teacher_x.shape[1]
+        forward = _C.plan_distillation_forward(*of_heads, temperature=scale, gpu=gpu)
+        backward = _C.plan_distillation_backward(*of_heads, temperature=scale, workspace=of_head, **mode)
+        keeps, heads = call["loss"] != "reverse_kl" and not call["teacher_grad"], 2
     reasons = _copies(forward, backward, tensors)
     if forward.keeps:
-        kept = losses.kept_classes(x, weight, workspace, differentiated, width) if keeps else 0
+        kept = linear_loss.saved_classes(x, weight, workspace, differentiated, heads) if keeps else 0
         reasons.append(_says_kept("local gradients", kept, len(weight)))
     return forward, backward, reasons
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from monoidreduce._ops.engine import _C
-from monoidreduce._ops.local_gradients import add_product, fills_a_gpu, write_product
 from monoidreduce._ops.memory import (
     accumulation_dtype,
     accumulator,
@@ -24,6 +23,7 @@ from monoidreduce._ops.memory import (
 )
 from monoidreduce._ops.mlp import ACTIVATIONS, mlp_result
 from monoidreduce._ops.mlp_parts import Total, columns_of, parts_of, rows_of, without_autocast
+from monoidreduce._ops.products import add_product, fills_a_gpu, write_product
 from monoidreduce._ops.registry import UNROUNDED, register
 from monoidreduce.workspace import get_workspace
 

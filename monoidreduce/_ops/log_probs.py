@@ -1,46 +1,72 @@
 """Log-probabilities of targets under a linear head, with the logits of linear cross entropy.
 
-On Hopper a forward pass keeps softmax weights of the first classes, and the backward pass turns them into
-local gradients. A token has two upstream gradients, of its log-probability and of its entropy, which the
-forward pass does not know. So weights serve once: where a graph is retained, backward passes compute all
-logits again.
+On Hopper a forward pass saves softmax weights of the first classes, and the backward pass turns them into
+dlogits. A token has two upstream gradients, of its log-probability and of its entropy, which the forward pass
+does not know. So saved weights serve once: where a graph is retained, backward passes compute all logits
+again.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from monoidreduce._ops.active_rows import order_rows
+from monoidreduce._ops.dlogits import HeadSlice
 from monoidreduce._ops.engine import _C
-from monoidreduce._ops.local_gradients import (
-    Head,
-    multiply_local_gradients,
-    order_rows,
-    room_to_gather,
+from monoidreduce._ops.linear_loss import (
+    LinearBackward,
+    LinearHead,
+    check_targets,
+    no_dlogits,
+    prepare_forward,
+    traced_dlogits,
 )
-from monoidreduce._ops.losses import _debug_targets, _empty_kept, _own_columns, _traced_kept, kept_classes
-from monoidreduce._ops.memory import (
-    bias_gradient,
-    gradient,
-    launch,
-    padded,
-    padded_weight,
-    rounded,
-    statistics,
-)
+from monoidreduce._ops.memory import bias_gradient, gradient, launch, rounded, statistics
 from monoidreduce._ops.registry import UNROUNDED, register
-from monoidreduce._ops.slices import TILE_COLUMNS
+from monoidreduce._ops.slices import TILE_COLUMNS, Needed
 from monoidreduce.workspace import get_workspace
+
+__all__ = ["LogProbsOpOptions"]
 
 Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def weights_can_be_kept(bias: Tensor | None, softcap: float, top1: bool) -> bool:
-    """May a forward pass keep weights, as far as the terms of its logits and its results go."""
+class LogProbsOpOptions(NamedTuple):
+    """The options of the op.
+
+    temperature: of all tokens, where there are no `temperatures`.
+    top1: the index of the largest logit is wanted.
+    first_class, classes: where a rank's classes begin among those of all ranks; 0 and -1 without ranks.
+    keep: the forward pass may save weights.
+    x_differentiated: the gradient of x will be wanted.
+    workspace: bytes; None: it is not known yet, as in a traced call.
+    """
+
+    logit_scale: float
+    softcap: float
+    temperature: float
+    ignore_index: int
+    top1: bool
+    first_class: int
+    classes: int
+    keep: bool
+    x_differentiated: bool
+    workspace: int | None
+
+    @property
+    def of_loss(self) -> tuple[float, float, float, int]:
+        """logit_scale to ignore_index, which every kernel of the operator takes."""
+        return self[:4]
+
+
+def weights_can_be_saved(bias: Tensor | None, softcap: float, top1: bool) -> bool:
+    """Whether forward may save weights: not with a bias, a softcap, or top1."""
     return bias is None and softcap == 0 and not top1
 
 
@@ -54,26 +80,19 @@ def log_probs_results(
     bias: Tensor | None,
     target: Tensor,
     temperatures: Tensor | None,
-    logit_scale: float,
-    softcap: float,
-    temperature: float,
-    ignore_index: int,
-    top1: bool,
-    first_class: int,
-    classes: int,
-    keep: bool,
-    x_differentiated: bool,
-    workspace: int | None,
+    options: LogProbsOpOptions,
 ) -> Results:
     """log_probs, entropy, the log-sum-exps of tokens in two words; top1, empty where nobody asks for it.
 
-    Then what a forward pass keeps: frames [tokens, tiles] of weights, and these [tokens, classes] in 16 bits.
+    Then what a forward pass saves: row maxima [tokens, tiles], and weights [tokens, classes] in 16 bits,
+    relative to the maximum of their row and tile.
     """
     log_probs, entropy, lse, lse_low = (statistics(x, x.shape[0]) for _ in range(4))
-    keep = keep and weights_can_be_kept(bias, softcap, top1)
-    kept = _traced_kept(x, weight, workspace, x_differentiated, keep, logit_scale)
-    frames = lse.new_empty(x.shape[0], _tiles(kept.shape[1]))
-    return log_probs, entropy, lse, lse_low, target.new_empty(x.shape[0] if top1 else 0), frames, kept
+    keep = options.keep and weights_can_be_saved(bias, options.softcap, options.top1)
+    saved = traced_dlogits(x, weight, options.workspace, options.x_differentiated, keep, options.logit_scale)
+    row_max = lse.new_empty(x.shape[0], _tiles(saved.shape[1]))
+    best = target.new_empty(x.shape[0] if options.top1 else 0)
+    return log_probs, entropy, lse, lse_low, best, row_max, saved
 
 
 def log_probs_forward(
@@ -82,44 +101,54 @@ def log_probs_forward(
     bias: Tensor | None,
     target: Tensor,
     temperatures: Tensor | None,
-    logit_scale: float,
-    softcap: float,
-    temperature: float,
-    ignore_index: int,
-    top1: bool,
-    first_class: int,
-    classes: int,
-    keep: bool,
-    x_differentiated: bool,
-    workspace: int | None,
+    options: LogProbsOpOptions,
 ) -> Results:
-    _debug_targets(target, weight.shape[0] if classes < 0 else classes, ignore_index)
+    check_targets(target, weight.shape[0] if options.classes < 0 else options.classes, options.ignore_index)
     log_probs, entropy, lse, lse_low = (statistics(x, x.shape[0]) for _ in range(4))
-    best = target.new_empty(x.shape[:1]) if top1 else None
-    plan = scratch = first_kept = order = gathered = None
-    kept = _empty_kept(x, 0)
+    best = target.new_empty(x.shape[:1]) if options.top1 else None
+    plan = scratch = weights_saved = order = gathered = None
+    saved = no_dlogits(x)
     if x.is_cuda:
-        score: Any = {"logit_scale": logit_scale, "softcap": softcap}
-        plan = _C.plan_log_probs_forward(x, weight, bias, top1=best, **score)
-        if keep and plan.keeps and weights_can_be_kept(bias, softcap, top1):
-            kept = _empty_kept(x, kept_classes(x, weight, workspace, x_differentiated))
-        if kept.numel():
-            first_kept = kept[:, : len(weight)]
-            plan.keep(first_kept.shape[1])
-        if plan.tensor_cores:
-            x, weight, scratch = padded(x), padded_weight(weight, plan), statistics(x, plan.scratch)
+        plan = _C.plan_log_probs_forward(
+            x, weight, bias, top1=best, logit_scale=options.logit_scale, softcap=options.softcap
+        )
         if plan.skips_rows:
-            order = order_rows(x, target=target, mask=None, ignore_index=ignore_index)
-            (gathered,) = room_to_gather(x)
-    operands = (x, weight, bias, target, temperatures)
-    filled = (log_probs, entropy, best, lse, lse_low, scratch, first_kept, order, gathered)
-    options = (logit_scale, softcap, temperature, ignore_index, first_class, classes)
-    arguments: Any = (*operands, *filled, *options, *launch(x), plan)
-    _C.log_probs_forward(*arguments)
-    frames = lse.new_empty(len(x), 0)
-    if plan is not None and scratch is not None and first_kept is not None:
-        frames = scratch[plan.frames :][: len(x) * _tiles(kept.shape[1])].view(len(x), -1)
-    return log_probs, entropy, lse, lse_low, target.new_empty(0) if best is None else best, frames, kept
+            order = order_rows(x, target=target, ignore_index=options.ignore_index)
+        saves = options.keep and weights_can_be_saved(bias, options.softcap, options.top1)
+        prepared = prepare_forward(
+            plan, (x,), (weight,), order, saves, options.x_differentiated, options.workspace
+        )
+        ((x,), (weight,), scratch, saved, saved_of_heads, gathered_rows) = prepared
+        if saved_of_heads is not None:
+            (weights_saved,) = saved_of_heads
+        if gathered_rows is not None:
+            (gathered,) = gathered_rows
+    _C.log_probs_forward(
+        x,
+        weight,
+        bias,
+        target,
+        temperatures,
+        log_probs,
+        entropy,
+        best,
+        lse,
+        lse_low,
+        scratch,
+        weights_saved,
+        order,
+        gathered,
+        *options.of_loss,
+        options.first_class,
+        options.classes,
+        *launch(x),
+        plan,
+    )
+    row_max = lse.new_empty(len(x), 0)
+    if plan is not None and scratch is not None and weights_saved is not None:
+        row_max = scratch[plan.frames :][: len(x) * _tiles(saved.shape[1])].view(len(x), -1)
+    best = target.new_empty(0) if best is None else best
+    return log_probs, entropy, lse, lse_low, best, row_max, saved
 
 
 def log_probs_backward(
@@ -135,74 +164,117 @@ def log_probs_backward(
     entropy: Tensor,
     lse: Tensor,
     lse_low: Tensor,
-    frames: Tensor,
-    kept: Tensor,
-    logit_scale: float,
-    softcap: float,
-    temperature: float,
-    ignore_index: int,
-    top1: bool,
-    first_class: int,
-    classes: int,
-    keep: bool,
-    x_differentiated: bool,
-    workspace: int | None,
+    row_max: Tensor,
+    saved: Tensor,
+    options: LogProbsOpOptions,
     needed: list[bool],
     unrounded: bool = False,
     consumes: bool = False,
 ) -> list[Tensor]:
-    """consumes: may the weights that were kept become local gradients; else they are left alone."""
-    workspace = get_workspace() if workspace is None else workspace
-    classes = weight.shape[0] if classes < 0 else classes
-    options: Any = (logit_scale, softcap, temperature, ignore_index)
-    upstream = (grad_log_probs, grad_entropy, grad_lse)
-    rows: Any = (target, temperatures, *upstream, *(t.contiguous() for t in (entropy, lse, lse_low)))
-    plan = None
+    """consumes: saved weights may become dlogits; else they are left alone."""
+    workspace = get_workspace() if options.workspace is None else options.workspace
+    classes, plan = weight.shape[0] if options.classes < 0 else options.classes, None
+    entropy, lse, lse_low = (t.contiguous() for t in (entropy, lse, lse_low))
+    inputs = (x, weight, bias)
     if x.is_cuda:
-        mode: Any = {"workspace": workspace, "deterministic": torch.are_deterministic_algorithms_enabled()}
-        plan = _C.plan_log_probs_backward(x, weight, bias, logit_scale=logit_scale, **mode)
-        if plan.tensor_cores:
-            inputs = (x, weight, bias)
-            x, weight = padded(x), padded_weight(weight, plan)
-            order = None
-            if plan.skips_rows:
-                order = order_rows(x, target=target, mask=None, ignore_index=ignore_index)
-            else:  # a row that does not count may hold anything, and 0 times NaN is NaN
-                x = torch.where((target != ignore_index)[:, None], x, 0)
-            kept = (kept if consumes else kept[:, :0]).contiguous()
-            first = kept[:, : len(weight)]
-            own = _own_columns(workspace, kept)
-            head = Head(x, weight, own, needed, plan.clusters, first, order=order, unrounded=unrounded)
+        plan = _C.plan_log_probs_backward(
+            x,
+            weight,
+            bias,
+            logit_scale=options.logit_scale,
+            workspace=workspace,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+        )
+    if plan is not None and plan.tensor_cores:
+        saved = (saved if consumes else saved[:, :0]).contiguous()
+        order = None
+        if plan.skips_rows:
+            order = order_rows(x, target=target, ignore_index=options.ignore_index)
 
-            def compute(part: slice, out: Tensor, sums: Tensor | None, *of_kept: Tensor | None) -> None:
-                operands = (head.rows, weight[part], None if bias is None else bias[part])
-                numbers = (*options, first_class + part.start, classes, *launch(x))
-                arguments: Any = (*operands, *rows, out, sums, order, *of_kept, *numbers, plan)
-                _C.log_probs_local_gradient(*arguments)
+        def write(
+            head: HeadSlice,
+            part: slice,
+            row_max: Tensor | None = None,
+            log_probs: Tensor | None = None,
+        ) -> None:
+            """The dlogits of a slice. row_max, log_probs: in place of the saved weights that are there."""
+            assert head.dlogits is not None
+            _C.log_probs_local_gradient(
+                head.rows,
+                head.columns,
+                None if bias is None else bias[part],
+                target,
+                temperatures,
+                grad_log_probs,
+                grad_entropy,
+                grad_lse,
+                entropy,
+                lse,
+                lse_low,
+                head.dlogits,
+                head.bias_sums,
+                order,
+                row_max,
+                log_probs,
+                *options.of_loss,
+                options.first_class + part.start,
+                classes,
+                *launch(x),
+                plan,
+            )
 
-            def store(part: slice) -> None:
-                compute(part, head.local(part), head.local_sums(part), None, None)
+        def store(part: slice, heads: Sequence[HeadSlice], _grad: Tensor | None) -> None:
+            write(heads[0], part)
 
-            if first.numel():  # which are weights as yet, for this once: torch refuses to read them again
-                increment_version(kept)
-                compute(slice(0, first.shape[1]), first, None, frames, log_probs.contiguous())
-            multiply_local_gradients(store, [head])
-            dbias = head.sums_gradient()
-            dbias = None if dbias is None else dbias / logit_scale
-            computed = (head.rows_gradient(unrounded), head.d_columns, dbias)
-            return rounded(computed, inputs, needed[:3], unrounded)
-    found = gradient(x, needed[0], unrounded), gradient(weight, needed[1]), bias_gradient(bias, needed[2])
-    of_classes = (first_class, classes, workspace)
-    arguments: Any = (x, weight, bias, *rows, *found, *options, *of_classes, *launch(x), plan)
-    _C.log_probs_backward(*arguments)
-    return rounded(found, (x, weight, bias), needed[:3], unrounded)
+        def finish_saved(head: HeadSlice) -> None:
+            increment_version(saved)  # torch refuses to read the weights again, which are there for this once
+            write(head, slice(0, len(head.columns)), row_max, log_probs.contiguous())
+
+        (found,) = LinearBackward(
+            plan,
+            [LinearHead(x, weight, Needed(*needed[:3]))],
+            store,
+            workspace,
+            saved=saved,
+            finish_saved=finish_saved,
+            counted=target != options.ignore_index if order is None else None,
+            order=order,
+            slope=options.logit_scale,
+            unrounded=unrounded,
+        ).gradients()
+        return rounded(found, inputs, needed[:3], unrounded)
+    dx = gradient(x, needed[0], unrounded)
+    dweight = gradient(weight, needed[1])
+    dbias = bias_gradient(bias, needed[2])
+    _C.log_probs_backward(
+        x,
+        weight,
+        bias,
+        target,
+        temperatures,
+        grad_log_probs,
+        grad_entropy,
+        grad_lse,
+        entropy,
+        lse,
+        lse_low,
+        dx,
+        dweight,
+        dbias,
+        *options.of_loss,
+        options.first_class,
+        classes,
+        workspace,
+        *launch(x),
+        plan,
+    )
+    return rounded((dx, dweight, dbias), inputs, needed[:3], unrounded)
 
 
 register(
     "linear_log_probs",
     inputs="Tensor x, Tensor weight, Tensor? bias, Tensor target, Tensor? temperatures",
-    options="float logit_scale, float softcap, float temperature, int ignore_index, bool top1, "
-    "int first_class, int classes, bool keep, bool x_differentiated, int? workspace",
+    options=LogProbsOpOptions,
     outputs="log_probs, entropy, lse, lse_low, top1, frames, kept",
     differentiable="log_probs, entropy, lse",
     residuals="log_probs, entropy, lse, lse_low, frames, kept",

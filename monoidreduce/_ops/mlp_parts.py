@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monoidreduce._ops.local_gradients import add_product, multipliable, write_product
 from monoidreduce._ops.memory import accumulation_dtype, accumulator
+from monoidreduce._ops.products import add_product, multipliable, write_product
 
 __all__ = [
     "Total",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
@@ -212,13 +212,59 @@ def _autograd(
     return kernel
 
 
+# The types of a schema for those of an options' record.
+_SCHEMA_TYPES: dict[Any, str] = {
+    str: "str",
+    bool: "bool",
+    int: "int",
+    float: "float",
+    int | None: "int?",
+    float | None: "float?",
+    list[bool]: "bool[]",
+}
+
+
+def _with_record(described: dict[str, Any]) -> dict[str, Any]:
+    """An operator whose options are a record, as one whose functions take them one by one.
+
+    described: `options` is a NamedTuple; `forward` and the others have one argument of that type.
+    """
+    record: Any = described["options"]
+    types = get_type_hints(record)
+    inputs = len(_names(described["inputs"]))
+    before = len(_names(described["differentiable"])) + inputs
+    before += len(_names(described["residuals"])) if described["residuals"] else 0
+
+    def packed(function: Callable[..., Any], first: int) -> Callable[..., Any]:
+        last = first + len(types)
+
+        def flat(*args: Any) -> Any:
+            return function(*args[:first], record._make(args[first:last]), *args[last:])
+
+        return flat
+
+    in_place = described.get("in_place")
+    return {
+        **described,
+        "options": ", ".join(f"{_SCHEMA_TYPES[kind]} {option}" for option, kind in types.items()),
+        "forward": packed(described["forward"], inputs),
+        "fake": packed(described["fake"], inputs),
+        "backward": packed(described["backward"], before),
+        "in_place": None if in_place is None else packed(in_place, before),
+    }
+
+
 def register(name: str, **described: Any) -> None:
     """`_register` an operator and, if it has real numbers among its options, `NAME_symbolic`.
+
+    Its options may be a record, a NamedTuple, which its functions then take as one argument.
 
     That has one more constant input, `numbers`, which holds the values of these options in their order, None
     left out. It keeps nothing for its backward pass that its numbers decide on: their values are not known
     while shapes are traced.
     """
+    if not isinstance(described["options"], str):
+        described = _with_record(described)
     _register(name, **described)
     inputs, options = len(_names(described["inputs"])), described["options"].split(", ")
     real = tuple(i for i, option in enumerate(options) if option.startswith("float"))

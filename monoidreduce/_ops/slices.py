@@ -1,36 +1,46 @@
-"""Which columns' local gradients a forward pass keeps, and in which slices backward computes the others.
+"""Of which columns a forward pass saves the dlogits, and in which slices backward computes the others.
 
-Arithmetic alone. A slice's local gradients lie where there is no other use for memory yet, or in the
-workspace. Such memory is where the gradients of columns to come will be. It is also where the rows' gradient
-will be, which is rounded at the end.
+Arithmetic alone. The dlogits of a slice lie in memory that has no other use yet, or in the workspace. Such
+memory is where the gradients of columns to come will be. It is also where the rows' gradient will be, which
+is rounded at the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-__all__ = ["TILE_COLUMNS", "TILE_ROWS", "Space", "columns_in", "columns_to_keep", "product_waves", "slices"]
+__all__ = [
+    "TILE_COLUMNS",
+    "TILE_ROWS",
+    "Needed",
+    "Space",
+    "columns_in",
+    "columns_to_save",
+    "product_waves",
+    "slices",
+]
 
 TILE_COLUMNS = 256
 TILE_ROWS = 256  # of a cluster of two multiprocessors
-# Where not all local gradients are kept, the others need room to be computed in. With little room, the sums
-# of the rows' gradient are read and written so often that matrix products no longer hide it. So many bytes of
-# the workspace are left, unless the rows' gradient has room for so many columns.
+# Where not all dlogits are saved, the others need room to be computed in. With little room, the sums of the
+# rows' gradient are read and written so often that matrix products no longer hide it. So many bytes of the
+# workspace are left, unless the rows' gradient has room for so many columns.
 _BYTES_TO_RECOMPUTE_IN = 128 << 20
 _COLUMNS_TO_RECOMPUTE_IN = 2048
 
 
 def columns_in(bytes: int, rows: int) -> int:
-    """Of how many columns, in whole tiles, that many bytes hold the local gradients."""
+    """How many columns of dlogits fit in so many bytes, rounded down to whole tiles."""
     return bytes // (2 * TILE_COLUMNS * max(rows, 1)) * TILE_COLUMNS
 
 
-def columns_to_keep(rows: int, columns: int, workspace: int, room: int = 0, scores: int = 1) -> int:
-    """How many columns' local gradients a forward pass keeps, within `workspace` bytes in either pass.
+def columns_to_save(rows: int, columns: int, workspace: int, room: int = 0, scores: int = 1) -> int:
+    """The dlogits of how many columns a forward pass saves, within `workspace` bytes in either pass.
 
-    All, or whole tiles; while it runs the forward pass needs as much for each of the `scores` of an element.
-    room: of how many columns the backward pass will have local gradients elsewhere, in the rows' gradient.
+    All, or whole tiles. While it runs the forward pass needs as much for each of the `scores` of an element.
+    room: for the dlogits of so many columns the backward pass has memory elsewhere, in the rows' gradient.
     """
     if rows == 0 or columns == 0:
         return 0
@@ -43,17 +53,25 @@ def columns_to_keep(rows: int, columns: int, workspace: int, room: int = 0, scor
     return min(fitting - left, fitting // scores // TILE_COLUMNS * TILE_COLUMNS)
 
 
+class Needed(NamedTuple):
+    """Which gradients of a linear head are: those of the rows, of the columns, and of a bias."""
+
+    rows: bool
+    columns: bool
+    bias: bool = False
+
+
 @dataclass(frozen=True)
 class Space:
-    """The memory for local gradients [rows, columns] of two matrices, [rows, width] and [columns, width].
+    """The memory for dlogits [rows, columns] of two matrices, [rows, width] and [columns, width].
 
     Attributes:
-        own: columns that the workspace has room for.
-        first: column from which on they are computed; those before were kept.
-        writes_columns: are there to be gradients of the columns.
-        has_rows: is there the memory of the rows' gradient.
-        gathers_in_rows: or does that have the gathered rows.
-        sums: are there sums of local gradients, which need memory too: of at most `own` columns.
+        own: so many columns fit in the workspace.
+        first: the dlogits of columns from this one on are computed; those before were saved.
+        writes_columns: there is memory of the columns' gradient.
+        has_rows: there is memory of the rows' gradient that dlogits may lie in.
+        gathers_in_rows: there is, but gathered rows lie in it.
+        sums: sums of dlogits by columns are wanted; they have memory for `own` columns.
     """
 
     rows: int
@@ -68,22 +86,22 @@ class Space:
 
     @classmethod
     def of(
-        cls, rows: int, columns: int, width: int, own: int, first: int, needed: list[bool], gathers: bool
+        cls, rows: int, columns: int, width: int, own: int, first: int, needed: Needed, gathers: bool
     ) -> Space:
-        """needed: gradients of rows, of columns and sums. gathers: are the rows to be gathered.
+        """gathers: the rows are to be gathered.
 
-        A forward pass that kept some local gradients counted on the memory of the rows' gradient. Gathered
-        rows take it where the gradients of the kept columns have room enough.
+        A forward pass that saved some dlogits counted on the memory of the rows' gradient. Gathered rows take
+        it where the gradient of the saved columns has room enough.
         """
-        rows_memory = needed[0] or 0 < first < columns
-        in_kept = first * width // max(rows, 1) if needed[1] else 0
-        gathers_in_rows = rows_memory and gathers and in_kept >= _COLUMNS_TO_RECOMPUTE_IN
+        rows_memory = needed.rows or 0 < first < columns
+        in_saved = first * width // max(rows, 1) if needed.columns else 0
+        gathers_in_rows = rows_memory and gathers and in_saved >= _COLUMNS_TO_RECOMPUTE_IN
         own = min(own, -(-columns // TILE_COLUMNS) * TILE_COLUMNS)
         has_rows = rows_memory and not gathers_in_rows
-        return cls(rows, columns, width, own, first, needed[1], has_rows, gathers_in_rows, needed[2])
+        return cls(rows, columns, width, own, first, needed.columns, has_rows, gathers_in_rows, needed.bias)
 
     def fitting(self, stop: int) -> int:
-        """Of how many columns before `stop` there is room."""
+        """For the dlogits of how many columns before `stop` there is room."""
         if self.sums:
             return self.own
         to_come = stop * self.width // (self.rows + self.width) // 8 * 8 if self.writes_columns else 0
@@ -122,7 +140,7 @@ def _start(stop: int, fitting: int, space: Space, clusters: int) -> int:
 
 
 def product_waves(row_tiles: int, columns: int, clusters: int) -> tuple[float, int]:
-    """How long a product of local gradients takes, in columns of a cluster, and the columns of its tile.
+    """How long a product of dlogits takes, in columns of a cluster, and the columns of its tile.
 
     Tiles come in waves, one for each cluster, and in the last wave some clusters are idle. Of tiles of 256
     columns and of 192 the kernel takes those that are done first (csrc/cuda/sm90/loss_gradients.cu).
@@ -135,7 +153,7 @@ def product_waves(row_tiles: int, columns: int, clusters: int) -> tuple[float, i
 
 
 def _busy_time(tiles: int, space: Space, clusters: int) -> float:
-    """How long clusters take for local gradients and their products, of some tiles of columns.
+    """How long clusters take for the dlogits of some tiles of columns and for their products.
 
     In columns by steps of the width. The product by rows is left out: it takes as long for each column,
     however many there are.

@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from monoidreduce._ops.engine import _C, streams
-from monoidreduce._ops.local_gradients import multipliable, write_product
-from monoidreduce._ops.losses import mean_divisor
+from monoidreduce._ops.linear_loss import mean_divisor
 from monoidreduce._ops.memory import is_mapped, launch, mapped, new, no_gradient, padded, statistics
 from monoidreduce._ops.mlp_parts import parts_of, without_autocast
+from monoidreduce._ops.products import multipliable, write_product
 from monoidreduce._ops.registry import any_requires_grad, register
 from monoidreduce._ops.slices import TILE_COLUMNS, TILE_ROWS
 from monoidreduce._torch_private import mark_constant

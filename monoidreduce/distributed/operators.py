@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monoidreduce._ops.losses import (
+from monoidreduce._ops.cross_entropy import (
     CrossEntropyNumbers,
+    CrossEntropyOpOptions,
     KeptWeights,
     fold_cross_entropy,
-    fold_distillation,
-    rank_may_keep,
+    rank_may_save,
 )
+from monoidreduce._ops.distillation import DistillationOpOptions, fold_distillation
 from monoidreduce._ops.registry import unrecorded
 from monoidreduce._torch_private import mark_untraced, modes_are_active
 from monoidreduce.distributed import states
@@ -54,6 +55,11 @@ def _may_keep(x: Tensor) -> bool:
     The function that saves them is not a registered op, so torch dispatch modes could not see it.
     """
     return x.is_cuda and not modes_are_active()
+
+
+def _run(fold: Callable[..., Any], record: Any, *args: Any) -> Any:
+    """The fold of a rank's classes. args: the op's five tensors, then its options."""
+    return fold(*args[:5], record(*args[5:]), of_rank=True)
 
 
 @cache
@@ -129,7 +135,7 @@ class Sharded:
         smoothing, z_loss = numbers.label_smoothing, numbers.z_loss
         columns = self.columns
         target, class_weight = self._all_rows(target), columns.gathered(class_weight)
-        keep = _may_keep(x) and any(differentiated) and rank_may_keep(class_weight, smoothing)
+        keep = _may_keep(x) and any(differentiated) and rank_may_save(class_weight, smoothing)
 
         # Only `combine` needs these, so the host prepares them while the device runs the fold.
         def combine(
@@ -141,18 +147,20 @@ class Sharded:
                 weights.to_gradients(found.lse, found.lse_low, z_loss)
             return (found.loss, found.lse), (found.lse, found.lse_low, kept)
 
-        slices = (columns.first, columns.all, return_lse, keep, differentiated[0], workspace)
+        options = CrossEntropyOpOptions(
+            *numbers, columns.first, columns.all, return_lse, keep, differentiated[0], workspace
+        )
         fold = ShardedFold(
             "linear_cross_entropy",
-            forward=(*numbers._replace(reduction="none", z_loss=0.0), *slices),
-            backward=(*self.options, *slices),
+            forward=options._replace(reduction="none", z_loss=0.0),
+            backward=options,
             rows=(0,),
             gathered=3,
             pack=torch.stack,
             combine=combine,
             sharding=self.sharding,
             differentiable=2,
-            run=partial(fold_cross_entropy, of_rank=True) if keep else None,
+            run=partial(_run, fold_cross_entropy, CrossEntropyOpOptions) if keep else None,
         )
         loss, lse = fold_over_ranks(fold, x, weight, bias, target, class_weight)
         return self._own_rows(loss) if reduction == "none" else loss, self._own_rows(lse)
@@ -173,10 +181,11 @@ class Sharded:
                 to_gradients(stats)
             return (loss,), (stats, kept)
 
+        options = DistillationOpOptions(reduction, kind, temperature, keep, of_x, workspace)
         fold = ShardedFold(
             "linear_distillation",
-            forward=("none", kind, temperature, keep, of_x, workspace),
-            backward=(*self.options, keep, of_x, workspace),
+            forward=options._replace(reduction="none"),
+            backward=options,
             rows=(0, 2),
             gathered=2,
             # The loss and the four log-sum-exp words. narrow() and unsqueeze() take half the time of
@@ -184,7 +193,7 @@ class Sharded:
             pack=lambda found: torch.cat((found[0].unsqueeze(0), found[1].narrow(0, 0, 4))),
             combine=combine,
             sharding=self.sharding,
-            run=partial(fold_distillation, of_rank=True) if keep else None,
+            run=partial(_run, fold_distillation, DistillationOpOptions) if keep else None,
         )
         (loss,) = fold_over_ranks(fold, x, weight, teacher_x, teacher_weight, mask)
         return self._own_rows(loss) if reduction == "none" else loss

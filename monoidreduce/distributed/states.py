@@ -12,8 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from monoidreduce._ops.cross_entropy import target_weights, with_mean
+from monoidreduce._ops.distillation import DISTILLATION_LOSSES
 from monoidreduce._ops.engine import _C
-from monoidreduce._ops.losses import DISTILLATION_LOSSES, mean_divisor, target_weights, with_mean
+from monoidreduce._ops.linear_loss import mean_divisor
 from monoidreduce._ops.memory import launch
 from monoidreduce.distributed.group import Columns
 

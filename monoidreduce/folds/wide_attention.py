@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from monoidreduce._ops import attention_wide
-from monoidreduce._ops.local_gradients import UNIT_UPSTREAM
+from monoidreduce._ops.dlogits import UNIT_UPSTREAM
 from monoidreduce._ops.sinks import join_sinks, sink_gradient
 from monoidreduce.folds import stat
 from monoidreduce.folds.cuda import cuda_passes

@@ -12,7 +12,7 @@ from specimens import Inputs, class_weights, cross_entropy_inputs, name_of, norm
 from tolerance import check_operator
 
 import monoidreduce as mr
-from monoidreduce._ops import local_gradients, slices
+from monoidreduce._ops import active_rows, slices
 
 pytestmark = pytest.mark.tiers("sm80", "sm90")
 
@@ -359,7 +359,7 @@ def test_upstream_gradients(layout: str, gpu: torch.device) -> None:
 
 
 def order_of(rows: int, **counted: Any) -> tuple[list[int], int]:
-    *order, count = local_gradients.order_rows(torch.empty(rows, 1, device="cuda"), **counted).tolist()
+    *order, count = active_rows.order_rows(torch.empty(rows, 1, device="cuda"), **counted).tolist()
     return order, count
 
 
@@ -403,8 +403,8 @@ def test_rows_gathered_in_parts(
     """Parts that are full, ragged and empty."""
     inputs = inputs_of("many_rows", torch.bfloat16, gpu, bias=bias, ignored=ignored)
     rows = len(inputs["x"])
-    monkeypatch.setattr(local_gradients, "_BYTES_OF_GATHERED", 1)
-    (room,) = local_gradients.room_to_gather(inputs["x"])
+    monkeypatch.setattr(active_rows, "_BYTES_OF_GATHERED", 1)
+    (room,) = active_rows.room_to_gather(inputs["x"])
     assert len(room) < rows / 10 and rows % len(room) != 0
     options = {"reduction": "none", "workspace": EVERYTHING}
     check_operator("linear_cross_entropy", inputs, options)

@@ -11,7 +11,8 @@ from specimens import Inputs, distillation_inputs, name_of
 from tolerance import check_operator
 
 import monoidreduce as mr
-from monoidreduce._ops import local_gradients, losses, slices
+from monoidreduce._ops import active_rows, slices
+from monoidreduce._ops.distillation import DISTILLATION_LOSSES
 
 pytestmark = pytest.mark.tiers("sm80", "sm90")
 
@@ -78,7 +79,7 @@ def test_some_kept_local_gradients(tiles: int, gpu: torch.device, monkeypatch: p
     """Of five tiles; in the forward pass each takes the place of two."""
     monkeypatch.setattr(slices, "_BYTES_TO_RECOMPUTE_IN", 0)
     inputs, options = inputs_of("ragged", torch.bfloat16, gpu), {"workspace": 513 * 256 * 2 * tiles}
-    assert slices.columns_to_keep(513, 1111, options["workspace"], scores=2) == min(tiles // 2 * 256, 1111)
+    assert slices.columns_to_save(513, 1111, options["workspace"], scores=2) == min(tiles // 2 * 256, 1111)
     check_operator("linear_distillation", inputs, options)
     check_operator("linear_distillation", inputs, options | {"teacher_grad": True})
 
@@ -211,8 +212,8 @@ def test_rows_gathered_in_parts(workspace: int, gpu: torch.device, monkeypatch: 
     inputs = inputs_of("many_rows", torch.bfloat16, gpu)
     rows = len(inputs["x"])
     inputs["mask"] = torch.rand(rows, device=gpu) < 0.6
-    monkeypatch.setattr(local_gradients, "_BYTES_OF_GATHERED", 1)
-    room, _ = local_gradients.room_to_gather(inputs["x"], inputs["teacher_x"])
+    monkeypatch.setattr(active_rows, "_BYTES_OF_GATHERED", 1)
+    room, _ = active_rows.room_to_gather(inputs["x"], inputs["teacher_x"])
     assert len(room) < rows / 10 and rows % len(room) != 0
     options = {"reduction": "none", "workspace": workspace * rows * 1024, "loss": "forward_kl"}
     check_operator("linear_distillation", inputs, options)
@@ -220,7 +221,7 @@ def test_rows_gathered_in_parts(workspace: int, gpu: torch.device, monkeypatch: 
 
 
 @pytest.mark.tiers("sm90")
-@pytest.mark.parametrize("loss", losses.DISTILLATION_LOSSES)
+@pytest.mark.parametrize("loss", DISTILLATION_LOSSES)
 @pytest.mark.parametrize("share", (0.0, 0.02, 0.5, 0.99, 1.0))
 @pytest.mark.parametrize("size", ("ragged", "many_rows"))
 def test_a_forward_pass_alone_leaves_out_masked_rows(

@@ -14,7 +14,7 @@ from tolerance import as_outputs, run
 from torch import Tensor
 
 import monoidreduce as mr
-from monoidreduce._ops import local_gradients, mlp_parts
+from monoidreduce._ops import dlogits, mlp_parts
 
 pytestmark = pytest.mark.tiers("sm80", "sm90")
 
@@ -28,8 +28,8 @@ def products(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     It counts products by Hopper's kernels, and elsewhere by torch.
     """
     counts: Counter[str] = Counter()
-    of_rows, of_columns = local_gradients._rows_product, local_gradients._columns_product
-    add = local_gradients.add_product
+    of_rows, of_columns = dlogits._rows_product, dlogits._columns_product
+    add = dlogits.add_product
 
     def rows_product(local: Tensor, *others: Any) -> None:
         counts["rows"] += local.shape[1]
@@ -49,7 +49,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     for function in (rows_product, columns_product, add_product, write_product):
         name = function.__name__
-        monkeypatch.setattr(local_gradients, name if hasattr(local_gradients, name) else f"_{name}", function)
+        monkeypatch.setattr(dlogits, name if hasattr(dlogits, name) else f"_{name}", function)
     return counts
 
 

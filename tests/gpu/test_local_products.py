@@ -7,7 +7,7 @@ from specimens import name_of
 from torch import Tensor
 
 from monoidreduce import _C
-from monoidreduce._ops import local_gradients
+from monoidreduce._ops import dlogits
 
 pytestmark = pytest.mark.tiers("sm90")
 
@@ -62,7 +62,7 @@ def test_rows_product(
 
     sums = torch.randn(rows, width, device=gpu)
     expected = sums.double() + product
-    local_gradients._rows_product(local, weight, factor, sums, order, True)
+    dlogits._rows_product(local, weight, factor, sums, order, True)
     _close(sums, expected, 1e-5)
 
     places = order[:counted]
@@ -70,7 +70,7 @@ def test_rows_product(
     others[places] = False
     for of_result, error in ((dtype, float(torch.finfo(dtype).eps)), (torch.float32, 1e-5)):
         out = torch.full((rows, width), 7.0, dtype=of_result, device=gpu)
-        local_gradients._rows_product(local, weight, factor, out, order, False)
+        dlogits._rows_product(local, weight, factor, out, order, False)
         _close(out[places], product[:counted], error)
         assert (out[others] == 0).all()
 
@@ -87,7 +87,7 @@ def test_columns_product(
     x[counted : counted + 64] = 1
     out = torch.full((columns, width), torch.nan, dtype=dtype, device=gpu)
     for scale in (None, torch.tensor([0.375], device=gpu)):
-        local_gradients._columns_product(local, x, scale, out, order)
+        dlogits._columns_product(local, x, scale, out, order)
         _close(out, expected * (1 if scale is None else 0.375), float(torch.finfo(dtype).eps))
 
 
@@ -95,8 +95,8 @@ def test_all_rows_count_without_an_order(gpu: torch.device) -> None:
     local, _ = _problem(500, 300, 500, torch.bfloat16, gpu)
     weight, x = (torch.randn(n, 128, device=gpu).bfloat16() for n in (300, 500))
     sums, out = torch.zeros(500, 128, device=gpu), torch.empty_like(weight)
-    local_gradients._rows_product(local, weight, None, sums, None, True)
-    local_gradients._columns_product(local, x, None, out, None)
+    dlogits._rows_product(local, weight, None, sums, None, True)
+    dlogits._columns_product(local, x, None, out, None)
     _close(sums, local.double() @ weight.double(), 1e-5)
     _close(out, local.double().T @ x.double(), float(torch.finfo(torch.bfloat16).eps))
 

@@ -13,7 +13,7 @@ from tolerance import check_operator
 
 import monoidreduce as mr
 from monoidreduce import _C
-from monoidreduce._ops import engine, log_probs
+from monoidreduce._ops import engine, linear_loss
 
 pytestmark = pytest.mark.tiers("sm80", "sm90")
 
@@ -143,7 +143,7 @@ def test_weights_are_not_read_again_after_a_failure(
         raise MemoryError
 
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(log_probs, "multiply_local_gradients", fail)
+        patch.setattr(linear_loss, "multiply_dlogits", fail)
         torch.autograd.grad(found, leaves)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(found, leaves)

@@ -21,7 +21,7 @@ from specimens import (
 )
 from tolerance import check_draws, check_operator
 
-from monoidreduce._ops.losses import DISTILLATION_LOSSES
+from monoidreduce._ops.distillation import DISTILLATION_LOSSES
 from monoidreduce._ops.mlp import ACTIVATIONS
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]

@@ -12,9 +12,10 @@ PYTHON = """
     _requirements.py _results.py _torch_private.py _unbuilt.py _validate.py _version.py _yards.py
     explanation.py flops.py functional.py hardware.py inspection.py io.py laws.py map_reduce.py
     monoids.py nn.py plan.py py.typed reference.py stat.py varlen.py workspace.py
-    _ops/__init__.py _ops/attention.py _ops/attention_varlen.py _ops/attention_wide.py _ops/engine.py
-    _ops/gated_mlp.py _ops/local_gradients.py _ops/log_probs.py _ops/losses.py _ops/memory.py _ops/mlp.py
-    _ops/mlp_parts.py _ops/registry.py _ops/sinks.py _ops/slices.py _ops/stored_scores.py
+    _ops/__init__.py _ops/active_rows.py _ops/attention.py _ops/attention_varlen.py _ops/attention_wide.py
+    _ops/cross_entropy.py _ops/distillation.py _ops/dlogits.py _ops/engine.py _ops/gated_mlp.py
+    _ops/linear_loss.py _ops/log_probs.py _ops/logsumexp.py _ops/memory.py _ops/mlp.py _ops/mlp_parts.py
+    _ops/products.py _ops/registry.py _ops/sinks.py _ops/slices.py _ops/stored_scores.py
     demo/__init__.py demo/data.py demo/fold.py demo/layers.py demo/memory.py demo/model.py demo/policy.py
     demo/report.py demo/scale.py demo/sweep.py demo/train.py demo/transformers.py
     distributed/__init__.py distributed/attention.py distributed/attention_folds.py

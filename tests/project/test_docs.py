@@ -156,7 +156,7 @@ BOUND = {
         ("_C.rows_product", "csrc/include/monoidreduce/ops/rows.h", 'helper("rows_product",'),
     ),
     "cross_entropy_backward": (
-        ("backend", "monoidreduce/_ops/losses.py", "    backward=cross_entropy_backward,"),
+        ("backend", "monoidreduce/_ops/cross_entropy.py", "    backward=cross_entropy_backward,"),
     ),
     "run": (
         ("cuda::sm90::run", "csrc/cuda/sm90/attention_forward.cu", "void run(const AttentionForward& x,"),
@@ -204,10 +204,8 @@ def _missing(hop: Hop, to: Hop) -> list[str]:
 def test_walks_are_those_of_the_calls() -> None:
     """Of docs/architecture.md: every hop is a call, in a function that is defined in that file."""
     first, second = _walks()
-    ends = [hop.function for hop in second].index(
-        "add_products"
-    )  # a second branch, of multiply_local_gradients
-    fork = next(hop for hop in second if hop.function == "multiply_local_gradients")
+    ends = [hop.function for hop in second].index("add_products")  # a second branch, of multiply_dlogits
+    fork = next(hop for hop in second if hop.function == "multiply_dlogits")
     chains = (first, second[:ends], [fork._replace(calls="add_products"), *second[ends:]])
     missing = [problem for chain in chains for pair in pairwise(chain) for problem in _missing(*pair)]
     undefined = [f"{h.function} in {h.path}" for h in (*first, *second) if not _bodies(h.function, h.path)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce import functional, varlen
-from monoidreduce._ops.losses import CrossEntropyNumbers
+from monoidreduce._ops.cross_entropy import CrossEntropyNumbers
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce.distributed import operators
 from monoidreduce.distributed.attention_folds import POSITIONS, Fold, fold_gradients, fold_rows

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce import _C
-from monoidreduce._ops.local_gradients import Head, multiply_local_gradients
+from monoidreduce._ops.dlogits import Head, HeadSlice, multiply_dlogits
 from monoidreduce._ops.memory import (
     accumulation_dtype,
     accumulator,
@@ -22,7 +22,7 @@ from monoidreduce._ops.memory import (
     padded_weight,
     statistics,
 )
-from monoidreduce._ops.slices import columns_in
+from monoidreduce._ops.slices import Needed, columns_in
 from monoidreduce.folds.cuda.cuda_source import state_words
 from monoidreduce.folds.cuda.kernels import Counts, fold_kernels, gradient_kernels
 from monoidreduce.folds.operands import Data, Operands, Tables
@@ -98,17 +98,24 @@ def backward(
     a, b, other_a, other_b = read if factors is None else _as_kernels_read(factors, plan)
     if not plan.tensor_cores:
         return multiplied_by_torch((a, b, other_a, other_b), store, bytes, needed)
-    own = columns_in(bytes, len(a))
-    heads = [Head(a, b, own, [*needed[:2], False], plan.clusters)]
+
+    def head(rows: Tensor, columns: Tensor, needed: Needed) -> Head:
+        own_columns = columns_in(bytes, len(rows))
+        return Head(
+            rows, columns, needed, clusters=plan.clusters, own_columns=own_columns, unrounded=unrounded
+        )
+
+    heads = [head(a, b, Needed(*needed[:2]))]
     if of_other:
         assert other_a is not None and other_b is not None
-        heads.append(Head(other_a, other_b, own, [*needed[2:4], False], plan.clusters))
+        heads.append(head(other_a, other_b, Needed(*needed[2:4])))
 
-    def store_for_heads(part: slice) -> None:
-        store(part, heads[0].local(part), heads[1].local(part) if of_other else None)
+    def store_for_heads(part: slice, slices: list[HeadSlice]) -> None:
+        store(part, slices[0].dlogits, slices[1].dlogits if of_other else None)
 
-    multiply_local_gradients(store_for_heads, heads)
-    found = [gradient for head in heads for gradient in (head.rows_gradient(unrounded), head.d_columns)]
+    found = [
+        t for of_head in multiply_dlogits(heads, store_for_heads) for t in (of_head.rows, of_head.columns)
+    ]
     return [*found, *[None] * (4 - len(found))]
 
 
@@ -129,10 +136,17 @@ def rows_product(
     operands = (a, b, None, None)
     plan, store, _ = _local_gradients(program, operands, known, counts, scale, workspace, False)
     rows = payload.new_empty(1, payload.shape[1]).expand(len(a), -1)  # dummy: its product is not needed
-    head = Head(rows, payload, columns_in(workspace, len(a)), [True, False, False], plan.clusters)
-    multiply_local_gradients(lambda part: store(part, head.local(part), None), [head])
-    assert head.row_sums is not None
-    return head.row_sums
+    head = Head(
+        rows,
+        payload,
+        Needed(rows=True, columns=False),
+        clusters=plan.clusters,
+        own_columns=columns_in(workspace, len(a)),
+        unrounded=True,
+    )
+    (found,) = multiply_dlogits([head], lambda part, slices: store(part, slices[0].dlogits, None))
+    assert found.rows is not None
+    return found.rows
 
 
 def _local_gradients(

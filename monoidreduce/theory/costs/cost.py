@@ -187,7 +187,7 @@ def cost(
 
 
 def cost_of_shard(op: str, *arguments: Any, hardware: Hardware, **options: Any) -> Cost:
-    """`cost` of one rank's shard of columns: it saves dlogits only if `rank_may_keep`.
+    """`cost` of one rank's shard of columns: it saves dlogits only if `rank_may_save`.
 
     Without communication.
     """

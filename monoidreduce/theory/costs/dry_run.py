@@ -17,7 +17,7 @@ from torch import Tensor
 
 from monoidreduce import _C, functional
 from monoidreduce._ops import engine
-from monoidreduce._ops.losses import rank_may_keep
+from monoidreduce._ops.cross_entropy import rank_may_save
 from monoidreduce._ops.registry import OPERATORS
 from monoidreduce._torch_private import DispatchMode, tree_leaves, without_fakes
 from monoidreduce._validate import check_choice, mismatch
@@ -134,7 +134,7 @@ class _Notes(DispatchMode):  # type: ignore[misc]
             student, teacher = ({f"{of}x", f"{of}weight"} & {*self.needed} for of in ("", "teacher_"))
             keep = given["x"].is_cuda and bool(student) and not teacher
             if not self.keeps and name == "linear_cross_entropy":
-                keep &= rank_may_keep(**given)
+                keep &= rank_may_save(**given)
             keep &= self.keeps or name != "linear_log_probs"
             given |= {"keep": keep, "x_differentiated": "x" in self.needed}
         if "a_differentiated" in given:

@@ -1,22 +1,15 @@
-"""How many classes' local gradients a forward pass keeps, and where a backward pass computes the others."""
+"""The dlogits of how many classes a forward pass saves, and where a backward pass computes the others."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from monoidreduce._ops import local_gradients
-from monoidreduce._ops.local_gradients import (
-    UNIT_UPSTREAM,
-    Head,
-    add_product,
-    multiply_local_gradients,
-    write_product,
-)
-from monoidreduce._ops.slices import Space, columns_to_keep, slices
+from monoidreduce._ops import dlogits
+from monoidreduce._ops.dlogits import UNIT_UPSTREAM, Head, HeadSlice, Upstream, multiply_dlogits
+from monoidreduce._ops.products import add_product, write_product
+from monoidreduce._ops.slices import Needed, Space, columns_to_save, slices
 
 TILE = 256  # classes
 RESERVE = 128 << 20  # bytes that the others are computed in
@@ -25,33 +18,33 @@ ROWS = 8192
 
 @pytest.mark.parametrize("scores", (1, 2))
 @pytest.mark.parametrize("columns", (128256, 50257, 256, 1))
-def test_all_are_kept_where_they_fit(columns: int, scores: int) -> None:
+def test_all_are_saved_where_they_fit(columns: int, scores: int) -> None:
     whole = 2 * ROWS * columns * scores
-    assert columns_to_keep(ROWS, columns, whole, scores=scores) == columns
-    assert columns_to_keep(ROWS, columns, whole - 1, scores=scores) < columns
+    assert columns_to_save(ROWS, columns, whole, scores=scores) == columns
+    assert columns_to_save(ROWS, columns, whole - 1, scores=scores) < columns
 
 
 def test_others_have_room_to_be_computed_in() -> None:
     """Beyond the reserve, each tile that fits is a tile that is not computed again."""
     of_tile = 2 * ROWS * TILE
-    assert columns_to_keep(ROWS, 128256, RESERVE) == 0
-    kept = [columns_to_keep(ROWS, 128256, RESERVE + n * of_tile) for n in range(100)]
+    assert columns_to_save(ROWS, 128256, RESERVE) == 0
+    kept = [columns_to_save(ROWS, 128256, RESERVE + n * of_tile) for n in range(100)]
     assert kept == [n * TILE for n in range(100)]
 
 
 def test_rows_of_2048_elements_are_room_enough() -> None:
     """The whole workspace holds kept local gradients where the rows' gradient has room for the others."""
     of_tile = 2 * ROWS * TILE
-    assert columns_to_keep(ROWS, 128256, 10 * of_tile, room=2047) == 0
-    assert columns_to_keep(ROWS, 128256, 10 * of_tile, room=2048) == 10 * TILE
-    assert columns_to_keep(ROWS, 128256, 10 * of_tile, room=2048, scores=2) == 5 * TILE
+    assert columns_to_save(ROWS, 128256, 10 * of_tile, room=2047) == 0
+    assert columns_to_save(ROWS, 128256, 10 * of_tile, room=2048) == 10 * TILE
+    assert columns_to_save(ROWS, 128256, 10 * of_tile, room=2048, scores=2) == 5 * TILE
 
 
 @pytest.mark.parametrize("scores", (1, 2))
 @pytest.mark.parametrize("workspace", (0, 1, 1 << 20, 100 << 20, 300 << 20, 1 << 30, 2 << 30, 5 << 30))
 def test_either_pass_stays_within_the_workspace(workspace: int, scores: int) -> None:
     columns = 128256
-    kept = columns_to_keep(ROWS, columns, workspace, scores=scores)
+    kept = columns_to_save(ROWS, columns, workspace, scores=scores)
     assert 2 * ROWS * kept * scores <= workspace  # of the forward pass
     if 0 < kept < columns:
         assert kept % TILE == 0
@@ -92,8 +85,8 @@ def test_a_first_product_does_not_read_the_sum(
 
 
 @pytest.mark.parametrize(("rows", "columns"), ((0, 10), (10, 0)))
-def test_nothing_is_kept_of_nothing(rows: int, columns: int) -> None:
-    assert columns_to_keep(rows, columns, 1 << 40) == 0
+def test_nothing_is_saved_of_nothing(rows: int, columns: int) -> None:
+    assert columns_to_save(rows, columns, 1 << 40) == 0
 
 
 @pytest.fixture
@@ -103,7 +96,14 @@ def products_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         total += a.to(total.dtype) @ b.to(total.dtype)
 
-    monkeypatch.setattr(local_gradients, "add_product", add_product)
+    monkeypatch.setattr(dlogits, "add_product", add_product)
+
+
+def written(heads: list[HeadSlice]) -> Tensor:
+    """Where the dlogits of the only head go."""
+    ((_, _, dlogits, _),) = heads
+    assert dlogits is not None
+    return dlogits
 
 
 WANTED = {"both": [True, True], "rows": [True, False], "columns": [False, True], "none": [False, False]}
@@ -121,19 +121,20 @@ def test_gradients_are_not_written_over_before_they_are_done(
     """Whatever local gradients share memory with, both products are products of all local gradients."""
     shapes = ((rows, width), (columns, width), (rows, columns))
     a, b, exact = (torch.randint(-3, 4, shape).float() for shape in shapes)  # sums are exact in any order
-    head = Head(a, b, own_tiles * TILE, [*wanted, False], clusters=0)
+    head = Head(a, b, Needed(*wanted), clusters=0, own_columns=own_tiles * TILE)
     parts: list[slice] = []
 
-    def store(part: slice) -> None:
+    def store(part: slice, heads: list[HeadSlice]) -> None:
         parts.append(part)
-        assert head.local(part).stride(0) % 8 == 0
-        head.local(part).copy_(exact[:, part])
+        to = written(heads)
+        assert to.stride(0) % 8 == 0
+        to.copy_(exact[:, part])
 
-    multiply_local_gradients(store, [head])
+    (found,) = multiply_dlogits([head], store)
     stops, starts = [part.stop for part in parts], [part.start for part in parts]
     assert stops == [columns, *starts[:-1]] and starts[-1] == 0
     assert all(start % TILE == 0 for start in starts)
-    d_rows, d_columns = head.rows_gradient(), head.d_columns
+    d_rows, d_columns, _ = found
     assert [d_rows is not None, d_columns is not None] == wanted
     if d_rows is not None:
         assert torch.equal(d_rows, exact @ b)
@@ -171,10 +172,10 @@ def products_of_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
         out.copy_((1 if scale is None else scale) * (local.T @ rows))
         assert torch.equal(local, before)
 
-    monkeypatch.setattr(local_gradients, "_rows_product", rows_product)
-    monkeypatch.setattr(local_gradients, "_columns_product", columns_product)
+    monkeypatch.setattr(dlogits, "_rows_product", rows_product)
+    monkeypatch.setattr(dlogits, "_columns_product", columns_product)
     monkeypatch.setattr(
-        local_gradients, "_scale_rows", lambda rows, factor, out, order: out.copy_(rows * factor[:, None])
+        dlogits, "scale_rows", lambda rows, factor, out, order: out.copy_(rows * factor[:, None])
     )
 
 
@@ -184,7 +185,7 @@ def products_of_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("rows", "columns", "width"), ((130, 1300, 304), (64, 1444, 512), (16, 3333, 32), (260, 1005, 104))
 )
-def test_kept_local_gradients_are_multiplied_after_the_others(
+def test_saved_dlogits_are_multiplied_after_the_others(
     rows: int,
     columns: int,
     width: int,
@@ -197,32 +198,41 @@ def test_kept_local_gradients_are_multiplied_after_the_others(
     first = min(kept_tiles * TILE, columns)
     shapes = ((rows, width), (columns, width), (rows, columns))
     a, b, exact = (torch.randint(-3, 4, shape).double() for shape in shapes)
-    kept = UNIT_UPSTREAM * exact[:, :first]
+    saved = UNIT_UPSTREAM * exact[:, :first]
     for factor in (2.0, -1.0):
         upstream = factor * (torch.ones(rows) if uniform else torch.randint(-2, 3, (rows,)).float())
         local = UNIT_UPSTREAM * exact if uniform else upstream[:, None] * exact
-        options: dict[str, Any] = {"kept": kept, "upstream": upstream, "uniform": uniform}
-        head = Head(a, b, TILE, [*wanted, False], clusters=66, **options)
+        head = Head(
+            a,
+            b,
+            Needed(*wanted),
+            clusters=66,
+            own_columns=TILE,
+            saved=saved,
+            upstream=Upstream(upstream, 1.0, uniform),
+        )
         starts = [columns]
 
-        def store(part: slice, local: Tensor = local, head: Head = head, starts: list[int] = starts) -> None:
+        def store(
+            part: slice, heads: list[HeadSlice], local: Tensor = local, starts: list[int] = starts
+        ) -> None:
             assert part.stop == starts[-1]
             starts.append(part.start)
-            head.local(part).copy_(local[:, part])
+            written(heads).copy_(local[:, part])
 
-        multiply_local_gradients(store, [head])
+        ((d_rows, d_columns, _),) = multiply_dlogits([head], store)
         assert starts[-1] == first
-        d_rows, expected = head.rows_gradient(), upstream[:, None] * exact
-        assert [d_rows is not None, head.d_columns is not None] == wanted
+        expected = upstream[:, None] * exact
+        assert [d_rows is not None, d_columns is not None] == wanted
         if d_rows is not None:
             assert torch.equal(d_rows, expected @ b)
-        if head.d_columns is not None:
-            assert torch.equal(head.d_columns, expected.T @ a)
+        if d_columns is not None:
+            assert torch.equal(d_columns, expected.T @ a)
 
 
 def test_slices_fill_the_last_wave_of_tiles() -> None:
     """On 66 clusters 32 blocks of rows by 33 tiles of columns are 16 waves, and 33 by 16 are 8."""
-    space = Space.of(ROWS, 128256, 4096, 0, 0, [True, True, False], gathers=False)
+    space = Space.of(ROWS, 128256, 4096, 0, 0, Needed(True, True), gathers=False)
     tiles, stop = [], space.columns
     for part in slices([space], clusters=66):
         assert part.stop == stop and 0 < stop - part.start <= space.fitting(stop)
@@ -236,9 +246,13 @@ def test_memory_is_taken_only_where_gradients_have_none(products_of_torch: None)
     """Rows of 512 elements are room for two tiles of columns; more than the workspace has."""
     a, b = torch.randn(64, 512), torch.randn(4096, 512)
     held = []
+
+    def store(part: slice, heads: list[HeadSlice]) -> None:
+        written(heads).zero_()
+
     for wanted in ([True, True], [True, False], [False, True]):
-        head = Head(a, b, TILE, [*wanted, False], clusters=0)
-        multiply_local_gradients(lambda part, head=head: head.local(part).zero_(), [head])  # type: ignore[misc]
+        head = Head(a, b, Needed(*wanted), clusters=0, own_columns=TILE)
+        multiply_dlogits([head], store)
         held.append(head.own is not None)
     assert held == [False, False, True]
 
@@ -246,17 +260,16 @@ def test_memory_is_taken_only_where_gradients_have_none(products_of_torch: None)
 def test_sums_of_columns_limit_the_parts(products_of_torch: None) -> None:
     """Each part's sums are of as many columns as there is memory for, however much room the products have."""
     a, b = torch.randn(64, 512), torch.randn(4096, 512)
-    head = Head(a, b, TILE, [True, True, True], clusters=0)
+    head = Head(a, b, Needed(True, True, True), clusters=0, own_columns=TILE)
     parts: list[slice] = []
 
-    def store(part: slice) -> None:
+    def store(part: slice, heads: list[HeadSlice]) -> None:
         parts.append(part)
-        head.local(part).zero_()
-        sums = head.local_sums(part)
+        written(heads).zero_()
+        sums = heads[0].bias_sums
         assert sums is not None
         sums[:] = 1
 
-    multiply_local_gradients(store, [head])
+    (found,) = multiply_dlogits([head], store)
     assert all(part.stop - part.start == TILE for part in parts)
-    sums = head.sums_gradient()
-    assert sums is not None and (sums == 16).all()
+    assert found.bias is not None and (found.bias == 16).all()

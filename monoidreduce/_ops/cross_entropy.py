@@ -1,0 +1,378 @@
+"""Linear cross entropy: its two ops.
+
+A log-sum-exp is kept in two words: `lse`, and in `lse_low` what was lost in rounding it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from monoidreduce._ops.active_rows import order_rows
+from monoidreduce._ops.dlogits import UNIT_UPSTREAM, HeadSlice
+from monoidreduce._ops.engine import _C
+from monoidreduce._ops.linear_loss import (
+    LinearBackward,
+    LinearHead,
+    check_targets,
+    mean_divisor,
+    no_dlogits,
+    prepare_forward,
+    reduced_loss,
+    traced_dlogits,
+    unreduced,
+)
+from monoidreduce._ops.memory import bias_gradient, gradient, launch, rounded, statistics
+from monoidreduce._ops.registry import UNROUNDED, register
+from monoidreduce._ops.slices import Needed
+from monoidreduce.workspace import get_workspace
+
+__all__ = [
+    "CrossEntropyNumbers",
+    "KeptWeights",
+    "fold_cross_entropy",
+    "plan_cross_entropy",
+    "rank_may_save",
+    "target_weights",
+    "with_mean",
+]
+
+
+class CrossEntropyNumbers(NamedTuple):
+    """The first options of the op: what a user says of the loss."""
+
+    reduction: str
+    logit_scale: float
+    softcap: float
+    ignore_index: int
+    label_smoothing: float
+    z_loss: float
+
+
+class CrossEntropyOpOptions(NamedTuple):
+    """The options of the op.
+
+    first_class, classes: where a rank's classes begin among those of all ranks; 0 and -1 without ranks.
+    lse_of_ignored: the log-sum-exps of ignored tokens are wanted too.
+    keep: the forward pass may save dlogits.
+    x_differentiated: the gradient of x will be wanted.
+    workspace: bytes; None: it is not known yet, as in a traced call.
+    """
+
+    reduction: str
+    logit_scale: float
+    softcap: float
+    ignore_index: int
+    label_smoothing: float
+    z_loss: float
+    first_class: int
+    classes: int
+    lse_of_ignored: bool
+    keep: bool
+    x_differentiated: bool
+    workspace: int | None
+
+    @property
+    def of_loss(self) -> tuple[float, float, int, float, float]:
+        """logit_scale to z_loss, which every kernel of the loss takes."""
+        return self[1:6]
+
+
+def dlogits_can_be_saved(
+    bias: Tensor | None, class_weight: Tensor | None, softcap: float, label_smoothing: float
+) -> bool:
+    """Whether forward may save dlogits: not with a bias, a softcap, or weighted label smoothing."""
+    return bias is None and softcap == 0 and (class_weight is None or label_smoothing == 0)
+
+
+def rank_may_save(class_weight: Tensor | None, label_smoothing: float, **_: object) -> bool:
+    """Whether forward may save dlogits of a rank's classes: what `states.cross_entropy` knows of the weights
+    is enough."""
+    return class_weight is None and label_smoothing == 0
+
+
+class KeptWeights(NamedTuple):
+    """Softmax weights that a rank's forward pass has saved: dlogits need the log-sum-exps of all classes.
+
+    miss: [tokens], to be filled: the target's share of the softmax less 1. to_gradients: makes dlogits of the
+    weights, from the combined log-sum-exp in two words and z_loss.
+    """
+
+    miss: Tensor
+    to_gradients: Callable[[Tensor, Tensor, float], None]
+
+
+def with_mean(class_weight: Tensor | None) -> Tensor | None:
+    """[V] -> their mean, then the weights, in whole tiles of classes, in the dtype of statistics."""
+    if class_weight is None:
+        return None
+    weights = class_weight.to(torch.promote_types(class_weight.dtype, torch.float32))
+    return torch.cat((weights.mean(0, keepdim=True), weights, weights.new_zeros(-len(weights) % 256)))
+
+
+def target_weights(class_weights: Tensor | None, target: Tensor, counted: Tensor) -> Tensor | None:
+    """The weight of each token's target, 0 where it is ignored. An invalid target, on a GPU, has any."""
+    if class_weights is None:
+        return None
+    return torch.where(counted, class_weights[target.clamp(-1, len(class_weights) - 2) + 1], 0)
+
+
+def cross_entropy_results(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    class_weight: Tensor | None,
+    options: CrossEntropyOpOptions,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The loss; the log-sum-exps of tokens in two words; saved dlogits."""
+    lse = statistics(x, x.shape[0])
+    loss = torch.empty_like(lse) if options.reduction == "none" else lse.new_empty(())
+    keep = options.keep and dlogits_can_be_saved(bias, class_weight, options.softcap, options.label_smoothing)
+    saved = traced_dlogits(x, weight, options.workspace, options.x_differentiated, keep, options.logit_scale)
+    return loss, lse, torch.empty_like(lse), saved
+
+
+def plan_cross_entropy(
+    tensors: tuple[Any, ...], numbers: CrossEntropyNumbers, workspace: int, gpu: _C.DeviceFacts | None
+) -> tuple[_C.Plan, _C.Plan, bool]:
+    """The plans of both passes, and whether the forward pass may save dlogits.
+
+    tensors: the first arguments of the op. gpu: plans for it, wherever the tensors are.
+    """
+    x, weight, bias, _, class_weight = tensors
+    scale, softcap, smoothing = numbers.logit_scale, numbers.softcap, numbers.label_smoothing
+    forward = _C.plan_cross_entropy_forward(
+        x,
+        weight,
+        bias,
+        class_weight=with_mean(class_weight),
+        logit_scale=scale,
+        label_smoothing=smoothing,
+        gpu=gpu,
+    )
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    backward = _C.plan_cross_entropy_backward(
+        x, weight, bias, logit_scale=scale, workspace=workspace, deterministic=deterministic, gpu=gpu
+    )
+    return forward, backward, dlogits_can_be_saved(bias, class_weight, softcap, smoothing)
+
+
+# Of a forward plan, loss to gathered: it depends on none of them.
+_NO_RESULTS = (None, None, None, None, None, None, None, None, None)
+
+
+def fold_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    class_weight: Tensor | None,
+    options: CrossEntropyOpOptions,
+    of_rank: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, KeptWeights | None]:
+    """What the op returns, and of a rank's classes what their dlogits are made of."""
+    check_targets(target, weight.shape[0] if options.classes < 0 else options.classes, options.ignore_index)
+    losses = statistics(x, x.shape[0])
+    lse, lse_low = torch.empty_like(losses), torch.empty_like(losses)
+    plan = scratch = classes_saved = unit = order = gathered = weights = None
+    saved, class_weights = no_dlogits(x), with_mean(class_weight)
+    mean = options.reduction == "mean" and class_weight is None
+    numbers = (*options.of_loss, options.first_class, options.classes)
+    if x.is_cuda:
+        plan = _C.plan_cross_entropy_forward(
+            x, weight, bias, target, class_weights, *_NO_RESULTS, mean, *numbers
+        )
+        if plan.skips_rows and not options.lse_of_ignored:
+            order = order_rows(x, target=target, ignore_index=options.ignore_index)
+        saves = dlogits_can_be_saved(bias, class_weight, options.softcap, options.label_smoothing)
+        prepared = prepare_forward(
+            plan, (x,), (weight,), order, options.keep and saves, options.x_differentiated, options.workspace
+        )
+        ((x,), (weight,), scratch, saved, saved_of_heads, gathered_rows) = prepared
+        if saved_of_heads is not None:
+            (classes_saved,), unit = saved_of_heads, lse.new_full((1,), UNIT_UPSTREAM)
+        if gathered_rows is not None:
+            (gathered,) = gathered_rows
+    reduced = reduced_loss(losses, options.reduction)
+    _C.cross_entropy_forward(
+        x,
+        weight,
+        bias,
+        target,
+        class_weights,
+        losses,
+        reduced,
+        lse,
+        lse_low,
+        scratch,
+        classes_saved,
+        None if of_rank else unit,
+        order,
+        gathered,
+        mean,
+        *numbers,
+        *launch(x),
+        plan,
+    )
+    if of_rank and plan is not None and scratch is not None and classes_saved is not None:
+        assert unit is not None
+        row_max, saved_weights, unit_upstream = scratch[plan.frames :], classes_saved, unit
+
+        def to_gradients(lse: Tensor, lse_low: Tensor, z_loss: float) -> None:
+            _C.cross_entropy_kept_gradients(
+                x,
+                weight,
+                bias,
+                target,
+                class_weights,
+                lse,
+                lse_low,
+                row_max,
+                saved_weights,
+                unit_upstream,
+                order,
+                *options._replace(z_loss=z_loss).of_loss,
+                options.first_class,
+                options.classes,
+                *launch(x),
+                plan,
+            )
+
+        weights = KeptWeights(row_max[-len(x) :], to_gradients)
+    if class_weights is not None and reduced is not None:
+        counted = target != options.ignore_index
+        count = mean_divisor(counted, options.reduction, lse, target_weights(class_weights, target, counted))
+        reduced = reduced if count is None else reduced / count
+    return losses if reduced is None else reduced, lse, lse_low, saved, weights
+
+
+def cross_entropy_forward(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    class_weight: Tensor | None,
+    options: CrossEntropyOpOptions,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return fold_cross_entropy(x, weight, bias, target, class_weight, options)[:4]
+
+
+def cross_entropy_backward(
+    grad_loss: Tensor | None,
+    grad_lse: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    class_weight: Tensor | None,
+    lse: Tensor,
+    lse_low: Tensor,
+    saved: Tensor,
+    options: CrossEntropyOpOptions,
+    needed: list[bool],
+    unrounded: bool = False,
+) -> list[Tensor]:
+    lse, lse_low, saved = lse.contiguous(), lse_low.contiguous(), saved.contiguous()
+    counted, class_weights = target != options.ignore_index, with_mean(class_weight)
+    if grad_loss is not None:
+        count = mean_divisor(counted, options.reduction, lse, target_weights(class_weights, target, counted))
+        grad_loss = unreduced(grad_loss, lse, count, options.reduction)
+    workspace = get_workspace() if options.workspace is None else options.workspace
+    classes, plan = weight.shape[0] if options.classes < 0 else options.classes, None
+    inputs = (x, weight, bias)
+    if x.is_cuda:
+        plan = _C.plan_cross_entropy_backward(
+            x,
+            weight,
+            bias,
+            logit_scale=options.logit_scale,
+            workspace=workspace,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+        )
+    if plan is not None and plan.tensor_cores:
+        skips = plan.skips_rows and not options.lse_of_ignored
+        order = order_rows(x, target=target, ignore_index=options.ignore_index) if skips else None
+        if skips and grad_lse is not None:
+            grad_lse = torch.where(counted, grad_lse, 0)
+
+        def store(part: slice, heads: Sequence[HeadSlice], grad_loss: Tensor | None) -> None:
+            (head,) = heads
+            assert head.dlogits is not None
+            _C.cross_entropy_local_gradient(
+                head.rows,
+                head.columns,
+                None if bias is None else bias[part],
+                target,
+                class_weights,
+                grad_loss,
+                grad_lse,
+                lse,
+                lse_low,
+                head.dlogits,
+                head.bias_sums,
+                order,
+                *options.of_loss,
+                options.first_class + part.start,
+                classes,
+                *launch(x),
+                plan,
+            )
+
+        loss_alone = grad_lse is None
+        (found,) = LinearBackward(
+            plan,
+            [LinearHead(x, weight, Needed(*needed[:3]))],
+            store,
+            workspace,
+            saved=saved if loss_alone else None,  # saved dlogits are of the loss alone
+            counted=counted if loss_alone else None,  # an ignored token has a log-sum-exp
+            order=order,
+            grad=grad_loss,
+            uniform=skips and loss_alone and grad_loss is not None and options.reduction != "none",
+            slope=options.logit_scale,
+            unrounded=unrounded,
+        ).gradients()
+        return rounded(found, inputs, needed[:3], unrounded)
+    dx = gradient(x, needed[0], unrounded)
+    dweight = gradient(weight, needed[1])
+    dbias = bias_gradient(bias, needed[2])
+    _C.cross_entropy_backward(
+        x,
+        weight,
+        bias,
+        target,
+        class_weights,
+        grad_loss,
+        grad_lse,
+        lse,
+        lse_low,
+        dx,
+        dweight,
+        dbias,
+        *options.of_loss,
+        options.first_class,
+        classes,
+        workspace,
+        *launch(x),
+        plan,
+    )
+    return rounded((dx, dweight, dbias), inputs, needed[:3], unrounded)
+
+
+register(
+    "linear_cross_entropy",
+    inputs="Tensor x, Tensor weight, Tensor? bias, Tensor target, Tensor? class_weight",
+    options=CrossEntropyOpOptions,
+    outputs="loss, lse, lse_low, kept",
+    differentiable="loss, lse",
+    residuals="lse, lse_low, kept",
+    constants="target, class_weight",
+    forward=cross_entropy_forward,
+    fake=cross_entropy_results,
+    backward=cross_entropy_backward,
+    backward_options=UNROUNDED,
+)

@@ -1,0 +1,293 @@
+"""Linear distillation: its two ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from monoidreduce._ops.active_rows import order_rows
+from monoidreduce._ops.dlogits import UNIT_UPSTREAM, HeadSlice
+from monoidreduce._ops.engine import _C
+from monoidreduce._ops.linear_loss import (
+    LinearBackward,
+    LinearHead,
+    mean_divisor,
+    no_dlogits,
+    prepare_forward,
+    reduced_loss,
+    traced_dlogits,
+    unreduced,
+)
+from monoidreduce._ops.memory import gradient, launch, rounded, statistics
+from monoidreduce._ops.registry import UNROUNDED, choices, register
+from monoidreduce._ops.slices import Needed
+from monoidreduce.workspace import get_workspace
+
+__all__ = ["DISTILLATION_LOSSES", "DistillationOpOptions", "fold_distillation"]
+
+DISTILLATION_LOSSES = choices("distillation_forward", "kind")
+
+
+class DistillationOpOptions(NamedTuple):
+    """The options of the op.
+
+    kind: one of DISTILLATION_LOSSES.
+    keep: the forward pass may save dlogits.
+    x_differentiated: the gradient of x will be wanted.
+    workspace: bytes; None: it is not known yet, as in a traced call.
+    """
+
+    reduction: str
+    kind: str
+    temperature: float
+    keep: bool
+    x_differentiated: bool
+    workspace: int | None
+
+    @property
+    def of_loss(self) -> tuple[int, float]:
+        """What every kernel of the loss takes."""
+        return DISTILLATION_LOSSES.index(self.kind), self.temperature
+
+    @property
+    def may_save(self) -> bool:
+        """The reverse divergence has dlogits that need both log-sum-exps first."""
+        return self.keep and self.kind != "reverse_kl"
+
+
+def distillation_results(
+    x: Tensor,
+    weight: Tensor,
+    teacher_x: Tensor,
+    teacher_weight: Tensor,
+    mask: Tensor | None,
+    options: DistillationOpOptions,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss; [6, tokens]: lse of P, lse of Q and their centre in two words each; saved dlogits."""
+    tokens = x.shape[0]
+    stats = statistics(x, 6, tokens)
+    loss = stats.new_empty(tokens) if options.reduction == "none" else stats.new_empty(())
+    saved = traced_dlogits(
+        x,
+        weight,
+        options.workspace,
+        options.x_differentiated,
+        options.may_save,
+        1 / options.temperature,
+        teacher_x.shape[1],
+    )
+    return loss, stats, saved
+
+
+# Of a forward plan, mask to teacher_gathered: it depends on none of them.
+_NO_RESULTS = (None, None, None, None, None, None, None, None, None, None, None)
+
+
+def fold_distillation(
+    x: Tensor,
+    weight: Tensor,
+    teacher_x: Tensor,
+    teacher_weight: Tensor,
+    mask: Tensor | None,
+    options: DistillationOpOptions,
+    of_rank: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Callable[[Tensor], None] | None]:
+    """What the op returns, and of a rank's classes what makes dlogits of what was saved, from stats."""
+    losses, stats = statistics(x, x.shape[0]), statistics(x, 6, x.shape[0])
+    plan = scratch = classes_saved = teacher_saved = unit = None
+    order = gathered = teacher_gathered = None
+    to_gradients: Callable[[Tensor], None] | None = None
+    saved, mean = no_dlogits(x), options.reduction == "mean"
+    if x.is_cuda:
+        plan = _C.plan_distillation_forward(
+            x, weight, teacher_x, teacher_weight, *_NO_RESULTS, mean, *options.of_loss
+        )
+        if plan.skips_rows and mask is not None:
+            order = order_rows(x, mask=mask)
+        prepared = prepare_forward(
+            plan,
+            (x, teacher_x),
+            (weight, teacher_weight),
+            order,
+            options.may_save,
+            options.x_differentiated,
+            options.workspace,
+        )
+        ((x, teacher_x), (weight, teacher_weight), scratch, saved, saved_of_heads, gathered_rows) = prepared
+        if saved_of_heads is not None:
+            classes_saved, teacher_saved = saved_of_heads
+            unit = losses.new_full((1,), UNIT_UPSTREAM)
+        if gathered_rows is not None:
+            gathered, teacher_gathered = gathered_rows
+    reduced = reduced_loss(losses, options.reduction)
+    _C.distillation_forward(
+        x,
+        weight,
+        teacher_x,
+        teacher_weight,
+        mask,
+        losses,
+        reduced,
+        stats,
+        scratch,
+        classes_saved,
+        teacher_saved,
+        None if of_rank else unit,
+        order,
+        gathered,
+        teacher_gathered,
+        mean,
+        *options.of_loss,
+        *launch(x),
+        plan,
+    )
+    if of_rank and plan is not None and scratch is not None and classes_saved is not None:
+        assert teacher_saved is not None and unit is not None
+        row_max, student_scores, teacher_scores = scratch[plan.frames :], classes_saved, teacher_saved
+        unit_upstream = unit
+
+        def make_gradients(stats: Tensor) -> None:
+            _C.distillation_kept_gradients(
+                x,
+                weight,
+                teacher_x,
+                teacher_weight,
+                mask,
+                stats,
+                row_max,
+                student_scores,
+                teacher_scores,
+                unit_upstream,
+                order,
+                *options.of_loss,
+                *launch(x),
+                plan,
+            )
+
+        to_gradients = make_gradients
+    return losses if reduced is None else reduced, stats, saved, to_gradients
+
+
+def distillation_forward(
+    x: Tensor,
+    weight: Tensor,
+    teacher_x: Tensor,
+    teacher_weight: Tensor,
+    mask: Tensor | None,
+    options: DistillationOpOptions,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return fold_distillation(x, weight, teacher_x, teacher_weight, mask, options)[:3]
+
+
+def distillation_backward(
+    grad_loss: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    teacher_x: Tensor,
+    teacher_weight: Tensor,
+    mask: Tensor | None,
+    stats: Tensor,
+    saved: Tensor,
+    options: DistillationOpOptions,
+    needed: list[bool],
+    unrounded: bool = False,
+) -> list[Tensor]:
+    stats, saved = stats.contiguous(), saved.contiguous()
+    count = mean_divisor(mask, options.reduction, stats)
+    grad_losses = unreduced(grad_loss, stats[0], count, options.reduction)
+    workspace, plan = get_workspace() if options.workspace is None else options.workspace, None
+    inputs = (x, weight, teacher_x, teacher_weight)
+    if x.is_cuda:
+        of_teacher = needed[2] or needed[3]
+        of_head = workspace // 2 if of_teacher else workspace
+        plan = _C.plan_distillation_backward(
+            x,
+            weight,
+            teacher_x,
+            teacher_weight,
+            temperature=options.temperature,
+            workspace=of_head,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+        )
+        if plan.tensor_cores:
+            order = order_rows(x, mask=mask) if plan.skips_rows and mask is not None else None
+
+            def store(part: slice, heads: Sequence[HeadSlice], grad: Tensor | None) -> None:
+                student, teacher = heads
+                assert student.dlogits is not None and grad is not None
+                _C.distillation_local_gradient(
+                    student.rows,
+                    student.columns,
+                    teacher.rows,
+                    teacher.columns,
+                    mask,
+                    grad,
+                    stats,
+                    student.dlogits,
+                    teacher.dlogits,
+                    order,
+                    *options.of_loss,
+                    *launch(x),
+                    plan,
+                )
+
+            heads = [
+                LinearHead(x, weight, Needed(*needed[:2])),
+                LinearHead(teacher_x, teacher_weight, Needed(*needed[2:4])),
+            ]
+            found = LinearBackward(
+                plan,
+                heads,
+                store,
+                of_head,
+                saved=None if of_teacher else saved,  # saved dlogits are of the student alone
+                counted=mask,
+                order=order,
+                grad=grad_losses,
+                uniform=plan.skips_rows and options.reduction != "none",
+                slope=1 / options.temperature,
+                unrounded=unrounded,
+            ).gradients()
+            gradients = [t for head in found for t in (head.rows, head.columns)]
+            gradients += [None] * (len(inputs) - len(gradients))  # a frozen teacher has none
+            return rounded(gradients, inputs, needed[:4], unrounded)
+    dx, dteacher_x = (
+        gradient(t, wanted, unrounded) for t, wanted in ((x, needed[0]), (teacher_x, needed[2]))
+    )
+    dweight, dteacher_weight = gradient(weight, needed[1]), gradient(teacher_weight, needed[3])
+    _C.distillation_backward(
+        x,
+        weight,
+        teacher_x,
+        teacher_weight,
+        mask,
+        grad_losses,
+        stats,
+        dx,
+        dweight,
+        dteacher_x,
+        dteacher_weight,
+        *options.of_loss,
+        workspace,
+        *launch(x),
+        plan,
+    )
+    return rounded((dx, dweight, dteacher_x, dteacher_weight), inputs, needed[:4], unrounded)
+
+
+register(
+    "linear_distillation",
+    inputs="Tensor x, Tensor weight, Tensor teacher_x, Tensor teacher_weight, Tensor? mask",
+    options=DistillationOpOptions,
+    outputs="loss, stats, kept",
+    differentiable="loss",
+    residuals="stats, kept",
+    constants="mask",
+    forward=distillation_forward,
+    fake=distillation_results,
+    backward=distillation_backward,
+    backward_options=UNROUNDED,
+)

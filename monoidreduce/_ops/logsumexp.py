@@ -1,0 +1,143 @@
+"""The log-sum-exp of a matrix product: its two ops.
+
+A narrow one (_C.Plan.narrow) has gradients that are folds too, in place of products with dlogits. Its
+forward pass saves the mean of b's rows by each row's softmax, [M, F rounded up to 8] of a's dtype. The
+gradient of a is that mean times a number a row. Other forward passes save an empty mean.
+
+A log-sum-exp is kept in two words: `lse`, and in `lse_low` what was lost in rounding it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from monoidreduce._ops.dlogits import HeadSlice
+from monoidreduce._ops.engine import _C
+from monoidreduce._ops.linear_loss import LinearBackward, LinearHead
+from monoidreduce._ops.memory import gradient, launch, new, padded, padded_weight, rounded, statistics
+from monoidreduce._ops.registry import UNROUNDED, register
+from monoidreduce._ops.slices import Needed
+from monoidreduce.workspace import get_workspace
+
+__all__ = ["plan_logsumexp_backward"]
+
+
+def logsumexp_results(
+    a: Tensor, b: Tensor, scale: float, a_differentiated: bool, workspace: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    lse = statistics(a, a.shape[0])
+    keeps = a_differentiated and _traced_narrow(a, b, scale)
+    mean = a.new_empty(len(a), -(-a.shape[1] // 8) * 8) if keeps else a.new_empty(0, 0)
+    return lse, torch.empty_like(lse), mean
+
+
+def _traced_narrow(a: Tensor, b: Tensor, scale: float) -> bool:
+    """Whether a forward pass that is asked for the mean saves it, where it is traced."""
+    if not a.is_cuda or a.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    few, many = _C.NARROW_LINES
+    fewer, more = min(len(a), len(b)), max(len(a), len(b))
+    fits = fewer > 0 and (more <= few or fewer >= many)
+    return fits and _C.can_be_narrow(a.device.index, a.shape[1], scale)
+
+
+def logsumexp_forward(
+    a: Tensor, b: Tensor, scale: float, a_differentiated: bool, workspace: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    lse = statistics(a, a.shape[0])
+    lse_low, plan, scratch, mean = torch.empty_like(lse), None, None, None
+    if a.is_cuda:
+        kept = a if a_differentiated else None
+        plan = _C.plan_logsumexp_forward(a, b, None, None, kept, None, scale)
+        if plan.narrow:
+            a, b = padded(a), padded(b)
+            mean = new(a)
+        elif plan.tensor_cores:
+            a, b, scratch = padded(a), padded_weight(b, plan), statistics(a, plan.scratch)
+    _C.logsumexp_forward(a, b, lse, lse_low, mean, scratch, scale, *launch(a), plan)
+    return lse, lse_low, a.new_empty(0, 0) if mean is None else mean
+
+
+def logsumexp_backward(
+    grad_lse: Tensor,
+    a: Tensor,
+    b: Tensor,
+    lse: Tensor,
+    lse_low: Tensor,
+    mean: Tensor,
+    scale: float,
+    a_differentiated: bool,
+    workspace: int | None,
+    needed: list[bool],
+    unrounded: bool = False,
+) -> list[Tensor]:
+    lse, lse_low = lse.contiguous(), lse_low.contiguous()
+    inputs, plan, scratch, saved = (a, b), None, None, mean if mean.numel() else None
+    if a.is_cuda:
+        workspace = get_workspace() if workspace is None else workspace
+        plan = plan_logsumexp_backward(a, b, saved, needed, scale, workspace)
+        if plan.tensor_cores and not plan.narrow:
+
+            def store(part: slice, heads: Sequence[HeadSlice], _grad: Tensor | None) -> None:
+                (head,) = heads
+                assert head.dlogits is not None
+                _C.logsumexp_local_gradient(
+                    head.rows, head.columns, grad_lse, lse, lse_low, head.dlogits, scale, *launch(a), plan
+                )
+
+            head = LinearHead(a, b, Needed(*needed))
+            (found,) = LinearBackward(plan, [head], store, workspace).gradients()
+            return rounded(found[:2], inputs, needed)
+    if plan is not None and plan.narrow:
+        a, b = padded(a), padded(b)
+        saved = saved.contiguous() if needed[0] and saved is not None else None
+        da, db = (new(t) if wanted else None for t, wanted in zip((a, b), needed, strict=True))
+        scratch = statistics(a, plan.scratch)
+    else:
+        saved, da, db = None, gradient(a, needed[0], unrounded), gradient(b, needed[1])
+    _C.logsumexp_backward(
+        a, b, grad_lse, lse, lse_low, saved, da, db, scratch, scale, workspace or 0, *launch(a), plan
+    )
+    return rounded((da, db), inputs, needed, unrounded)
+
+
+def plan_logsumexp_backward(
+    a: Tensor,
+    b: Tensor,
+    mean: Tensor | None,
+    needed: list[bool],
+    scale: float,
+    workspace: int,
+    gpu: _C.DeviceFacts | None = None,
+) -> _C.Plan:
+    """needed: the gradients that are wanted. gpu: plans for it, wherever the tensors are."""
+    da, db = (t if wanted else None for t, wanted in zip((a, b), needed, strict=True))
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return _C.plan_logsumexp_backward(
+        a,
+        b,
+        mean=mean,
+        da=da,
+        db=db,
+        scale=scale,
+        workspace=workspace,
+        deterministic=deterministic,
+        gpu=gpu,
+    )
+
+
+register(
+    "logsumexp_matmul",
+    inputs="Tensor a, Tensor b",
+    options="float scale, bool a_differentiated, int? workspace",
+    outputs="lse, lse_low, mean",
+    differentiable="lse",
+    residuals="lse, lse_low, mean",
+    forward=logsumexp_forward,
+    fake=logsumexp_results,
+    backward=logsumexp_backward,
+    backward_options=UNROUNDED,
+)
