@@ -1,4 +1,4 @@
-"""Attention's arguments on a GPU, for tests of the tensor-core tiers and of tf32."""
+"""Arguments of attention calls on a GPU, for tests of the tensor-core tiers and of TF32."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from specimens import Inputs, attention_inputs
 
-# Batch, heads, column heads, rows, columns, width, value width. But for one row, so many heads that rows are
-# not few (test_attention_split.py).
+# Batch, heads, column heads, rows, columns, width, value width. All but the sizes with one row have so many
+# heads that the split-KV kernels for few rows (test_attention_split.py) are not taken.
 SIZES: dict[str, tuple[int, ...]] = {
     "one_tile": (1, 68, 68, 128, 128, 64, 64),
     "one_row": (2, 3, 3, 1, 500, 64, 64),
@@ -19,16 +19,16 @@ SIZES: dict[str, tuple[int, ...]] = {
     "narrow": (1, 34, 34, 190, 300, 8, 16),
     "unequal": (1, 34, 34, 190, 300, 104, 56),
     "long": (1, 12, 12, 700, 1300, 128, 128),
-    "far_fewer_columns": (2, 18, 6, 900, 200, 128, 128),  # causal: blocks without any tile, one after another
+    "far_fewer_columns": (2, 18, 6, 900, 200, 128, 128),  # causal: consecutive blocks without any tile
     "many_columns": (1, 12, 12, 700, 4500, 128, 128),
     "wide": (1, 24, 12, 300, 400, 256, 256),
     "wide_one_row": (1, 4, 2, 1, 200, 256, 256),
     "wide_long": (1, 18, 18, 500, 900, 136, 192),
     "wide_payload": (1, 34, 34, 130, 170, 64, 200),
 }
-# Beside numbers that are not finite: there the oracle multiplies pairs of rows and columns, in float64.
+# For inputs with NaN and infinities, where the oracle multiplies pairs of rows and columns in float64.
 SMALL_SIZES = {"small": (2, 17, 17, 130, 200, 128, 128), "small_wide": (1, 34, 17, 130, 120, 200, 200)}
-# Widths that are no multiple of 8, of rows and values or of one of them: copies are padded.
+# The width, the value width or both are no multiple of 8, so that kernels take padded copies.
 PADDED_SIZES = {
     "padded_1": (1, 34, 34, 190, 300, 1, 1),
     "padded_7_59": (1, 34, 34, 190, 300, 7, 59),

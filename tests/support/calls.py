@@ -1,4 +1,4 @@
-"""Calls of every operator on a GPU, forward and backward, for tests that compare one run with another."""
+"""Calls of every operator on a GPU, forward and backward, for tests that compare two runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ HALVES = (torch.bfloat16, torch.float16)
 def scaled_mlp_inputs(
     sizes: tuple[int, int, int, int], dtype: torch.dtype, gpu: torch.device, biases: bool = False
 ) -> Inputs:
-    """x, w1, w2 and biases of (rows, hidden, width, outputs), with hidden values and outputs of unit size."""
+    """x, w1, w2 and biases, scaled so that hidden values and outputs are of unit size.
+
+    sizes: (rows, hidden, width, outputs).
+    """
     rows, hidden, wide_in, wide_out = sizes
     place = {"dtype": dtype, "device": gpu}
     inputs = {
@@ -41,7 +44,7 @@ def upstreams(specimen: Specimen, inputs: Inputs) -> list[Tensor]:
 
 
 def results(specimen: Specimen, inputs: Inputs, grads: list[Tensor]) -> dict[str, Tensor]:
-    """The outputs, and the gradients of all floating inputs: zero where the call gives none."""
+    """The outputs and the gradients of all floating-point inputs; zeros where the call gives no gradient."""
     leaves = {name: t.detach().requires_grad_() if t.is_floating_point() else t for name, t in inputs.items()}
     outputs = as_outputs(getattr(mr, specimen.operator)(**leaves, **specimen.options))
     wanted = {name: t for name, t in leaves.items() if t.requires_grad}
@@ -51,7 +54,7 @@ def results(specimen: Specimen, inputs: Inputs, grads: list[Tensor]) -> dict[str
 
 
 def check_captured(step: Callable[[], tuple[Tensor, ...]]) -> None:
-    """Captured in a graph and replayed, a step has the bits of one that is not."""
+    """Assert that a step captured in a CUDA graph and replayed has the same bits as an eager step."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -69,7 +72,7 @@ def check_captured(step: Callable[[], tuple[Tensor, ...]]) -> None:
 
 
 def check_replayed(step: Callable[[], tuple[Tensor, ...]], changes: Iterable[Callable[[], object]]) -> None:
-    """One graph of a step has the bits of a step after each of these changes to what it reads."""
+    """Assert that one CUDA graph of a step has an eager step's bits after each change of its inputs."""
     check_captured(step)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -82,7 +85,7 @@ def check_replayed(step: Callable[[], tuple[Tensor, ...]], changes: Iterable[Cal
 
 
 def graphed(specimen: Specimen, inputs: Inputs) -> Callable[..., Any]:
-    """The call captured in two graphs, forward and backward, to be called with tensors like the inputs."""
+    """The call captured in two CUDA graphs, forward and backward. It takes tensors like the inputs."""
     differentiable = specimen.differentiable(inputs)
     static = [t.detach().clone().requires_grad_(name in differentiable) for name, t in inputs.items()]
 
@@ -90,7 +93,7 @@ def graphed(specimen: Specimen, inputs: Inputs) -> Callable[..., Any]:
         return getattr(mr, specimen.operator)(**dict(zip(inputs, tensors, strict=True)), **specimen.options)
 
     gc.collect()
-    gc.disable()  # a graph that is collected while another is captured makes that one invalid
+    gc.disable()  # collecting a graph while another is captured invalidates the capture
     try:
         replay = torch.cuda.make_graphed_callables(call, tuple(static))
     finally:
@@ -99,21 +102,21 @@ def graphed(specimen: Specimen, inputs: Inputs) -> Callable[..., Any]:
 
 
 def check_replays(specimen: Specimen, dtype: torch.dtype, gpu: torch.device, tier: str) -> None:
-    """Captured on some inputs, the call is as accurate as ever on others."""
+    """Assert that a call captured in CUDA graphs keeps the rule of `tolerance.py` on other inputs too."""
     inputs = specimen.inputs(dtype, gpu)
     with takes(tensor_core_paths(specimen, inputs, tier)):
         function = graphed(specimen, inputs)
     for _ in range(2):
         others = specimen.inputs(dtype, gpu)
         differentiate = specimen.differentiable(others)
-        with takes(set()):  # a graph has what it launches
+        with takes(set()):  # a replayed graph calls no operator, so nothing is counted
             check_operator(
                 specimen.operator, others, specimen.options, differentiate=differentiate, function=function
             )
 
 
 class Kept(TorchDispatchMode):
-    """Of how many classes the forward passes kept local gradients, or weights, rounded up to 8."""
+    """Records for how many classes each forward pass saved local gradients or weights, rounded up to 8."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +130,7 @@ class Kept(TorchDispatchMode):
 
 
 def peak() -> int:
-    """Of the bytes asked for, since reset_peak. The blocks that they come from may be larger, by chance."""
+    """Peak of requested bytes since `reset_peak`. (The allocator's blocks may be larger, by chance.)"""
     bytes: int = torch.cuda.memory_stats()["requested_bytes.all.peak"]
     return bytes
 

@@ -1,4 +1,4 @@
-"""Monoids in C++ for tests of cpp_monoid: each with its results by torch, and some that break a law."""
+"""Monoids in C++ for tests of `cpp_monoid`: some with their results by torch, some that break a law."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from monoidreduce.folds.cpp.cpp_laws import Samples, count_of_numbers
 from monoidreduce.folds.cpp.cpp_source import CppSource, unit
 from monoidreduce.folds.cuda import cache
 
-# The log-probability that none of many causes fires; that of a column fires with sigmoid(score). No frame.
+# The log-probability that none of many causes fires. Each column is a cause, and fires with probability
+# sigmoid(score). No frame.
 NONE_FIRES = """
 template <class R>
 struct NoneFires {
@@ -38,7 +39,7 @@ struct NoneFires {
 };
 """
 
-# log(mean of exp(score)), which has a frame; the count of columns is kept for the gradient.
+# log(mean of exp(score)), with a frame. The count of columns is saved for the gradient.
 LOG_MEAN_EXP = """
 template <class R>
 struct LogMeanExp {
@@ -70,7 +71,7 @@ struct LogMeanExp {
 };
 """
 
-# Of the library, by #include: the largest score and its column.
+# The largest score and its column: a monoid of the library, by #include.
 LARGEST = """
 #include "monoidreduce/monoids/argmax.h"
 template <class R>
@@ -125,7 +126,10 @@ OF_LOG_MEAN_EXP = {"results": {"value": "real", "count": "kept"}}
 
 
 class Specimen(NamedTuple):
-    """A monoid, how it is called, and its results of scores [N, V], of other scores and of labels [N]."""
+    """A monoid, options of its calls, and a function that computes its results with torch.
+
+    The function takes scores [N, V], second scores [N, V] and labels [N].
+    """
 
     source: str
     options: dict[str, Any]
@@ -156,7 +160,7 @@ GOOD = {
     ),
 }
 
-# The law that each breaks, and the text.
+# Name -> (the law that the monoid breaks, its source).
 BAD = {
     "identity": ("identity", NONE_FIRES.replace("{R(-0.f)}", "{R(1e-3f)}")),
     "frame of nothing": (
@@ -204,10 +208,10 @@ _HEADERS = ("device/program/law_claims.h", "monoids/argmax.h")
 
 
 def tried_on_the_host(monoid: CppSource, samples: Samples, folder: Path) -> Tensor:
-    """The numbers of the law check by the host's compiler, which stand in for the kernel's."""
+    """The numbers of the law check, computed by code of the host's compiler in place of a kernel."""
     includes = "".join(f'#include "monoidreduce/{header}"\n' for header in _HEADERS)
     text = unit(monoid, "double", includes, _RUN)
-    written = folder / f"{cache.key(text)}.cpp"  # a name of its own: a library is loaded once by its name
+    written = folder / f"{cache.key(text)}.cpp"  # unique: dlopen caches by name
     library = written.with_suffix(".so")
     written.write_text(text)
     compiler = os.environ.get("CXX", "c++")
@@ -221,5 +225,5 @@ def tried_on_the_host(monoid: CppSource, samples: Samples, folder: Path) -> Tens
 
 
 def options_of_bad(name: str) -> dict[str, Any]:
-    """Arguments of cpp_monoid for a text of BAD."""
+    """Arguments of `cpp_monoid` for a source of BAD."""
     return OF_LOG_MEAN_EXP if "struct LogMeanExp" in BAD[name][1] else {}

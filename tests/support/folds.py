@@ -1,4 +1,4 @@
-"""Functions of one element that several test files trace, and random ones."""
+"""Functions of one element that several test files trace, and strategies for random ones."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def renyi(score, other):  # type: ignore[no-untyped-def]
 
 
 def distances(score, squares, norms):  # type: ignore[no-untyped-def]
-    """Of rows to columns: data of both."""
+    """Statistics of distances between rows and columns, with row data and column data."""
     square = squares + norms - 2 * score
     near = stat.smallest(square)
     return dict(kernel=stat.total(torch.exp(-F.softplus(square))), near=near, within=stat.count(square < 4.0))
@@ -89,7 +89,7 @@ def fold_inputs(
     width: int = 9,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Any, Inputs]:
-    """A function, and tensors for a call of it that require gradients."""
+    """A function and the tensors for a call of it. The tensors require gradients."""
     function, scores, row, column = FOLDS[name]
     of_data = torch.float64 if dtype == torch.float64 else torch.float32
 
@@ -109,7 +109,7 @@ def fold_inputs(
 
 
 def program_of(name: str) -> tuple[str, tuple[int, int, int, int]]:
-    """The text of a function's program, and how many data of each kind a call of it has."""
+    """The text of a function's program, and the numbers of data tensors of each kind in a call of it."""
     function, _, row, column = FOLDS[name]
     traced = trace(function, dict.fromkeys(row, "real"), dict.fromkeys(column, "real"))
     rows, row_indices, columns, column_indices = (
@@ -143,7 +143,7 @@ def moved(value: Any, device: torch.device, dtype: torch.dtype | None = None) ->
 
 
 def with_gradients(fold: Any, call: Inputs) -> list[torch.Tensor]:
-    """The outputs of a call, then the gradients of a random combination of them."""
+    """The outputs of a call, then the gradients of a random linear combination of them."""
     outputs = outputs_of(fold(**call))
     generator = torch.Generator().manual_seed(0)
     real = [t for t in outputs if t.is_floating_point() and t.requires_grad]
@@ -157,7 +157,7 @@ def with_gradients(fold: Any, call: Inputs) -> list[torch.Tensor]:
     ]
 
 
-# Random functions. An expression is a function of a dict of the arguments' values.
+# Random functions. An expression is a function of a dict from the arguments' names to their values.
 
 
 def _unary(name: str) -> Any:
@@ -205,7 +205,7 @@ CONDITIONS = {
 
 @cache  # making and checking a strategy takes longer than a draw
 def expressions(real: tuple[str, ...]) -> st.SearchStrategy[Any]:
-    """Functions of the element, of reals with these names."""
+    """Strategy for expressions in the element's real arguments with these names."""
     numbers = st.sampled_from((-1.5, -0.25, 0.5, 2.0))
     leaf = st.one_of(
         st.sampled_from(real).map(lambda name: lambda e: e[name]),
@@ -236,7 +236,7 @@ def expressions(real: tuple[str, ...]) -> st.SearchStrategy[Any]:
 
 
 class Fold:
-    """A function of a row's real number t and a column's w; and how many scores it has."""
+    """A function of scores, a row's real number t and a column's w, and its number of scores."""
 
     def __init__(self, function: Any, scores: int) -> None:
         self.function, self.scores = function, scores
@@ -247,13 +247,13 @@ class Fold:
 
 @st.composite
 def random_folds(draw: Any, scaled_data: bool = False) -> Fold:
-    """A function of one or two scores, numbers and data of a row and a column; and how many scores.
+    """A random function of one or two scores, of constants and of row and column data.
 
-    All weights and totals depend on the score. If they did not, all rows had the same sums, and the largest
-    error of a call would be that of one number.
+    All weights and totals depend on the score. Otherwise all rows would have the same sums, and the largest
+    error of a call would be the error of one number.
 
-    scaled_data: are data multiplied by a function of the score. If they are not, some gradients by data are
-    sums of equal terms, which torch adds in pairs, nearly without an error.
+    scaled_data: multiply data by a function of the score. Otherwise some gradients of data are sums of equal
+    terms, which torch adds pairwise with next to no error.
     """
     scores = draw(st.sampled_from((1, 1, 2)))
     real = ("score", "other", "t", "w") if scores == 2 else ("score", "t", "w")

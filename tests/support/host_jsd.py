@@ -1,4 +1,7 @@
-"""The kernels of device/simt/jsd_rows.cuh, run by the host on CPU tensors. torch takes the products."""
+"""The kernels of device/simt/jsd_rows.cuh, compiled for the host and run on CPU tensors.
+
+torch computes the matrix products.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ HERE = Path(__file__).parent / "host_cuda"
 
 
 class Call(ctypes.Structure):
-    """Call of host_cuda/jsd.h."""
+    """The struct `Call` of host_cuda/jsd.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("student", "teacher")),
@@ -34,7 +37,7 @@ class Call(ctypes.Structure):
 
 
 def compiled(folder: Path) -> ctypes.CDLL:
-    """The kernels. folder: for their files alone."""
+    """The compiled kernels. folder: an empty folder for their files."""
     if shutil.which("c++") is None:
         pytest.skip("no C++ compiler")
     unit, library = folder / "jsd.cpp", folder / "jsd.so"
@@ -45,7 +48,10 @@ def compiled(folder: Path) -> ctypes.CDLL:
 
 
 class Kernels:
-    """What stored_scores.py calls of `_C` on a GPU. `launched` has the names, in their order."""
+    """Stands in for `_C`: the functions that stored_scores.py calls on a GPU.
+
+    `launched` lists the names of the functions called, in order.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library

@@ -1,7 +1,7 @@
-"""The generated source of programs (folds/cuda/cuda_source.py), compiled by the host's compiler for the CPU.
+"""The generated CUDA source of programs (folds/cuda/cuda_source.py), compiled by the host's compiler.
 
-It stands in for the interpreter of the CPU engine, whose place in an operator's passes it takes. Reals are
-double in calls of float64, else float.
+In an operator's passes it takes the place of the CPU engine's interpreter. Reals are double in float64 calls,
+else float.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ extern "C" void run(const T* score, const T* other, ProgramData data, T* out, T*
 
 
 class Data(ctypes.Structure):
-    """ProgramData of device/program/statistics.h."""
+    """The struct `ProgramData` of device/program/statistics.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("row", "column", "row_index", "column_index")),
@@ -85,7 +85,7 @@ class Data(ctypes.Structure):
 
 
 class Results(ctypes.Structure):
-    """StatisticsResults."""
+    """The struct `StatisticsResults` of device/program/statistics.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("values", "low", "indices")),
@@ -111,13 +111,13 @@ def _data(row: Any, column: Any, row_index: Any, column_index: Any, rows: int, c
 
 
 class HostKernels:
-    """Compiled programs, by their text; `tmp` is a folder for them."""
+    """Programs compiled for the host, cached by their text. tmp: folder for their files."""
 
     def __init__(self, tmp: Path) -> None:
         self.tmp, self.known = tmp, {}  # type: Path, dict[tuple[Any, ...], Callable[..., None]]
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Let the passes of statistics run them."""
+        """Make the passes of statistics run these kernels."""
         monkeypatch.setattr(statistics_op, "forward_code", lambda *program: program)
         monkeypatch.setattr(statistics_op, "backward_code", lambda *program: program)
         monkeypatch.setattr(statistics_op, "_C", self)

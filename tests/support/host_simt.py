@@ -1,7 +1,7 @@
-"""The SIMT kernels of attention whose scores functions modify, run by the host in float64.
+"""The SIMT kernels of attention with modified scores, compiled for the host and run in float64.
 
-Generated source and kernels are those that NVRTC compiles for a GPU. `host_cuda/` has what of CUDA's language
-they use.
+The generated source and the kernels are the same that NVRTC compiles for a GPU. `host_cuda/` implements the
+parts of CUDA's language that they use.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HERE = Path(__file__).parent / "host_cuda"
 
 
 class ScoresData(ctypes.Structure):
-    """ModifiedScoresData of device/program/score_element.h."""
+    """The struct `ModifiedScoresData` of device/program/score_element.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("real", "integer")),
@@ -59,7 +59,10 @@ def scores_data(
     words: Tensor | None = None,
     block: tuple[int, int] = (1, 1),
 ) -> ScoresData:
-    """Of a call. words: of blocks, [batch, heads, ...], and how large these are."""
+    """The `ModifiedScoresData` of a call.
+
+    words: words of the block mask, [batch, heads, ...]. block: rows and columns of a block.
+    """
     data = ScoresData(
         *(None if t is None else t.data_ptr() for t in tables),
         *(0 if t is None else len(t) for t in tables),
@@ -69,12 +72,12 @@ def scores_data(
         *shape,
         size=(ctypes.c_int * 24)(*sizes),
     )
-    data.kept = (*tables, words)  # alive as long as the pointers
+    data.kept = (*tables, words)  # keeps the tensors alive as long as the pointers
     return data
 
 
 class Call(ctypes.Structure):
-    """Call of host_cuda/attention.h."""
+    """The struct `Call` of host_cuda/attention.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "grad_out", "grad_lse")),
@@ -89,7 +92,7 @@ class Call(ctypes.Structure):
 
 
 def compiled(text: str, folder: Path, weights: bool = False) -> ctypes.CDLL:
-    """The kernels of a program's text. folder: for their files alone."""
+    """The compiled kernels of a program's text. folder: an own folder for their files."""
     if shutil.which("c++") is None:
         pytest.skip("no C++ compiler")
     folder.mkdir(exist_ok=True)
@@ -113,7 +116,10 @@ def attention(
     scale: float,
     deterministic: bool,
 ) -> list[Tensor]:
-    """out, lse and the gradients by q, k, v. tensors: dense, of float64. upstream: gradients by out, lse."""
+    """out, lse and the gradients of q, k and v.
+
+    tensors: q, k and v, contiguous, in float64. upstream: the gradients of out and lse.
+    """
     q, k, v = tensors
     out, lse = q.new_full((*q.shape[:3], v.shape[3]), torch.nan), q.new_full(q.shape[:3], torch.nan)
     lse_low, of_lse, centre = torch.zeros_like(lse), torch.empty_like(lse), torch.empty_like(lse)

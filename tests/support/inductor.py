@@ -1,7 +1,7 @@
-"""torch.compile's default backend without its C++: Inductor up to the graphs that it would write code of.
+"""Inductor, torch.compile's default backend, without code generation.
 
-It traces, decomposes and partitions. A compiler of C++ then takes two seconds for each kernel, half a minute
-for a layer of a model.
+It traces, decomposes and partitions, but compiles no C++: that takes two seconds for each kernel, half a
+minute for a layer of a model.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 
 
 def without_code(graph: Any, inputs: Any, **how: Any) -> Any:
-    """The backend. The graphs of the forward and backward passes run as they are."""
+    """The backend. It runs the graphs of the forward and backward passes without compiling them."""
     from torch._functorch.aot_autograd import make_boxed_func
     from torch._inductor.compile_fx import compile_fx
 
@@ -24,7 +24,7 @@ def without_code(graph: Any, inputs: Any, **how: Any) -> Any:
 
 
 def leave_out_code(patch: pytest.MonkeyPatch) -> None:
-    """Layers of models are compiled by this backend, as if none had been compiled."""
+    """Compile layers of models with this backend, with an empty cache of compiled layers."""
     import torch._dynamo.backends.registry as registry
 
     from monoidreduce.integrations import _layers

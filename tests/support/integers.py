@@ -1,4 +1,4 @@
-"""Functions of integers that leave 32 bits, or come near, for several engines beside torch's int64."""
+"""Integer functions with values near or beyond 32 bits, to compare engines with torch's int64."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEAST = -(2**63)
 
 
 def captured(rows: int, columns: int, device: torch.device | None = None) -> dict[str, Tensor]:
-    """Integers of all dtypes, for rows and columns."""
+    """Captured integer and bool tensors of all dtypes, indexed by rows and columns."""
     n = max(rows, columns)
     at = torch.arange(n)
     tensors = {
@@ -34,8 +34,8 @@ def captured(rows: int, columns: int, device: torch.device | None = None) -> dic
     return {name: t.to(device) for name, t in tensors.items()}
 
 
-# Is a key j kept by a query i: of these, and of what `captured` has of both. For expressions and for int64
-# tensors, so torch itself says what is right.
+# Mask functions of a query i, a key j and the tensors t of `captured`. True keeps the key. They take
+# expressions as well as int64 tensors, so that torch gives the expected mask.
 CASES: dict[str, Callable[..., Any]] = {
     "documents": lambda i, j, t: t["doc"][i] == t["doc"][j],
     "times": lambda i, j, t: t["time"][i] - t["time"][j] >= 3000,
@@ -67,7 +67,7 @@ CASES: dict[str, Callable[..., Any]] = {
 
 
 def kept(name: str, rows: int, columns: int, device: torch.device | None = None) -> Tensor:
-    """[rows, columns], by torch in int64."""
+    """The mask of a case, [rows, columns], by torch in int64."""
     t = {name: of if of.dtype == torch.bool else of.long() for name, of in captured(rows, columns).items()}
     t = {name: of.to(device) for name, of in t.items()}
     i, j = torch.arange(rows, device=device)[:, None], torch.arange(columns, device=device)

@@ -1,7 +1,7 @@
-"""New interpreters that have loaded torch and nothing else: forks of one, since loading it takes two seconds.
+"""Fresh interpreters that have imported torch and nothing else, forked from one process.
 
-For what does not depend on threads: a process that was forked has threads of the library's own in place of
-torch's.
+A fork saves the two seconds that importing torch takes. Only for tests that do not depend on threads: in a
+forked process the library uses its own threads in place of torch's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from functools import cache
 from typing import Any, NamedTuple
 
-# Of each line, a request: code, arguments and environment; the answer is what the fork left behind.
+# Serves one request a line: code, arguments and environment. The answer is the fork's exit status and output.
 _SERVE = """
 import json, os, sys, tempfile, traceback
 import torch
@@ -48,7 +48,7 @@ for line in sys.stdin:
 
 
 class Ended(NamedTuple):
-    """As of subprocess.CompletedProcess."""
+    """The fields of `subprocess.CompletedProcess`."""
 
     returncode: int
     stdout: str
@@ -64,7 +64,10 @@ def _server() -> Any:
 
 
 def run_after_torch(code: str, *arguments: str, **environment: str) -> Ended:
-    """What code does in an interpreter that has imported torch. environment: beside that of this process."""
+    """Run code in an interpreter that has imported torch.
+
+    environment: variables to set in addition to those of this process.
+    """
     server = _server()
     json.dump([code, arguments, {**os.environ, **environment}], server.stdin)
     server.stdin.write("\n")

@@ -1,4 +1,4 @@
-"""The MLP's arguments on a GPU, for tests of the tensor-core tiers and of tf32."""
+"""Arguments of MLP calls on a GPU, for tests of the tensor-core tiers and of TF32."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZES = {  # rows, hidden, width in, width out
     "three_slabs": (200, 456, 192, 136),
     "wide": (200, 456, 256, 200),
 }
-PADDED_SIZES = {  # sizes that are no multiple of 8, all of them or one
+PADDED_SIZES = {  # some or all sizes are no multiple of 8
     "smallest": (301, 1, 1, 1),
     "odd": (301, 1003, 59, 100),
     "rows": (301, 1000, 59, 64),
@@ -31,7 +31,7 @@ PADDED_SIZES = {  # sizes that are no multiple of 8, all of them or one
     "one_row": (1, 521, 7, 59),
     "few_rows": (77, 9001, 100, 59),
 }
-SPLIT_SIZES = {  # few rows, whose hidden units are in splits
+SPLIT_SIZES = {  # few rows, so that kernels split the hidden units
     "one_row": (1, 16384, 128, 128),
     "one_tile": (64, 5000, 64, 64),
     "ragged": (129, 9000, 128, 120),
@@ -48,13 +48,13 @@ def inputs_of(size: str, dtype: torch.dtype, gpu: torch.device, biases: bool = F
 
 
 def many_rows(width: int, dtype: torch.dtype, gpu: torch.device) -> Inputs:
-    """More than half of what three blocks of 128 rows a multiprocessor take."""
+    """Inputs with one row more than half of what three blocks of 128 rows on each multiprocessor take."""
     rows = 192 * torch.cuda.get_device_properties(gpu).multi_processor_count + 1
     return scaled_mlp_inputs((rows, 264, width, width - 8), dtype, gpu, biases=True)
 
 
 def check(inputs: Inputs, activation: str, forward: str, backward: str) -> None:
-    """Checks a call, and that it takes the kernels of these tiers and no others."""
+    """Assert that a call keeps the rule, and that it takes kernels of these tiers and no others."""
     before = mr._C.path_counts()
     check_operator("mlp", inputs, {"activation": activation})
     after = mr._C.path_counts()
@@ -64,7 +64,7 @@ def check(inputs: Inputs, activation: str, forward: str, backward: str) -> None:
 
 
 def splits(inputs: Inputs) -> int | None:
-    """In how many splits explain says that hidden units are; None where rows are not few."""
+    """The number of splits of the hidden units, as `mr.explain` says; None if rows are not few."""
     explanation = mr.explain("mlp", *(inputs[name] for name in ("x", "w1", "w2")))
     (reason,) = (reason for reason in explanation.reasons if reason.startswith("forward: "))
     found = re.search(r"few rows: tiles of \d+ rows, hidden units (?:in (\d+) splits|not split)$", reason)

@@ -1,4 +1,4 @@
-"""Functions that modify scores, held to the rule of tolerance.py; and packed sequences, one by one."""
+"""Attention with modified scores, held to the rule of tolerance.py; and packed sequences, one at a time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def operands(shape: tuple[int, ...], dtype: torch.dtype, gpu: torch.device) -> l
 
 
 def results(call: Any, leaves: list[Tensor]) -> list[Tensor]:
-    """out, lse, and the gradients of a random combination of both."""
+    """out, lse, and the gradients of a random linear combination of both."""
     out, lse = call(*leaves[:3])
     seen = lse.masked_fill(lse == -math.inf, 0)
     torch.manual_seed(1)
@@ -50,10 +50,12 @@ def results(call: Any, leaves: list[Tensor]) -> list[Tensor]:
 
 
 def drawn(leaves: list[Tensor], case_in: Callable[[torch.dtype], Case], ours: Any, of_torch: Any) -> Results:
-    """What the rule compares. Gradients of captured tensors are compared with a backward pass that finds a
-    row's centre from out. All kernels of attention do so (docs/numerics.md, functions of scores).
+    """The tensors that the rule compares.
 
-    ours(case), of_torch(case, recomputed=): functions of q, k and v.
+    For gradients of captured tensors, the base is a backward pass that computes a row's delta from out, as
+    all attention kernels do (docs/numerics.md, functions of scores).
+
+    ours(case) and of_torch(case, recomputed=) return functions of q, k and v.
     """
     case, exact = case_in(accumulation_dtype(leaves[0].dtype)), case_in(torch.float64)
     wide = [t.detach().double().requires_grad_() for t in leaves]
@@ -67,8 +69,11 @@ def drawn(leaves: list[Tensor], case_in: Callable[[torch.dtype], Case], ours: An
 
 
 def assert_rule(draw: Callable[[int], Results], dtype: torch.dtype, rows: int) -> None:
-    """draw(seed). Captured tensors are a few numbers, and errors of few numbers are luck: theirs are of 8
-    draws."""
+    """Assert that results keep the rule. `draw` takes a seed.
+
+    Captured tensors have few elements, and errors of few numbers depend on luck. So the errors of their
+    gradients are taken over 8 draws together.
+    """
     draws = [draw(0)]
     few = [name for name in draws[0] if name.startswith("d_captured")]
     if few:
@@ -87,7 +92,7 @@ def assert_rule(draw: Callable[[int], Results], dtype: torch.dtype, rows: int) -
 
 
 def _of_sequence(mod: Mod | None, number: int) -> Mod | None:
-    """A function as one sequence has it: `batch` is the number of the sequence."""
+    """The function for a call with one sequence as batch 0: it adds the sequence's number to `batch`."""
     if mod is None:
         return None
     return lambda *of: mod(*of[:-4], of[-4] + number, *of[-3:])
@@ -102,10 +107,10 @@ def per_sequence(
     case: Case,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """out [T, H, D] and lse [H, T] of packed sequences, by a call of `attend` for each that has queries.
+    """out [T, H, D] and lse [H, T] of packed sequences, by a call of `attend` for each sequence with queries.
 
-    attend: takes q, k, v of one batch, score_mod and mask_mod, and options, and returns out and lse. Queries
-    behind the sequences see no key.
+    attend: takes q, k, v of batch size 1, score_mod, mask_mod and options; returns out and lse. Queries after
+    the last sequence see no key.
     """
     of_queries, of_keys = lengths
     behind = [len(q) - sum(of_queries)]

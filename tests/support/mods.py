@@ -1,4 +1,4 @@
-"""Functions that modify scores, as FlexAttention's users write them, and dense attention by torch."""
+"""Score and mask functions, as users of FlexAttention write them, and dense attention by torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Mod = Callable[..., Any]
 
 
 class Case(NamedTuple):
-    """For B batches, H heads, M queries and N keys. captured: tensors that have gradients."""
+    """Functions for B batches, H heads, M queries and N keys. captured: tensors that get gradients."""
 
     score_mod: Mod | None
     mask_mod: Mod | None
@@ -54,7 +54,10 @@ def relative_position(B: int, H: int, M: int, N: int, **like: Any) -> Case:
 
 
 def learned(B: int, H: int, M: int, N: int, **like: Any) -> Case:
-    """Gradients by tensors of heads, of keys, of queries through another tensor, and of no axes."""
+    """A score function with gradients of captured tensors.
+
+    These are indexed by head, by key, by query through another tensor, and not at all (a 0-d tensor).
+    """
     group = torch.arange(M, device=like["device"]) % 3
     gate, key_bias, of_group, temperature = (
         torch.randn(shape, dtype=torch.float64).to(**like).requires_grad_()
@@ -72,7 +75,7 @@ def learned(B: int, H: int, M: int, N: int, **like: Any) -> Case:
 
 
 def nothing_kept(B: int, H: int, M: int, N: int, **like: Any) -> Case:
-    """Every third query sees no key; nor does any of batch 0's head 0."""
+    """A mask where every third query sees no key, and no query of batch 0's head 0 does."""
     return Case(None, lambda b, h, i, j: (i % 3 != 0) & ((b != 0) | (h != 0)) & (j != 2))
 
 
@@ -94,8 +97,11 @@ CASES = (
 
 
 class Recomputed(torch.autograd.Function):
-    """softmax(score) @ v as attention kernels compute it. Weights are rounded for products alone. The
-    backward pass finds a row's centre, sum_j p_j dp_j, from out."""
+    """softmax(score) @ v as attention kernels compute it.
+
+    Softmax probabilities are rounded only for products. The backward pass computes a row's delta,
+    sum_j p_j dp_j, from out.
+    """
 
     @staticmethod
     def forward(ctx: Any, score: Tensor, v: Tensor) -> Tensor:
@@ -126,7 +132,10 @@ def dense(
     normalized: bool = False,
     recomputed: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """out and lse, with all scores stored; with `weight`, `attend`'s out. recomputed: out is `Recomputed`."""
+    """out and lse, with all scores stored. With `weight`, the out of `attend`.
+
+    recomputed: compute out with `Recomputed`.
+    """
     heads, rows, columns = q.shape[1], q.shape[2], k.shape[2]
     k, v = (t.repeat_interleave(heads // t.shape[1], 1) for t in (k, v))
     b, h = (torch.arange(n, device=q.device).view(-1, *[1] * (3 - a)) for a, n in enumerate(q.shape[:2]))

@@ -1,4 +1,4 @@
-"""Every monoid of mr.monoids with random elements and its fold as plain torch defines it."""
+"""Every monoid of `mr.monoids`, with random elements and its fold in plain torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PRODUCT = Product(total=LogWSum(), best=ArgMax(), lse=LogSumExp())
 @dataclass(frozen=True)
 class Subject:
     monoid: Monoid[Any]
-    sample: Callable[[torch.Generator, tuple[int, ...]], Any]  # float64, payloads of 3
+    sample: Callable[[torch.Generator, tuple[int, ...]], Any]  # float64, payloads of 3 elements
     definition: Callable[
         [Any, int], tuple[Tensor, ...]
     ]  # (elements, batch axis >= 0) -> the fields of the fold

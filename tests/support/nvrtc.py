@@ -1,4 +1,4 @@
-"""NVRTC, the compiler of programs that are made while they run, for tests of what it compiles."""
+"""NVRTC, CUDA's runtime compiler, for tests of sources that it compiles."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import monoidreduce as mr
 from monoidreduce.folds.cuda.compiler import CompilationError, Compiler
 
 INCLUDE = Path(mr.get_include())
-# NVRTC has no standard headers, and the wheel none of CUDA's.
+# NVRTC has no C++ standard headers, and its wheel has none of CUDA's. These replace both.
 STAND_INS = INCLUDE / "monoidreduce" / "rtc"
 
 
 class Nvrtc(Compiler):
-    """One version of NVRTC, for sources that are not programs of the library."""
+    """An NVRTC library for sources other than the library's own."""
 
     def compile_ptx(self, source: str, options: Sequence[str], instances: Sequence[str] = ()) -> str:
         """The PTX of a source, with the kernels that `instances` name.
 
-        For `--gpu-architecture=sm_...` it is compiled to machine code too. Raises CompilationError.
+        With `--gpu-architecture=sm_...` NVRTC also compiles it to machine code. Raises CompilationError.
         """
         program = ctypes.c_void_p()
         self._call("nvrtcCreateProgram", ctypes.byref(program), source.encode(), None, 0, None, None)
@@ -46,7 +46,7 @@ def _libraries(folder: Path) -> Iterator[Path]:
 
 
 def newest() -> Nvrtc:
-    """The NVRTC of the wheel nvidia-cuda-nvrtc, which a torch for CUDA brings too, or skips the test."""
+    """The newest NVRTC of wheels (nvidia-cuda-nvrtc, which torch for CUDA also installs). Skips if none."""
     wheels = importlib.util.find_spec("nvidia")
     folders = (wheels and wheels.submodule_search_locations) or []
     found = [library for folder in folders for library in _libraries(Path(folder))]
@@ -56,7 +56,7 @@ def newest() -> Nvrtc:
 
 
 def oldest() -> Nvrtc:
-    """The NVRTC of the oldest torch that is supported, where `make test` puts it, or skips the test."""
+    """The NVRTC of the oldest supported torch, where `make test` installs it. Skips if there is none."""
     found = [*_libraries(Path(sys.prefix) / "nvrtc-oldest" / "nvidia")]
     if not found:
         pytest.skip("no old NVRTC: make .venv/nvrtc.done")

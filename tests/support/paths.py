@@ -1,4 +1,4 @@
-"""Which kernels a call takes: as `mr.explain` says, and as `_C` counts them."""
+"""The kernels that a call takes, as `mr.explain` predicts and as `_C` counts them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specimens import Inputs, Specimen
 
 import monoidreduce as mr
 
-# Tensors that the operators take by name.
+# Tensors that the operators take as keyword arguments.
 KEYWORDS = ("bias", "bias1", "bias2", "gate", "gate_bias", "mask", "sinks")
 
 
@@ -22,7 +22,7 @@ def explained(specimen: Specimen, inputs: Inputs) -> mr.Explanation:
 
 
 def tensor_core_paths(specimen: Specimen, inputs: Inputs, tier: str | None = None) -> set[str]:
-    """The paths of the call. On a GPU their tier is the given one or, if it is None, any on tensor cores."""
+    """The paths of the call. Asserts that on a GPU their tier is `tier`; if None, any on tensor cores."""
     explanation = explained(specimen, inputs)
     paths = {explanation.forward, explanation.backward}
     tiers = {path.split("/")[2] for path in paths if "/cuda/" in path}
@@ -31,13 +31,13 @@ def tensor_core_paths(specimen: Specimen, inputs: Inputs, tier: str | None = Non
 
 
 def counts() -> Counter[str]:
-    """How often operators took which path."""
+    """The number of times that operators took each path."""
     return Counter(mr._C.path_counts())
 
 
 @contextmanager
 def takes(paths: set[str]) -> Iterator[None]:
-    """Asserts that operators take these paths, and no others, in the block."""
+    """Assert that operators take these paths and no others in the block."""
     before = counts()
     yield
     taken = set(counts() - before)
@@ -45,7 +45,7 @@ def takes(paths: set[str]) -> Iterator[None]:
 
 
 def runs_on_tensor_cores(device: torch.device, dtype: torch.dtype) -> bool:
-    """Do operators take these kernels: for 16-bit inputs, from compute capability 8.0 on."""
+    """Whether operators take tensor-core kernels: 16-bit inputs and compute capability 8.0 or higher."""
     if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)

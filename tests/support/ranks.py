@@ -1,7 +1,7 @@
-"""Ranks for tests: processes with gloo that are started once and call what a test sends them.
+"""Ranks for tests: gloo processes that start once and call the functions that tests send them.
 
-`on_ranks(n, function, ...)` calls a function of a test module on n ranks. `OverRanks` is an operator whose
-columns are split over ranks, as a function of whole tensors: for `tolerance.check_operator`.
+`on_ranks(n, function, ...)` calls a function of a test module on n ranks. `OverRanks` makes an operator with
+sharded columns a function of whole tensors, for `tolerance.check_operator`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ import monoidreduce as mr
 from monoidreduce.distributed.operators import COLUMN_AXES
 
 MOST_RANKS = 4
-SECONDS = 40  # for a call, after which its ranks are ended
-REPLICATED = ("bias", "sinks", "cu_seqlens_q", "cu_seqlens_k")  # of attention, whose sequence is split
+SECONDS = 40  # limit of a call; beyond it the processes are killed
+REPLICATED = ("bias", "sinks", "cu_seqlens_q", "cu_seqlens_k")  # by attention over ranks
 ROWS = ("x", "target", "temperature", "mask", "teacher_x", "a")
 
 
 class Ranks:
-    """The processes. Each runs `_serve`."""
+    """MOST_RANKS processes. Each runs `_serve`."""
 
     def __init__(self) -> None:
         context = get_context("spawn")
@@ -51,7 +51,10 @@ class Ranks:
             end.recv_bytes()  # it has started
 
     def call(self, count: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """function(group, *args) on the first ranks, or args of each rank where they are `Each`."""
+        """Call function(group, *args) on the first `count` ranks.
+
+        Args of type `Each` differ between ranks.
+        """
         for rank, end in enumerate(self.ends[:count]):
             of_rank = [a.of_ranks[rank] if isinstance(a, Each) else a for a in args]
             end.send_bytes(pickle.dumps((count, function, of_rank)))
@@ -87,7 +90,7 @@ def _ranks() -> Ranks:
 
 
 def on_ranks(count: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """What function(group, *args) returns on each of so many ranks. It is a function of a module, by name."""
+    """The results of function(group, *args) on each of `count` ranks. The function must be importable."""
     return _ranks().call(count, function, *args)
 
 
@@ -109,11 +112,14 @@ def _serve(rank: int, store: str, end: Any) -> None:
         end.send_bytes(pickle.dumps(answer))
 
 
-# An operator of whole tensors
+# Operators over ranks as functions of whole tensors
 
 
 def split(t: Tensor, axis: int, count: int, padding: int | None = None) -> list[Tensor]:
-    """As torch.chunk, with empty parts. padding: so many columns of NaN at the end of the last ones."""
+    """Like torch.chunk, but always `count` parts, some of which may be empty.
+
+    padding: pad all parts with NaN to the same length, that of `padding` more columns in total.
+    """
     size = t.shape[axis]
     length = -(-size // count) if padding is None else -(-(size + padding) // count)
     parts = [
@@ -145,7 +151,7 @@ def _backward(group: Any, upstream: list[Tensor | None], wanted: list[str]) -> l
 
 
 def same_bits(tensors: list[Tensor]) -> Tensor:
-    """One of them, which are the same on all ranks."""
+    """The first tensor, asserted to have the same bits on all ranks."""
     first, *others = tensors
     for other in others:
         assert torch.equal(content(first), content(other)), "ranks differ"
@@ -153,9 +159,12 @@ def same_bits(tensors: list[Tensor]) -> Tensor:
 
 
 class OverRanks:
-    """mr.<operator> with its columns split over ranks, called in this process with whole tensors.
+    """mr.<operator> with its columns sharded over ranks, called in this process with whole tensors.
 
-    ranks: how many. padding: as `split` has it, with `classes`. own_rows: sequence parallel.
+    Args:
+        ranks: number of ranks.
+        padding: as in `split`; calls pass the number of `classes` without padding.
+        own_rows: shard rows too (sequence parallel).
     """
 
     def __init__(
@@ -172,7 +181,7 @@ class OverRanks:
         return found if len(found) > 1 else found[0]
 
     def sizes(self, inputs: dict[str, Tensor]) -> dict[str, Any]:
-        """Options that say how many columns all ranks have."""
+        """Options for the number of columns of all ranks together."""
         return (
             {} if self.operator == "mlp" else {"classes": inputs["b" if "b" in inputs else "weight"].shape[0]}
         )
@@ -200,7 +209,7 @@ class OverRanks:
 
 
 class AttentionOverRanks(OverRanks):
-    """mr.attention with its sequence split over ranks, called in this process with whole tensors."""
+    """mr.attention with its sequence sharded over ranks, called in this process with whole tensors."""
 
     operator = "attention"
 
@@ -209,21 +218,21 @@ class AttentionOverRanks(OverRanks):
         self.layout, self.uneven = layout, uneven
 
     def axis(self, t: Tensor) -> int:
-        """Of positions."""
+        """The axis of positions."""
         return 2
 
     def sizes(self, inputs: dict[str, Tensor]) -> dict[str, Any]:
         return {"length": inputs["q"].shape[self.axis(inputs["q"])]} if self.uneven else {}
 
     def sequence(self, t: Tensor, axis: int) -> list[Tensor]:
-        """The parts of an axis."""
+        """Each rank's part of an axis, in this layout."""
         if self.layout == "contiguous":
             return split(t, axis, self.ranks)
         chunks = split(t, axis, 2 * self.ranks)
         return [torch.cat((chunks[i], chunks[-1 - i]), axis) for i in range(self.ranks)]
 
     def joined(self, parts: list[Tensor]) -> Tensor:
-        """From where each position was."""
+        """The whole tensor, of the ranks' parts: the inverse of `sequence`."""
         axis = self.axis(parts[0])
         at = torch.cat(self.sequence(torch.arange(sum(t.shape[axis] for t in parts)), 0))
         return torch.cat(parts, axis).index_select(axis, at.argsort())
@@ -242,12 +251,12 @@ class AttentionOverRanks(OverRanks):
 
 
 class VarlenOverRanks(AttentionOverRanks):
-    """mr.attention_varlen with its tokens split over ranks, called in this process with whole tensors."""
+    """mr.attention_varlen with its tokens sharded over ranks, called in this process with whole tensors."""
 
     operator = "attention_varlen"
 
     def axis(self, t: Tensor) -> int:
-        return 0 if t.dim() == 3 else 1  # of a log-sum-exp
+        return 0 if t.dim() == 3 else 1  # 1 for lse, [H, T]
 
 
 class _OverRanks(torch.autograd.Function):

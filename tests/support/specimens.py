@@ -1,4 +1,4 @@
-"""Inputs for the operator tests: random and exact values, memory layouts, small calls of every operator."""
+"""Inputs of the operator tests: random and exact values, memory layouts, small calls of every operator."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def normal(*shape: int, dtype: torch.dtype, device: torch.device, scale: float =
 def integers(
     *shape: int, dtype: torch.dtype, device: torch.device, density: float = 0.3, bound: int = 2
 ) -> Tensor:
-    """Mostly zeros, else integers in [-bound, bound]: products and sums of a few are exact in every dtype."""
+    """Integers in [-bound, bound], most of them 0. Products, and sums of a few, are exact in every dtype."""
     values = torch.randint(-bound, bound + 1, shape, device=device)
     return (values * (torch.rand(shape, device=device) < density)).to(dtype)
 
 
 def _unit_products(width: int, draw: Callable[..., Tensor]) -> dict[str, float]:
-    """What makes a product of two normal vectors of `width` elements a normal number again."""
+    """The scale option that makes products of two normal vectors of `width` elements of unit size."""
     return {"scale": max(width, 1) ** -0.5} if draw is normal else {}
 
 
-# Memory layouts. Whatever lies between and around the elements is NaN.
+# Memory layouts. Memory between and around the elements is NaN.
 
 
 def _transposed(t: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def _transposed(t: Tensor) -> Tensor:
 
 
 def _gaps(t: Tensor) -> Tensor:
-    """Every axis a slice of a longer one, the last with step 2."""
+    """Every axis is a slice of a longer one; the last has step 2."""
     shape = [size + 3 for size in t.shape[:-1]] + [2 * t.shape[-1] + 1]
     buffer = torch.full(shape, torch.nan if t.is_floating_point() else 1, dtype=t.dtype, device=t.device)
     inner = tuple(slice(1, 1 + size) for size in t.shape[:-1])
@@ -48,7 +48,7 @@ def _gaps(t: Tensor) -> Tensor:
 
 
 def _offset(elements: int) -> Callable[[Tensor], Tensor]:
-    """Dense, but starting `elements` after an aligned address."""
+    """Contiguous, but starting `elements` elements after an aligned address."""
 
     def place(t: Tensor) -> Tensor:
         buffer = torch.full(
@@ -63,19 +63,19 @@ def _offset(elements: int) -> Callable[[Tensor], Tensor]:
 
 
 def _padded_rows(t: Tensor) -> Tensor:
-    """Rows further apart than they are long, by an odd number of elements."""
+    """The row stride exceeds the row length by an odd number of elements."""
     shape = [*t.shape[:-1], t.shape[-1] + 5]
     buffer = torch.full(shape, torch.nan if t.is_floating_point() else 1, dtype=t.dtype, device=t.device)
     return buffer[..., : t.shape[-1]].copy_(t)
 
 
 def _outer_axes_permuted(t: Tensor) -> Tensor:
-    """The first axis innermost in memory."""
+    """The first axis is innermost in memory."""
     return t.movedim(0, -1).contiguous().movedim(-1, 0) if t.dim() > 1 else _gaps(t)
 
 
 def _junk_strides(t: Tensor) -> Tensor:
-    """Nonsense strides on axes of size 1, which torch allows and makes itself."""
+    """Arbitrary strides on axes of size 1. torch allows them, and makes such tensors itself."""
     t = t.contiguous()
     strides = [99990001 if size == 1 else stride for size, stride in zip(t.shape, t.stride(), strict=True)]
     return t.as_strided(t.shape, strides)
@@ -111,7 +111,7 @@ def attention_inputs(
     keep: Sequence[int] | None = None,
     draw: Callable[..., Tensor] = normal,
 ) -> Inputs:
-    """q, k, v and a floating bias of shape `bias` or a bool one of shape `keep`, three quarters True."""
+    """q, k, v and a bias, if any: floating of shape `bias`, or bool of shape `keep`, three quarters True."""
     place: Any = {"dtype": dtype, "device": device}
     inputs = {
         "q": draw(batch, heads, m, width, **place),
@@ -126,7 +126,7 @@ def attention_inputs(
 
 
 def starts(lengths: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int32) -> Tensor:
-    """Where sequences of these lengths start, and the end of the last."""
+    """Starts of sequences of these lengths, and the end of the last."""
     return torch.tensor(
         [0, *torch.tensor(lengths, dtype=torch.int64).cumsum(0).tolist()], dtype=dtype, device=device
     )
@@ -145,7 +145,10 @@ def varlen_inputs(
     device: torch.device,
     draw: Callable[..., Tensor] = normal,
 ) -> Inputs:
-    """q, k, v of packed sequences, with rows of no sequence behind them. keys: None, as many as queries."""
+    """q, k and v of packed sequences, followed by `behind` rows of no sequence.
+
+    keys: lengths of the sequences of keys; None, those of queries.
+    """
     place: Any = {"dtype": dtype, "device": device}
     of_keys = sum(queries if keys is None else keys) + behind
     inputs = {
@@ -158,7 +161,7 @@ def varlen_inputs(
 
 
 def _raise_logits(x: Tensor, weight: Tensor, level: float) -> None:
-    """Add a constant to all logits x @ weight^T, in place: by the last feature, if there is one."""
+    """Add a constant to all logits x @ weight^T, in place, through the last feature, if there is one."""
     if level and x.shape[-1]:
         x[..., -1], weight[:, -1] = level, 1
 
@@ -176,8 +179,10 @@ def cross_entropy_inputs(
     level: float = 0,
     draw: Callable[..., Tensor] = normal,
 ) -> Inputs:
-    """x, weight, target, bias. Logits are of unit size around `level`, and about 8 above it on the target of
-    every second row."""
+    """x, weight, target and bias.
+
+    Logits are of unit size around `level`; target logits of every second row are about 8 above it.
+    """
     place: Any = {"dtype": dtype, "device": device}
     shape = (rows,) if isinstance(rows, int) else rows
     target = torch.randint(0, max(classes, 1), shape, device=device)
@@ -194,7 +199,7 @@ def cross_entropy_inputs(
 
 
 def class_weights(classes: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[classes] of up to 2; some are 0."""
+    """Class weights [classes] in [0, 2); some are 0."""
     weights = 2 * torch.rand(classes, device=device)
     weights[3::11] = 0
     return weights.to(dtype)
@@ -213,8 +218,10 @@ def distillation_inputs(
     teacher_level: float = 0,
     draw: Callable[..., Tensor] = normal,
 ) -> Inputs:
-    """x, weight, teacher_x, teacher_weight with logits of unit size around `level` and `teacher_level`; a
-    mask that is three quarters True."""
+    """x, weight, teacher_x, teacher_weight and optionally a mask, three quarters True.
+
+    Logits are of unit size around `level` and `teacher_level`.
+    """
     place: Any = {"dtype": dtype, "device": device}
     shape = (rows,) if isinstance(rows, int) else rows
     inputs = {
@@ -244,7 +251,7 @@ def mlp_inputs(
     gate_bias: bool = False,
     draw: Callable[..., Tensor] = normal,
 ) -> Inputs:
-    """x, w1, w2, biases and a gate, with hidden values of unit size, where the activations bend."""
+    """x, w1, w2, biases and a gate. Hidden values are of unit size, where activations are not linear."""
     place: Any = {"dtype": dtype, "device": device}
     shape = (rows,) if isinstance(rows, int) else rows
     inputs = {
@@ -299,7 +306,7 @@ def merge_inputs(
 
 @dataclass(frozen=True)
 class Specimen:
-    """One small call of an operator that exercises a way of using it."""
+    """A small call of an operator that covers one way of using it."""
 
     name: str
     operator: str
@@ -311,13 +318,13 @@ class Specimen:
         return self.make(dtype=dtype, device=device, **self.arguments)
 
     def differentiable(self, inputs: Inputs) -> list[str]:
-        """The inputs that the call gives gradients to."""
+        """The names of inputs that get gradients."""
         frozen = self.operator == "linear_distillation" and not self.options.get("teacher_grad")
         floating = [name for name, t in inputs.items() if t.is_floating_point()]
         return [name for name in floating if not (frozen and name.startswith("teacher"))]
 
 
-WITH_ALL = {"entropy": True, "top1": True}  # what log-probs may return besides
+WITH_ALL = {"entropy": True, "top1": True}  # all optional results of linear_log_probs
 SPECIMENS = (
     Specimen("attention", "attention", attention_inputs, options={"return_lse": True}),
     Specimen("attention_causal", "attention", attention_inputs, options={"causal": True, "return_lse": True}),
@@ -385,12 +392,12 @@ SPECIMENS = (
     ),
     Specimen("logsumexp", "logsumexp_matmul", logsumexp_inputs, options={"scale": 0.5}),
 )
-# What a test over all operators and dtypes needs: one call of each.
+# One call of each operator, for tests over all operators and dtypes.
 ONE_EACH = tuple({specimen.operator: specimen for specimen in reversed(SPECIMENS)}.values())
 
 
-# Calls that run on tensor cores, forward and backward, where their dtype is of 16 bits, each in another way.
-# Their operands are read as they lie.
+# Calls that run on tensor cores in 16-bit dtypes, forward and backward, each in a different way. Kernels read
+# their operands in place, without padded copies.
 _GROUPED = {"batch": 1, "heads": 36, "kv_heads": 12, "m": 150, "n": 272, "width": 128, "value_width": 128}
 _HEAD = {"rows": 513, "classes": 1111, "width": 200}
 TENSOR_CORE_SPECIMENS = (
@@ -482,7 +489,7 @@ TENSOR_CORE_SPECIMENS = (
 
 
 def name_of(value: Any) -> str | None:
-    """The id of a parameter of a test."""
+    """The id of a test's parameter."""
     if isinstance(value, Specimen):
         return value.name
     return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else None

@@ -1,7 +1,7 @@
-"""Models of every architecture of the installed transformers, so small that a step takes milliseconds.
+"""Tiny models of every architecture of the installed transformers. A step takes milliseconds.
 
-A tiny config is the default one with its sizes replaced, by the names that sizes have. Of layers two are
-left, or one of each kind. What can not be built that way is left out.
+A tiny config is the default config with its sizes replaced, chosen by their names. Two layers are kept, or
+one of each kind, at most four. Architectures that can not be built that way are left out.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ SIZES = [
 ]
 LAYERS = r"num_hidden_layers|n_layers?|num_layers|depth|encoder_layers|decoder_layers|layers"
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 1}
-# Of configs whose sizes depend on each other.
+# Model type -> replacements, for configs with sizes that depend on each other.
 OTHERS: dict[str, dict[str, Any]] = {
     "bamba": {"mamba_n_heads": 8, "mamba_d_head": 8},
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_ssm": 64},
@@ -90,7 +90,7 @@ def architectures() -> dict[str, str]:
 
 
 def _kept_layers(config: dict[str, Any]) -> tuple[int, list[int], set[str]]:
-    """How many layers there are, which of them are kept, and which lists have an element a layer."""
+    """The number of layers, the layers kept, and the names of lists with an element for each layer."""
     sizes = [v for k, v in config.items() if re.fullmatch(LAYERS, k) and type(v) is int]
     number = max(sizes, default=0)
     lists = {k: v for k, v in config.items() if isinstance(v, list) and len(v) == number > 3}
@@ -149,7 +149,7 @@ def tiny_config(name: str, model_type: str) -> Any:
 
 
 def tiny_model(name: str, model_type: str) -> Any:
-    """With eager attention, in training; None if there is none so small."""
+    """A model with eager attention, in training mode; None if it can not be made small enough."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -161,12 +161,16 @@ def tiny_model(name: str, model_type: str) -> Any:
                 return None
             config._attn_implementation = config._experts_implementation = "eager"
             return _initialised(kind, config)
-        except Exception:  # of any kind: a config that does not hang together
+        except Exception:  # inconsistent configs raise errors of any type
             return None
 
 
 def _initialised(kind: Any, config: Any) -> Any:
-    """Some models leave parameters as the memory was, which is NaN here, so that they are found."""
+    """A model with all parameters initialised.
+
+    Some models leave parameters uninitialised. In torch's deterministic mode they are filled with NaN, so
+    that they can be found and replaced by random numbers.
+    """
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:
@@ -182,7 +186,7 @@ def _initialised(kind: Any, config: Any) -> Any:
 
 
 def tiny_inputs(model: Any) -> dict[str, torch.Tensor]:
-    """Two sequences of token ids and labels, of which some are ignored."""
+    """Two sequences of token ids, with labels; some labels are ignored."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(3, 70, (2, LENGTH), generator=generator)
     labels = ids.clone()

@@ -1,4 +1,4 @@
-"""The acceptance rule of the operator tests: as accurate as torch's own composition in the same dtype.
+"""The acceptance rule of the operator tests: as accurate as torch operations in the same dtype.
 
 For a tensor y (an output or a gradient) computed from inputs in dtype T:
 
@@ -10,19 +10,20 @@ For a tensor y (an output or a gradient) computed from inputs in dtype T:
     mean|y - ref|  <= 1.5 mean|base - ref|  + floor / 16              (one wrong tile behind a large maximum)
     NaN and inf exactly where ref has them
 
-For T = float32 there is a last clause: |y - ref| <= 1e-5 |ref| + 1e-6 max|ref| element by element. It holds
-unless the first clause allows more there, as where large terms cancel. For T = float64 the base is the
+For T = float32 there is a last clause, element by element: |y - ref| <= 1e-5 |ref| + 1e-6 max|ref|, or the
+bound of the first clause where that is larger, as where large terms cancel. For T = float64 the base is the
 oracle, so the rule is |y - ref| <= 1e-10 |ref| + 1e-12 max|ref|.
 
-Errors of few numbers are luck: one rounded log-sum-exp shifts a whole row. So the mean is of 64 elements or
-more. For float32 results, where base has next to no error, it is of 8192 in 384 rows or more. So is the
-maximum where the inputs are float32 too. With fewer the last clause decides. An attention backward that
-recomputes, written in torch, reached 3.1 times the base's largest error in 30 seeds of 296 rows on a GPU.
-Each operator has a test_accuracy of 400 rows or more.
+Errors of few numbers depend on luck: one rounded log-sum-exp shifts a whole row. So the clause of the mean
+applies only to 64 elements or more. For float32 results, where the base has next to no error, it applies only
+to 8192 elements or more in 384 rows or more. The same is true of the clause of the maximum if the inputs are
+float32 too. Results with fewer are held to the last clause. (An attention backward that recomputes, written
+in torch, reached 3.1 times the base's largest error in 30 seeds of 296 rows on a GPU.) Each operator has a
+test_accuracy with 400 rows or more.
 
-Where nobody chose a case, and hundreds are drawn, some are unlucky. There each result's median of several
-draws is held to the first clause. It is also held to the last clause where that allows as much (`Unlucky`). A
-draw of `check_pooled` has the errors of several inputs together.
+Among hundreds of random cases some are unlucky. So for these the median of several draws of each result is
+held to the first clause, and to the last clause where it allows as much (`Unlucky`). A draw of `check_pooled`
+takes the errors of several inputs together.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ import monoidreduce as mr
 from monoidreduce import reference
 from monoidreduce.functional import raises_rows
 
-# What `_C.path_counts()` calls the kernels of each operator. merge_attention is made of torch operations.
+# Operator -> the name of its kernels in `_C.path_counts()`. merge_attention is composed of torch operations.
 KERNELS = {
     "attention": "attention",
     "attention_varlen": "attention",
@@ -52,9 +53,9 @@ KERNELS = {
 
 
 class Unlucky(AssertionError):
-    """A drawn case breaks only the bound of the largest error of float32, by less than a factor of 2.
+    """A random case exceeds only the bound of the largest float32 error, by less than a factor of 2.
 
-    results: names of the outputs and gradients that do.
+    results: names of the outputs and gradients that do so.
     """
 
     def __init__(self, message: str, results: Iterable[str]) -> None:
@@ -63,17 +64,17 @@ class Unlucky(AssertionError):
 
 
 class MayBeLuck(str):
-    """What is said of that bound, in the first clause and where the last one allows as much."""
+    """A message about that bound: in the first clause, and in the last where it allows as much."""
 
 
 TRIALS = 5
 
 
 def check_draws(check: Callable[[], object]) -> None:
-    """Holds a case to the rule whose values `check` draws anew in every call.
+    """Hold a random case to the rule. `check` draws new values in every call.
 
-    Where the first values are unlucky, each result's median of TRIALS draws has to keep it. Unlucky is raised
-    if one result breaks it in most of them.
+    If the first draw is `Unlucky`, the median over TRIALS draws of each result has to keep the rule:
+    `Unlucky` is raised if one result breaks it in most draws.
     """
     unlucky: Counter[str] = Counter()
     for trial in range(TRIALS):
@@ -89,7 +90,10 @@ def check_draws(check: Callable[[], object]) -> None:
 
 
 def rounding_floor(ref: Tensor, dtype: torch.dtype) -> float:
-    """2 max|((r + 0.3) - 0.3) - r| over r in ref, and over the range of ref lest few r be lucky ones."""
+    """2 max|((r + 0.3) - 0.3) - r| over r in ref and over 257 numbers in its range.
+
+    The latter, because the rounding of few r may be small by luck.
+    """
     rounded = ref.to(dtype).flatten()
     magnitude = max(0.3, float(rounded.abs().max())) if rounded.numel() else 0.3
     probe = torch.linspace(-magnitude, magnitude, 257, dtype=torch.float64, device=ref.device).to(dtype)
@@ -113,16 +117,24 @@ def accuracy_failures(
     one_column: bool = False,
     drawn_again: bool = False,
 ) -> list[str]:
-    """The clauses that y breaks. ref is float64, base of y's dtype, `tested` the inputs' dtype.
+    """Messages for the clauses that y breaks.
 
-    generated: did nobody choose the case. Then what is 0 by nature is held to what terms of unit size leave.
-    Softmax's gradient over one column is 0, in the first row of causal attention or in all. The rule,
-    relative to results, has no bound for it. And among hundreds of cases the unluckiest would decide, so the
-    case is drawn again.
-    drawn_again: does the median of several draws decide. A largest error of float32 between 2 and 4 times the
-    base's may then be luck.
-    one_column: torch cancels the terms of softmax's gradient exactly there, by luck and not by care. So
-    float32 is held to the clause that does not compare with torch's errors.
+    Args:
+        name: name of the output or gradient, for messages.
+        y: the result.
+        ref: result of the oracle, float64.
+        base: result of the reference in the inputs' dtype; it has y's dtype.
+        tested: dtype of the inputs.
+        rows: number of rows of the call.
+        generated: whether the case is random. Then results that are 0 in `ref` are held to the
+            rounding errors of terms of unit size. (The softmax's gradient over one column is 0, in the first
+            row of causal attention or in all rows; the rule is relative to results and has no bound for it.)
+            As the unluckiest of hundreds of cases would decide, a float32 failure may be luck, as with
+            `drawn_again`.
+        one_column: whether the softmax is over one column. The terms of its gradient cancel exactly in torch,
+            by luck. So float32 is held only to the clause that does not compare with torch's errors.
+        drawn_again: whether the median of several draws decides. A largest error of float32 between 2 and 4
+            times the base's may then be luck.
     """
     if y.shape != ref.shape or y.dtype != base.dtype:
         return [f"{name}: got {tuple(y.shape)} {y.dtype}, expected {tuple(ref.shape)} {base.dtype}"]
@@ -187,7 +199,7 @@ def accuracy_failures(
 
 
 def raise_failures(of: str, failures: Sequence[str]) -> None:
-    """Unlucky, if all of them may be luck, else an AssertionError. failures: of `accuracy_failures`."""
+    """Raise `Unlucky` if all failures may be luck, else AssertionError. failures: of `accuracy_failures`."""
     text = "\n".join([of, *failures])
     if failures and all(isinstance(failure, MayBeLuck) for failure in failures):
         raise Unlucky(text, (failure.split(":")[0] for failure in failures))
@@ -195,12 +207,13 @@ def raise_failures(of: str, failures: Sequence[str]) -> None:
 
 
 def upstream_gradient(like: Tensor, layout: str = "strided", exact: bool = False) -> Tensor:
-    """A random gradient of several times unit size in the shape and dtype of `like`; integers if exact.
+    """A random gradient in the shape and dtype of `like`, of several times unit size; integers if `exact`.
 
-    strided: axes stored in reverse order, every second element, NaN in between.
-    sliced: the middle of a wider buffer of NaN, as the backward of torch.cat gives.
-    expanded: one value everywhere with stride 0, as the backward of sum gives.
-    contiguous: dense.
+    Layouts:
+        strided: axes stored in reverse order, in every second element, with NaN in between.
+        sliced: the middle of a wider buffer of NaN, as the backward of torch.cat gives.
+        expanded: one value everywhere, with stride 0, as the backward of sum gives.
+        contiguous: contiguous.
     """
     shape, options = tuple(like.shape), {"dtype": like.dtype, "device": like.device}
     if layout == "expanded":
@@ -220,7 +233,7 @@ def upstream_gradient(like: Tensor, layout: str = "strided", exact: bool = False
 
 
 def content(tensor: Tensor) -> Tensor:
-    """The bytes of the elements, so that NaN equals NaN and -0 differs from 0."""
+    """The bytes of the elements. Compared so, NaN equals NaN and -0 differs from 0."""
     return tensor.detach().flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
@@ -233,7 +246,10 @@ def kernel_launches(operator: str, direction: str, device: torch.device) -> int:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Small torch operations are faster on one thread, many times so where the cores are shared."""
+    """Run torch on one thread in the block.
+
+    Small torch operations are faster so, many times if other processes use the cores.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -243,7 +259,7 @@ def one_thread() -> Iterator[None]:
 
 
 def as_outputs(result: Tensor | Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-    """Those that have a gradient: no indices, and not what nobody asked for."""
+    """The results that have a gradient: not indices, and not results that were not asked for (None)."""
     results = (result,) if isinstance(result, Tensor) else result
     return tuple(t for t in results if t is not None and t.is_floating_point())
 
@@ -255,7 +271,7 @@ def run(
     differentiate: Sequence[str],
     upstream: Sequence[Tensor | None] | None,
 ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """The outputs, and the gradients of the named inputs: zero where the outputs do not depend on one."""
+    """The outputs, and the gradients of the named inputs; zeros if no output depends on the input."""
     leaves = {name: t.detach().requires_grad_(name in differentiate) for name, t in inputs.items()}
     outputs = as_outputs(function(**leaves, **options))
     if upstream is None or not differentiate:
@@ -284,12 +300,17 @@ def check_operator(
 ) -> dict[str, Tensor]:
     """Hold each output and gradient of `mr.<operator>` to the rule; return them as "out0", ..., "d_<input>".
 
-    `differentiate` names the inputs whose gradients are taken (default: every floating one). `upstream` holds
-    one gradient per output, None where that output has none. Or it names the layout of random ones. They are
-    integers if `exact`, for inputs of integers whose gradients cancel to 0. `function` is what is called in
-    place of `mr.<operator>`, as what a compiler made of it. `generated`: did nobody choose the case, see
-    accuracy_failures; then it may be Unlucky. Asserts that no input was written to and, unless a `function`
-    is given, that the intended kernels ran.
+    Asserts that no input was written to and, unless a `function` is given, that the library's kernels ran.
+
+    Args:
+        operator: name of the operator.
+        inputs: tensors by name.
+        options: other arguments.
+        differentiate: names of the inputs to compute gradients of (default: every floating-point one).
+        upstream: one gradient for each output, None for an output without one; or the layout of random ones.
+        exact: draw integers as upstream gradients, for integer inputs with gradients that cancel to 0.
+        function: called in place of `mr.<operator>`, for example a compiled one.
+        generated: whether the case is random (see `accuracy_failures`). It may then raise `Unlucky`.
     """
     found, failures = _measured(operator, inputs, options, differentiate, upstream, exact, function)
     first = next(iter(inputs.values()))
@@ -312,10 +333,10 @@ def check_pooled(
     function: Any = None,
     draws: int = 8,
 ) -> None:
-    """As `check_operator`, of the errors of so many draws of the inputs together, as in `check_draws`.
+    """Like `check_operator`, but with the errors of `draws` draws of the inputs taken together.
 
-    For results whose largest error one rounding decides. They have few elements in 16 bits, or many in
-    float32 where our errors and the base's are about as large.
+    Trials are repeated as in `check_draws`. For results with a largest error that one rounding decides: they
+    have few elements in 16 bits, or many in float32 with errors about as large as the base's.
     """
 
     def check() -> None:
@@ -336,7 +357,7 @@ def check_pooled(
 
 
 class Found(NamedTuple):
-    """A result, what the oracle gives in float64, and the base: what it gives in the dtype of the inputs."""
+    """A result, the oracle's result in float64, and the base: the oracle's in the dtype of the inputs."""
 
     ours: Tensor
     exact: Tensor
@@ -352,7 +373,7 @@ def _measured(
     exact: bool,
     function: Any,
 ) -> tuple[dict[str, Found], list[str]]:
-    """The outputs and gradients of a call by name, and what it did beside computing them."""
+    """The outputs and gradients of a call by name, and messages about inputs that it wrote to."""
     options = dict(options or {})
     known = {name: value for name, value in options.items() if name not in ("workspace", "compensated")}
     called = getattr(mr, operator) if function is None else function
@@ -363,7 +384,7 @@ def _measured(
 
     wide = {name: t.detach().double() if name in floating else t for name, t in inputs.items()}
     copies = {name: t.detach().clone() for name, t in inputs.items()}
-    # Without oneDNN: on processors with AMX its bfloat16 products have NaN where an infinity is beside them.
+    # Without oneDNN: on processors with AMX its bfloat16 products have NaN next to infinities.
     with one_thread(), torch.backends.mkldnn.flags(enabled=False):
         if isinstance(upstream, str):
             upstream = [upstream_gradient(y, upstream, exact) for y in as_outputs(oracle(**copies, **known))]
@@ -379,7 +400,8 @@ def _measured(
         assert kernel_launches(operator, "forward", device) > launches[0], (
             f"{operator}: its forward kernel did not run"
         )
-        # The gradients of bias2 and of a bias that raises all scores of a row need no kernel of ours.
+        # Gradients of bias2, and of a bias that adds one number to all scores of a row, need no kernel of
+        # ours.
         of_torch = {"bias2"}
         if operator == "attention" and "bias" in inputs and raises_rows(inputs["bias"]):
             of_torch.add("bias")

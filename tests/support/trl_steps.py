@@ -1,6 +1,7 @@
-"""Trainers of the installed TRL for three steps of a tiny Llama: what they log, and how often they call ours.
+"""Trainers of the installed TRL, for three steps of a tiny Llama, with and without this library.
 
-`python trl_steps.py NAME ...` compares them with what `apply` makes of them, and prints the calls as JSON.
+`python trl_steps.py NAME ...` compares logs and gradients of trainers before and after `apply`. It prints the
+numbers of calls of the library's functions as JSON.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ WORDS = ["<pad>", "<eos>", "<unk>", *(f"w{i}" for i in range(298))]
 
 
 def tokenizer() -> Any:
-    """Words are tokens."""
+    """A tokenizer with a token for each word."""
     words = tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>")
     inner = tokenizers.Tokenizer(words)
     inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
@@ -51,7 +52,7 @@ def tokenizer() -> Any:
 
 
 def examples(*columns: str) -> Any:
-    """Eight of random words; a label is every other one's."""
+    """A dataset of eight examples of random words. Column "label" is True in every other example."""
     torch.manual_seed(1)
     rows = []
     for n in range(8):
@@ -65,7 +66,7 @@ def reward(completions: list[str], **others: Any) -> list[float]:
 
 
 def teacher(**options: Any) -> Any:
-    """Of another width than the student."""
+    """A teacher with a different hidden size from the student's."""
     torch.manual_seed(5)
     return LlamaForCausalLM(
         LlamaConfig(**SIZES | {"hidden_size": 48, **options}, pad_token_id=0, eos_token_id=1)
@@ -73,7 +74,7 @@ def teacher(**options: Any) -> Any:
 
 
 def messages() -> Any:
-    """Eight examples as GKD has them, with tokens and where completions begin."""
+    """A dataset of eight examples in GKD's format: prompts, token ids and masks of completions."""
     torch.manual_seed(1)
     rows = []
     for n in range(8):
@@ -90,7 +91,8 @@ def experimental(module: str, name: str) -> Any:
     return getattr(import_module(f"trl.experimental.{module}"), name)
 
 
-# Columns; options of the configuration and of the trainer. The class is TRAINER_OF[name up to "_"].
+# Name -> columns of the dataset, options of the configuration, options of the trainer. `class_of` finds the
+# classes from the name up to "_".
 TRAINERS: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]] = {
     **{
         f"distillation_{beta}": (
@@ -131,14 +133,14 @@ NAMES = {"sft": "SFT", "distillation": "Distillation", "onlinedpo": "OnlineDPO"}
 
 
 def class_of(name: str, kind: str = "Trainer") -> Any:
-    """The trainer's class, or with "Config" that of its configuration."""
+    """The trainer's class; with kind "Config", the class of its configuration."""
     of = name.partition("_")[0]
     wanted = f"{NAMES.get(of, of.upper())}{kind}"
     return experimental(MODULES[of], wanted) if of in MODULES else getattr(trl, wanted)
 
 
 def trainer(name: str, folder: Path, made_by: Any = None, **more: Any) -> Any:
-    """For three steps. made_by: its class, if not TRL's. more: options of the configuration."""
+    """A trainer for three steps. made_by: its class, if not TRL's. more: options of the configuration."""
     columns, of_config, of_trainer = TRAINERS[name]
     config = class_of(name, "Config")(
         output_dir=str(folder),
@@ -168,7 +170,7 @@ def trainer(name: str, folder: Path, made_by: Any = None, **more: Any) -> Any:
 
 
 class Gradients(transformers.TrainerCallback):
-    """Those of the first step."""
+    """Records the gradients of the first step."""
 
     def __init__(self) -> None:
         self.found: dict[str, Tensor] = {}
@@ -179,7 +181,7 @@ class Gradients(transformers.TrainerCallback):
 
 
 def history(name: str, folder: Path, made_by: Any = None) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
-    """What a trainer logs of three steps, and the gradients of the first."""
+    """The logs of a trainer's three steps, and the gradients of the first step."""
     made, gradients = trainer(name, folder, made_by), Gradients()
     made.add_callback(gradients)
     made.train()
@@ -192,7 +194,7 @@ def check_same(
     found: tuple[list[dict[str, float]], dict[str, Tensor]],
     expected: tuple[list[dict[str, float]], dict[str, Tensor]],
 ) -> None:
-    """Of two histories: all that is logged, and each parameter's gradient."""
+    """Assert that two results of `history` agree in all logged numbers and in each parameter's gradient."""
     assert len(found[0]) == len(expected[0]) == 3 and found[1].keys() == expected[1].keys() != set()
     assert any(step["grad_norm"] > 1e-3 for step in expected[0])
     for step, theirs in zip(found[0], expected[0], strict=True):
@@ -203,7 +205,7 @@ def check_same(
 
 
 class LogProbsByTorch:
-    """The function of log-probabilities that TRL 1.15 has with Triton alone."""
+    """Stands in for TRL 1.15's function of log-probabilities, which exists only if Triton is installed."""
 
     @staticmethod
     def forward(
@@ -228,7 +230,7 @@ class LogProbsByTorch:
 
 
 class DivergenceByTorch:
-    """The same of two heads."""
+    """Stands in for TRL 1.15's function of divergences between two heads (student and teacher)."""
 
     @staticmethod
     def apply(*given: Any) -> tuple[Tensor, Tensor]:
@@ -244,7 +246,7 @@ class DivergenceByTorch:
 
 
 def without_triton() -> None:
-    """Gives TRL 1.15 its functions where Triton is not installed."""
+    """Give TRL 1.15 the functions that it lacks if Triton is not installed."""
     import trl.trainer.utils as utils
 
     if utils._ChunkedLogProbFunction is None:
@@ -255,7 +257,7 @@ def without_triton() -> None:
 
 
 def counted_calls(monkeypatch: Any) -> list[str]:
-    """Grows with each call of ours."""
+    """A list that records the names of this library's functions as trainers call them."""
     calls: list[str] = []
 
     def counting(function: str) -> None:

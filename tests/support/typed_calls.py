@@ -1,4 +1,4 @@
-"""What a type checker makes of users' calls: mypy reads this file (test_types.py), nobody runs it."""
+"""Users' calls, as input of a type checker: mypy reads this file (test_types.py); it never runs."""
 
 from typing import NamedTuple
 
@@ -57,7 +57,7 @@ def modules(x: Tensor, flag: bool) -> None:
 
 
 class Block(torch.nn.Module):
-    """Attributes that are modules keep what their calls return."""
+    """Calls of attributes that are modules keep their return types."""
 
     def __init__(self, loss: mr.nn.LinearDistillationLoss) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Folds over ranks without what they send: one rank after another, in this process."""
+"""Folds over ranks without communication: one rank after another, in this process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ OPTIONS = {"causal": False, "scale": None, "window": None, "softcap": None, "com
 
 
 class _Virtual(torch.autograd.Function):
-    """out and lse of q, k and v [B, H, positions, ...]; gradients of keys are added, as over ranks."""
+    """out and lse of q, k and v [B, H, positions, ...].
+
+    The backward pass adds all ranks' gradients of k and v, as the reduction over ranks would.
+    """
 
     @staticmethod
     def forward(ctx: Any, ranks: int, layout: str, options: Any, *tensors: Tensor) -> Any:
@@ -65,7 +68,7 @@ def _joined(splits: Any, parts: list[Tensor]) -> Tensor:
 
 
 def attention_over_virtual_ranks(ranks: int, layout: str) -> Callable[..., Any]:
-    """mr.attention by all_gather."""
+    """mr.attention with all-gathered keys and values."""
 
     def attention(q: Tensor, k: Tensor, v: Tensor, return_lse: bool = False, **options: Any) -> Any:
         _, of_op, _ = functional.check_attention(q, k, v, None, None, **OPTIONS | options)
@@ -76,7 +79,7 @@ def attention_over_virtual_ranks(ranks: int, layout: str) -> Callable[..., Any]:
 
 
 def varlen_over_virtual_ranks(ranks: int, layout: str) -> Callable[..., Any]:
-    """mr.attention_varlen by all_gather."""
+    """mr.attention_varlen with all-gathered keys and values."""
 
     def attention_varlen(
         q: Tensor,
@@ -97,7 +100,7 @@ def varlen_over_virtual_ranks(ranks: int, layout: str) -> Callable[..., Any]:
 
 
 class _OverVirtualRanks:
-    """A linear loss with classes over ranks. kept: of how many columns each rank kept gradients."""
+    """A vocabulary-parallel linear loss. kept: for how many columns each rank saved local gradients."""
 
     operator: str
     results: int
@@ -107,7 +110,7 @@ class _OverVirtualRanks:
         self.kept: list[int] = []
 
     def fold(self, x: Tensor, weight: Tensor, inputs: list[tuple[Any, ...]], options: Any, call: Any) -> Any:
-        """The results of a call of `Sharded` on each rank's inputs."""
+        """The results of `call` with a `Sharded` operator for each rank's inputs."""
         folds: list[ShardedFold] = []
 
         def capture(fold: ShardedFold, *_: Any) -> tuple[Tensor, ...]:
