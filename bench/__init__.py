@@ -1,1 +1,1 @@
-"""Speed, memory, accuracy and call overhead beside torch and other libraries: `python bench/run.py`."""
+"""Speed, memory, accuracy and overhead, compared with torch and other libraries: `python bench/run.py`."""

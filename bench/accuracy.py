@@ -1,6 +1,6 @@
-"""Errors of the linear losses, of attention and of their gradients against float64, as logits or scores grow.
+"""Errors of linear losses, attention and their gradients against float64, as logits or scores grow.
 
-Of fewer tokens than where speed is measured: the definition in float64 stores the logits.
+Cases have fewer tokens than those for speed, as the definition in float64 stores the logits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DTYPE = torch.bfloat16
 
 
 class Float32Logits(torch.autograd.Function):
-    """x @ weight.T in float32, from 16-bit factors. Its gradients have 16-bit factors too. On GPUs."""
+    """x @ weight.T in float32, of 16-bit factors, as are those of its gradients. Only on GPUs."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -52,18 +52,18 @@ def forward_kl_of_products(x: Tensor, weight: Tensor, teacher_x: Tensor, teacher
 
 
 def loss_contenders(definition: Any, of_16_bit_products: Contender, case: Case) -> dict[str, Contender]:
-    """The case's, and the careful way to write the loss in torch."""
+    """The case's contenders, and the careful ways to write the loss in torch."""
     careful: dict[str, Contender] = {  # logits are products, and statistics, in float32
         "torch, float32 logits": lambda *inputs: definition(*_in(torch.float32, inputs))
     }
     if case.device.type == "cuda":
-        # The same of 16-bit products: what rounding the gradients by the logits once costs.
+        # The same with 16-bit factors: the error of rounding the dlogits once.
         careful["torch, float32 logits of 16-bit products"] = of_16_bit_products
     return case.contenders | careful
 
 
 def on_a_gpu(contender: Contender) -> Contender:
-    """The contender, which raises RuntimeError on a CPU, where torch's kernels of that name are others."""
+    """The contender; it raises RuntimeError on a CPU, where torch's backend of the same name is different."""
 
     def run(q: Tensor, *others: Tensor) -> Tensor:
         if not q.is_cuda:
@@ -74,11 +74,11 @@ def on_a_gpu(contender: Contender) -> Contender:
 
 
 def attention_contenders(case: Case) -> dict[str, Contender]:
-    """Ours, torch's choice, each of its backends, and the scores written out in 16 bits."""
+    """Ours, torch's default, each of its backends, and scores stored in 16 bits."""
     kept = ("monoidreduce", "monoidreduce, sm80", "monoidreduce, compensated", "torch")
     theirs = F.scaled_dot_product_attention
     return {name: contender for name, contender in case.contenders.items() if name in kept} | {
-        "math": through(SDPBackend.MATH, theirs),  # in float32, with results rounded once
+        "math": through(SDPBackend.MATH, theirs),  # computes in float32, rounds results once
         "cuDNN": on_a_gpu(through(SDPBackend.CUDNN_ATTENTION, theirs)),
         "FlashAttention-2": on_a_gpu(through(SDPBackend.FLASH_ATTENTION, theirs)),
         "efficient": on_a_gpu(through(SDPBackend.EFFICIENT_ATTENTION, theirs)),
@@ -87,9 +87,9 @@ def attention_contenders(case: Case) -> dict[str, Contender]:
 
 
 class Operator(NamedTuple):
-    """What is measured of an operator.
+    """The measurements of an operator.
 
-    definition: takes a case's inputs, of any dtype.
+    definition: takes a case's inputs in any dtype.
     contenders: chooses the contenders of a case.
     parts: names of the output and of the gradients.
     stds: standard deviations of the logits or scores.
@@ -111,10 +111,11 @@ def _linear_loss(definition: Any, of_16_bit_products: Contender, **sizes: Any) -
 
 
 def _attention(**sizes: dict[str, Any]) -> Operator:
-    """Over L keys and over 6. Over few keys the gradient of the scores may be centred by a sum of its own.
+    """Attention over L keys and over 6 keys.
 
-    At a standard deviation of 36 most rows have one weight close to 1. The scores of inputs drawn evenly from
-    [-9, 9] have one of 27.
+    Over few keys, kernels may compute delta as a sum of its own. With scores of standard deviation 36, most
+    rows have one softmax probability close to 1. (Scores of inputs drawn uniformly from [-9, 9] have standard
+    deviation 27.)
     """
     of_few_too = {place: [size, size | {"N": 6}] for place, size in sizes.items()}
     parts = ("out", "d_q", "d_k", "d_v")
@@ -145,12 +146,12 @@ OPERATORS = {
 
 
 def _in(dtype: torch.dtype, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Integers stay as they are."""
+    """The inputs with floating-point tensors converted to a dtype."""
     return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in inputs)
 
 
 def measure_errors(op: str, device: torch.device, std: float, parameters: dict[str, Any]) -> dict[str, Any]:
-    """One row: of each contender the errors of every part, relative by norm, the largest and the mean one."""
+    """One row: for each contender and part, the relative error by norm, the largest and the mean error."""
     definition, contenders, parts = OPERATORS[op][:3]
     case = importlib.import_module(f"bench.{op}").case(DTYPE, device, std=std, **parameters)
     case = replace(case, contenders=contenders(case))

@@ -1,4 +1,4 @@
-"""Attention beside torch's fused backends and FlexAttention, and FlashAttention-4."""
+"""Attention, compared with torch's fused backends, FlexAttention and FlashAttention-4."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.harness import Case, Contender, deterministic, on_tier
 
 
 def torch_attention(L: int, causal: bool, window: int | None, softcap: float | None) -> Contender:
-    """scaled_dot_product_attention, with a mask for a window; with a softcap the scores themselves."""
+    """scaled_dot_product_attention, with a stored mask for a window; with a softcap, stored scores."""
 
     @functools.cache
     def band(device: torch.device) -> Tensor:
@@ -35,7 +35,7 @@ def torch_attention(L: int, causal: bool, window: int | None, softcap: float | N
 
 
 def through(which: SDPBackend, attention: Contender) -> Contender:
-    """torch's attention through one of its backends."""
+    """Attention with one of torch's backends forced."""
 
     def run(*inputs: Tensor) -> Tensor:
         with sdpa_kernel(which):
@@ -45,7 +45,7 @@ def through(which: SDPBackend, attention: Contender) -> Contender:
 
 
 def flex_attention(L: int, causal: bool, window: int | None, softcap: float | None) -> Contender:
-    """FlexAttention, compiled."""
+    """Compiled FlexAttention."""
 
     @functools.cache
     def block_mask(device: torch.device) -> Any:
@@ -76,7 +76,7 @@ def flex_attention(L: int, causal: bool, window: int | None, softcap: float | No
 
 
 def flash_attention_4(causal: bool, window: int | None, softcap: float | None) -> Contender:
-    """FlashAttention-4, whose heads come after the tokens."""
+    """FlashAttention-4, which takes heads after tokens."""
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         from flash_attn.cute import flash_attn_func
@@ -109,10 +109,10 @@ def case(
     target: float | None = None,
     tf32: bool = False,
 ) -> Case:
-    """Self-attention of L tokens, or L queries over N keys, every query over every key.
+    """Self-attention of L tokens, or every one of L queries over all of N keys.
 
-    std: standard deviation of the scores. window: how many keys on either side of its own a query sees.
-    bias: [1, H, L, L], without a gradient.
+    std: standard deviation of the scores. window: number of keys on either side of its own that a query sees.
+    bias: with a bias [1, H, L, L], without a gradient.
     """
     keys = L if N is None else N
     reach = max(L, keys) if window is None else window
@@ -134,7 +134,7 @@ def case(
         contenders["efficient"] = through(SDPBackend.EFFICIENT_ATTENTION, theirs)
         contenders["math"] = through(SDPBackend.MATH, theirs)
     elif device.type == "cuda" and dtype != torch.float32:
-        if softcap is not None:  # of the others torch.compile makes what "torch" runs
+        if softcap is not None:  # torch.compile turns the others into the same calls as "torch"
             contenders["torch.compile"] = torch.compile(theirs, dynamic=False)
         if softcap is None:
             contenders["cuDNN"] = through(SDPBackend.CUDNN_ATTENTION, theirs)
@@ -144,7 +144,7 @@ def case(
             contenders["monoidreduce, compensated"] = functools.partial(own, compensated=True)
             contenders["FlashAttention-2"] = through(SDPBackend.FLASH_ATTENTION, theirs)
         contenders["FlexAttention"] = flex_attention(L, causal, window, softcap)
-        if not bias:  # it takes one as a score function alone, whose gradient is to be written too
+        if not bias:  # it takes a bias only as a score function, with a user-written gradient
             contenders["FlashAttention-4"] = flash_attention_4(causal, window, softcap)
     options = {
         "N": N,
@@ -170,7 +170,7 @@ def case(
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    """Full and causal, in float32 and bfloat16; on a GPU 16k tokens of model width 2048 and options."""
+    """Full and causal cases in float32 and bfloat16. On a GPU: 16k tokens of model width 2048; options."""
     target = 1.0 if device.type == "cpu" and not quick else None
     both = (torch.float32, torch.bfloat16)
     options: list[dict[str, Any]] = [
@@ -192,7 +192,7 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
         ]
         long = {"B": 2, "H": 16, "L": 8192, "d": 128}
         with_options = [case(torch.bfloat16, device, **long, **option) for option in options]
-        with_options += [  # a width that is padded to 64, beside that width
+        with_options += [  # a width that is padded to 64, and 64
             case(torch.bfloat16, device, B=4, H=32, L=4096, d=d, causal=causal)
             for d in (59, 64)
             for causal in (False, True)

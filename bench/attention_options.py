@@ -1,4 +1,4 @@
-"""Attention with sinks beside attention without, and backward passes of some gradients beside whole ones."""
+"""Attention with and without sinks, and backward passes with some and with all gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WHOLE = "monoidreduce, all gradients"
 
 
 class _Beside(torch.autograd.Function):
-    """A result, and a gradient of ones for a tensor that it does not depend on."""
+    """Returns `result`, and gives `other`, on which the result does not depend, a gradient of ones."""
 
     @staticmethod
     def forward(ctx: Any, result: Tensor, other: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ _beside: Contender = _Beside.apply
 
 
 def with_sinks(case: Case) -> Case:
-    """With a sink a head, which is learned. "torch" adds it as one more score, and stores all of them."""
+    """The case with a learned sink per head. "torch" adds it as one more score, and stores all scores."""
     heads = case.parameters["H"]
 
     def inputs() -> tuple[Tensor, ...]:
@@ -72,7 +72,7 @@ def with_sinks(case: Case) -> Case:
 
 
 def with_gradients(case: Case, names: str) -> Case:
-    """Of the inputs with these names alone; beside it a backward pass of all three."""
+    """The case with gradients of only the inputs named, and a contender with the gradients of all three."""
     order = names + "".join(name for name in "qkv" if name not in names)
 
     def inputs() -> tuple[Tensor, ...]:
@@ -107,7 +107,7 @@ def with_gradients(case: Case, names: str) -> Case:
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    """In bfloat16, causal."""
+    """Causal cases in bfloat16."""
     size: dict[str, Any] = {"B": 2, "H": 16, "L": 8192, "d": 128}
     if device.type != "cuda" or quick:
         size = {"B": 1, "H": 2, "L": 256, "d": 64}

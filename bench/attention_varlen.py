@@ -1,4 +1,4 @@
-"""Attention over packed sequences beside torch's, FlexAttention's and FlashAttention-4's."""
+"""Attention over packed sequences, compared with torch's, FlexAttention's and FlashAttention-4's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.harness import Case, Contender, deterministic, on_tier
 
 
 def lengths_of(tokens: int, count: int, equal: bool) -> tuple[int, ...]:
-    """So many lengths: equal ones, or random ones that are the same in every run."""
+    """`count` lengths: equal, or random but the same in every run."""
     if equal:
         return (tokens // count,) * count
     generator = torch.Generator().manual_seed(count)
@@ -27,7 +27,7 @@ def lengths_of(tokens: int, count: int, equal: bool) -> tuple[int, ...]:
 
 
 def one_by_one(lengths: Sequence[int], causal: bool) -> Contender:
-    """torch's attention of each sequence."""
+    """torch's attention, called for each sequence."""
 
     def run(q: Tensor, k: Tensor, v: Tensor, cu: Tensor) -> Tensor:
         each = zip(*(t.transpose(0, 1).split(lengths, 1) for t in (q, k, v)), strict=True)
@@ -38,7 +38,7 @@ def one_by_one(lengths: Sequence[int], causal: bool) -> Contender:
 
 
 def dense(causal: bool) -> Contender:
-    """Our attention of the one sequence that there is."""
+    """Our dense attention, for a single sequence."""
 
     def run(q: Tensor, k: Tensor, v: Tensor, cu: Tensor) -> Tensor:
         out = mr.attention(*(t.transpose(0, 1)[None] for t in (q, k, v)), causal=causal)
@@ -48,13 +48,13 @@ def dense(causal: bool) -> Contender:
 
 
 def flash_attention_2(longest: int, causal: bool) -> Contender:
-    """That of torch."""
+    """FlashAttention-2, as torch has it."""
 
     def run(q: Tensor, k: Tensor, v: Tensor, cu: Tensor) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
         attend: Callable[..., Any] = varlen_attn
-        takes_window = "window_size" in inspect.signature(attend).parameters  # from 2.11 on
+        takes_window = "window_size" in inspect.signature(attend).parameters  # since torch 2.11
         mask = {"window_size": (-1, 0 if causal else -1)} if takes_window else {"is_causal": causal}
         out: Tensor = attend(q, k, v, cu, cu, longest, longest, **mask)
         return out
@@ -74,7 +74,7 @@ def flash_attention_4(longest: int, causal: bool) -> Contender:
 
 
 def flex_attention(lengths: Sequence[int], causal: bool) -> Contender:
-    """FlexAttention, compiled, with the mask of documents; its blocks are found before."""
+    """Compiled FlexAttention with a document mask. Its block mask is computed before the timed calls."""
 
     @functools.cache
     def block_mask(device: torch.device) -> Any:
@@ -109,7 +109,7 @@ def case(
     d: int,
     causal: bool = True,
 ) -> Case:
-    """Self-attention of H heads, d wide, within so many sequences, of T tokens together."""
+    """Self-attention of H heads of width d within `sequences` packed sequences, T tokens in total."""
     lengths = lengths_of(T, sequences, equal)
     longest = max(lengths)
     pairs = sum(n * (n + 1) // 2 if causal else n * n for n in lengths)
@@ -149,7 +149,7 @@ def case(
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    """One sequence, sequences of random lengths, and many of 32 tokens, of as many tokens."""
+    """One sequence, sequences of random lengths, and many of 32 tokens, with the same total of tokens."""
     T, H, d = (256, 2, 64) if quick else (16384, 16, 128) if device.type == "cuda" else (2048, 8, 64)
     kinds = ((1, True), (max(T // 512, 4), False), (T // 32, True))
     return [

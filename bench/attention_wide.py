@@ -1,4 +1,4 @@
-"""Attention of heads wider than 256 beside torch's."""
+"""Attention with heads wider than 256, compared with torch's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.harness import Case
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    """In bfloat16, full and causal."""
+    """Full and causal cases in bfloat16."""
     if device.type == "cuda" and not quick:
         sizes = [{"B": 1, "H": 16, "L": 8192, "d": d} for d in (320, 512, 1024)]
     else:

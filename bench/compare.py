@@ -47,7 +47,7 @@ class Build:
 
 
 def serve() -> None:
-    """The process of one build: answers a question a line."""
+    """The process of one build: reads a question per line, and answers each."""
     import torch
 
     from bench.harness import Case, Stopwatch, run_once, tf32_allowed
@@ -83,7 +83,7 @@ def serve() -> None:
 
 
 def compare(builds: list[Build], index: int, contender: str) -> dict[str, Any]:
-    """Medians of the milliseconds of forward, backward and both, and bytes beyond inputs and results."""
+    """Median milliseconds of forward, backward and both, and peak bytes beyond inputs and results."""
     laps: list[list[list[float]]] = [[], []]
     first = [build.ask("time", index, contender) for build in builds]  # loads kernels
     rounds = max(ROUNDS[0], min(ROUNDS[1], round(SECONDS * 1e3 / sum(lap[2] for lap in first))))
@@ -102,7 +102,7 @@ def compare(builds: list[Build], index: int, contender: str) -> dict[str, Any]:
 
 
 def ask_both(builds: list[Build], *question: Any) -> Any:
-    """The newer one's answer."""
+    """Ask both builds; returns the newer one's answer."""
     return [build.ask(*question) for build in builds][-1]
 
 
@@ -120,7 +120,7 @@ def rows(builds: list[Build], what: list[str], skip: list[str]) -> Iterator[dict
 
 
 def line(row: dict[str, Any]) -> str:
-    """A row to read while the others are measured."""
+    """A row as text, to print while others are measured."""
     ratios = " ".join(f"{ratio:.3f}" for ratio in row["new_over_old"])
     times = " ".join(f"{time:.3f}" for time in row["new_milliseconds"])
     peaks = ", ".join(f"{peak / 2**20:.0f}" for peak in row["new_peak_bytes"])

@@ -55,24 +55,25 @@ MARK, CPU_MARK, END = (
     "<!-- /bench -->",
 )
 DEVICES = {"NVIDIA H100 80GB HBM3": "h100"}
-# At these commits a workspace was 128 MiB by default.
+# Commits with a default workspace of 128 MiB.
 WORKSPACES = dict.fromkeys(("0d07cf7", "a7f1d91"), 128 << 20)
-BOUND = 0.15  # that no error of a phase should be above
+BOUND = 0.15  # no relative error of a phase should be larger
 UNMODELLED = {("attention", "compensated")}
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A contender of a row of bench/results, that is ours.
+    """One of our contenders in a row of bench/results.
 
     Attributes:
-        name: of the case, for people.
-        hardware: in `monoidreduce.hardware`.
-        op, parameters, dtype, mode: as the row has them; mode follows "monoidreduce, " in a contender's name.
-        workspace: bytes.
-        milliseconds: of "forward" and "backward", without the bench's own kernels.
-        peak: bytes, of either pass or of both, whichever are more.
-        timed: has the model its times; else it has its memory alone.
+        name: the case's name, for people.
+        hardware: the device's name in `monoidreduce.hardware`.
+        op, parameters, dtype: as in the row.
+        mode: the part of the contender's name after "monoidreduce, ".
+        workspace: workspace, in bytes.
+        milliseconds: times of "forward" and "backward", without the bench's own kernels.
+        peak: peak bytes, the most of either pass and of both.
+        timed: whether the model covers its times; otherwise only its memory.
     """
 
     name: str
@@ -89,7 +90,10 @@ class Measured:
 
 @cache
 def measured() -> tuple[Measured, ...]:
-    """What bench/results has of operators and devices that the model knows; the last run of a case."""
+    """The results in bench/results that the model covers (by operator and device).
+
+    Of a case, the last run.
+    """
     found = {}
     for file in sorted(
         RESULTS.glob("*.json"), key=lambda f: json.loads(f.read_text())["environment"]["date"]
@@ -105,11 +109,11 @@ def measured() -> tuple[Measured, ...]:
 
 def _cases(row: dict[str, Any], environment: dict[str, Any]) -> Iterator[Measured]:
     phases = row["phases"]
-    if row["parameters"].get("loss") == "jsd":  # a function of mr.statistics
+    if row["parameters"].get("loss") == "jsd":  # not an operator, but a function for mr.statistics
         return
     for contender in phases["forward"]["milliseconds"]:
         ours, _, mode = contender.partition(", ")
-        of_another = mode.startswith("linear_cross_entropy")  # beside log_probs
+        of_another = mode.startswith("linear_cross_entropy")  # a contender of log_probs
         if ours != "monoidreduce" or of_another or (row["op"], mode) in UNMODELLED:
             continue
         default = WORKSPACES.get(environment["commit"][:7], 352 << 20)
@@ -133,10 +137,10 @@ def _cases(row: dict[str, Any], environment: dict[str, Any]) -> Iterator[Measure
 
 
 def _own_kernels(row: dict[str, Any], phase: str) -> int:
-    """How many kernels of a phase are the bench's.
+    """The number of kernels of a phase that the benchmark itself launches.
 
-    A part of the entropy is added to log-probs. And the upstream gradient is in the dtype of the operands,
-    which autograd converts where the result is in float32.
+    For log-probs it adds a multiple of the entropy. And its upstream gradient is in the operands' dtype,
+    which autograd converts if the result is in float32.
     """
     of_entropy = {"forward": 2, "backward": 1}[phase] * (row["op"] == "log_probs")
     converts = row["op"] not in ("attention", "mlp") and row["dtype"] in ("bfloat16", "float16")
@@ -153,14 +157,14 @@ def _workspace(mode: str, parameters: dict[str, Any], default: int) -> int:
 
 
 def call(case: Measured) -> tuple[str, list[Tensor], dict[str, Any]]:
-    """The operator, its tensors, which have no memory, and its options."""
+    """The operator's name, its tensors (without memory) and its options."""
     dtype = torch.float32 if case.dtype == "tf32" else getattr(torch, case.dtype)
     tensors, options = call_of(OPERATORS[case.op], case.parameters, dtype)
     return OPERATORS[case.op], tensors, options | ({"top1": True} if case.mode == "top1" else {})
 
 
 def under(case: Measured) -> ExitStack:
-    """The settings that the case was measured with."""
+    """A context with the settings that the case was measured with."""
     stack = ExitStack()
     stack.enter_context(mr.workspace(case.workspace))
     stack.enter_context(tf32_allowed(case.dtype == "tf32"))
@@ -175,7 +179,7 @@ def under(case: Measured) -> ExitStack:
 
 
 def cost_of(case: Measured) -> mr.Cost:
-    """What the model says of it."""
+    """The model's cost of a case."""
     operator, tensors, options = call(case)
     with under(case):
         return mr.cost(operator, *tensors, hardware=case.hardware, **options)
@@ -190,15 +194,15 @@ def milliseconds(cost: mr.Cost, phase: str) -> float:
 
 @dataclass(frozen=True)
 class Fit:
-    """Constants to fit, on one or two cases, in this order: later ones take earlier ones as they are.
+    """Constants to fit on one or two cases. Fits run in order; later ones use the constants of earlier ones.
 
-    Of two one is long and one short, or its jobs are, as far as both were measured.
+    Of two cases one is long and the other short, or has short jobs, if both were measured.
 
     Attributes:
-        kernels: that have the same constants.
-        width: of their operands; 0: cost follows the width.
-        phase: "forward" or "backward", whose time they are to explain.
-        cases: names of `Measured`. With two, jobs have a cost too.
+        kernels: the kernels that share the constants.
+        width: width of their operands; 0: cost is proportional to the width.
+        phase: phase to fit the time of, "forward" or "backward".
+        cases: names of `Measured`. With two cases, the cost of a job is fitted too.
     """
 
     kernels: tuple[str, ...]
@@ -390,9 +394,9 @@ FITS = (
     Fit(("distillation_forward/sm80/bfloat16",), 0, "forward", (_teacher("sm80"),)),
     Fit(("distillation_local_gradient/sm80/bfloat16",), 0, "backward", (_teacher("sm80"),)),
 )
-# A job waits for its first tile, and an epilogue may take as long as products of a short width.
+# A job waits for its first tile, and its epilogue may take as long as products of a short width.
 JOB_MICROSECONDS = [x / 10 for x in range(0, 201, 2)]
-FASTEST = 1.25  # the data sheet's rate of products, of the measured one
+FASTEST = 1.25  # largest share tried: the data sheet's rate of products over the measured rate
 
 
 @cache
@@ -406,7 +410,7 @@ def works(name: str, phase: str) -> tuple[Work, ...]:
 
 
 def _seconds(fit: Fit, name: str, tried: Constants, found: dict[str, tuple[Constants, ...]]) -> float:
-    """Of a case's phase by the model, with `tried` for the kernels of a fit."""
+    """The model's seconds for a case's phase, with constants `tried` for the kernels of a fit."""
     hardware = find(next(case.hardware for case in measured() if case.name == name))
     return sum(
         time_of(
@@ -420,7 +424,7 @@ def _seconds(fit: Fit, name: str, tried: Constants, found: dict[str, tuple[Const
 
 
 def _fit(fit: Fit, job_seconds: float, found: dict[str, tuple[Constants, ...]]) -> tuple[float, Constants]:
-    """The share with which the errors of a fit's cases sum to 0, and the sum of their squares."""
+    """The sum of squared errors, and the constants with the share for which the cases' errors sum to 0."""
     milliseconds = {case.name: case.milliseconds[fit.phase] for case in measured()}
     low, high = 0.001, FASTEST
     for _ in range(24):  # time falls as the share grows
@@ -447,12 +451,12 @@ def fitted() -> dict[str, tuple[Constants, ...]]:
 # ---- CPU
 
 CPU_RESULTS = RESULTS / "amd_epyc_cpu.json"
-WITHOUT_PAYLOAD, WITH_PAYLOAD = ("logsumexp", "cross_entropy"), "mlp"  # whose times are fitted
+WITHOUT_PAYLOAD, WITH_PAYLOAD = ("logsumexp", "cross_entropy"), "mlp"  # fitted on these
 
 
 @dataclass(frozen=True)
 class CpuRow:
-    """A phase of a case of `CPU_RESULTS`. fold: what the model makes of it."""
+    """A phase of a case of `CPU_RESULTS`. fold: its fold in the model."""
 
     op: str
     parameters: dict[str, Any]
@@ -473,13 +477,13 @@ class CpuRow:
 
     @property
     def error(self) -> float:
-        """Relative."""
+        """Relative error of the model."""
         return self.predicted / self.milliseconds - 1
 
 
 @cache
 def cpu_rows() -> tuple[CpuRow, ...]:
-    """Every phase of ours."""
+    """Every phase of our contenders."""
     found = []
     for row in json.loads(CPU_RESULTS.read_text("utf-8"))["speed"]:
         operator = OPERATORS[row["op"]]
@@ -511,7 +515,7 @@ def cpu_fitted() -> dict[tuple[str, bool], cpu.Constants]:
 
 
 def every_cpu_row() -> str:
-    """Milliseconds of the model and of the bench."""
+    """Table of milliseconds, by the model and measured."""
     rows = [
         [
             f"{row.op}, {in_words(row.parameters)}, {row.dtype}",
@@ -528,12 +532,13 @@ def every_cpu_row() -> str:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A phase of a case.
+    """The model's prediction for a phase of a case.
 
     Attributes:
-        case, phase: which.
-        milliseconds: by the model.
-        fitted: was a constant fitted on it.
+        case: the case.
+        phase: the phase.
+        milliseconds: time by the model.
+        fitted: whether a constant was fitted on it.
     """
 
     case: Measured
@@ -543,7 +548,7 @@ class Prediction:
 
     @property
     def error(self) -> float:
-        """Relative."""
+        """Relative error of the model."""
         return self.milliseconds / self.case.milliseconds[self.phase] - 1
 
     def in_words(self) -> str:
@@ -555,13 +560,13 @@ class Prediction:
 
     @property
     def counts(self) -> bool:
-        """Is it held out."""
+        """Whether the phase is held out."""
         return self.case.timed and not self.fitted
 
 
 @cache
 def predictions() -> tuple[Prediction, ...]:
-    """Of every case and phase."""
+    """Predictions for every case and phase."""
     used = {(name, fit.phase) for fit in FITS for name in fit.cases}
     return tuple(
         Prediction(case, phase, milliseconds(cost_of(case), phase), (case.name, phase) in used)
@@ -571,7 +576,7 @@ def predictions() -> tuple[Prediction, ...]:
 
 
 def summary() -> str:
-    """By operator, and of all: held-out phases, and the median and the largest of their errors."""
+    """Table: for each operator and all together, held-out phases and their median and largest errors."""
     counted = [(p.case.op, abs(p.error)) for p in predictions() if p.counts]
     of = {OPERATORS[op]: [error for name, error in counted if name == op] for op in OPERATORS}
     of["all"] = [error for _, error in counted]
@@ -590,7 +595,7 @@ def summary() -> str:
 
 
 def every_case() -> str:
-    """Milliseconds of the model and of the bench, and MiB."""
+    """Table of milliseconds and MiB, by the model and measured."""
     by_case: dict[str, list[Prediction]] = {}
     for prediction in predictions():
         by_case.setdefault(prediction.case.name, []).append(prediction)
@@ -604,18 +609,18 @@ def every_case() -> str:
 
 
 def _with(text: str, mark: str, tables: str) -> str:
-    """A page with other tables after a mark."""
+    """The page with the tables after a mark replaced."""
     before, rest = text.split(f"{mark}\n")
     return f"{before}{mark}\n\n{tables}\n\n{END}{rest.split(END, 1)[1]}"
 
 
 def page(text: str) -> str:
-    """docs/cost.md with new tables of GPUs."""
+    """docs/cost.md with new tables for GPUs."""
     return _with(text, MARK, f"{summary()}\n\n{every_case()}")
 
 
 def cpu_page(text: str) -> str:
-    """docs/cost.md with a new table of a CPU, as the tiles are on this machine."""
+    """docs/cost.md with a new table for the CPU, with the tiles of this machine."""
     return _with(text, CPU_MARK, every_cpu_row())
 
 

@@ -1,4 +1,4 @@
-"""Linear cross entropy beside torch's linear layer and cross entropy, eager and compiled, and fused forms."""
+"""Linear cross entropy, compared with torch's linear layer and cross entropy, eager, compiled and fused."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 import monoidreduce as mr
 from bench.harness import Case, Contender, on_tier
 
-# Beside the default, 352 MiB.
+# In addition to the default, 352 MiB.
 WORKSPACES = {f"monoidreduce, {size} MiB": size << 20 for size in (32, 128, 1024)}
 SMOOTHING = 0.1
 
 
 def torch_loss(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    """Stores the logits."""
+    """The loss in torch, which stores the logits."""
     return F.cross_entropy(F.linear(x, weight), target)
 
 
@@ -27,43 +27,43 @@ def torch_smoothed(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
 
 
 def torch_chunked(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    """torch 2.13 and later."""
+    """torch's chunked linear cross entropy (torch 2.13 and later)."""
     options = torch.nn.LinearCrossEntropyOptions()
     return F.linear_cross_entropy(x, weight, target, options=options)
 
 
 def cut_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    """Without its filter, which drops small gradients: up to 3 % of the result at logits like these."""
+    """Cut cross entropy without its filter, which drops small gradients: up to 3 % of the result here."""
     from cut_cross_entropy import linear_cross_entropy
 
     return linear_cross_entropy(x, weight, target, filter_eps=None)
 
 
 def liger(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    """Its default: chunks of logits, Triton kernels."""
+    """Liger's default: Triton kernels on chunks of logits."""
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
     return LigerFusedLinearCrossEntropyLoss()(weight, x, target)
 
 
 def liger_scaled(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    """Its kernels for Hopper that recompute, in CuTe DSL; the loss of each token."""
+    """Liger's kernels for Hopper that recompute, in CuTe DSL. They return each token's loss."""
     from liger_kernel.ops import LigerFusedLinearScaledCrossEntropyFunction
 
     return LigerFusedLinearScaledCrossEntropyFunction.apply(x, weight, target).mean()
 
 
 def liger_sm90(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    """Its kernels for Hopper that have the gradients made in the forward, in CuTe DSL."""
+    """Liger's kernels for Hopper that compute the gradients in the forward pass, in CuTe DSL."""
     from liger_kernel.ops.cutedsl.ops import fused_linear_cross_entropy_sm90 as sm90
 
     return sm90.liger_fused_linear_cross_entropy_sm90(x, weight, target)
 
 
 def quack(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    """Its choice of path: gradients made in the forward, in chunks of tokens.
+    """Quack's default: gradients computed in the forward pass, in chunks of tokens.
 
-    4096 at a time is its default; 0.6.4 rejects as many as the width.
+    The default is 4096 tokens; quack 0.6.4 rejects as many tokens as the width.
     """
     from quack.linear_cross_entropy import chunked_linear_cross_entropy
 
@@ -82,9 +82,10 @@ def case(
     smoothing: bool = False,
     target: float | None = None,
 ) -> Case:
-    """N tokens of width D over V classes; std: standard deviation of logits; ignored: share of tokens.
+    """N tokens of width D over V classes.
 
-    smoothing: of the labels, by 0.1, for ours and torch's alone.
+    std: standard deviation of logits. ignored: share of tokens that are ignored. smoothing: label smoothing
+    of 0.1, for ours and torch's only.
     """
     products = 2 * N * V * D  # FLOPs of the logits
 
@@ -132,7 +133,7 @@ def case(
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    """In float32, and in bfloat16; on a GPU the heads of three models, one with other vocabularies."""
+    """Cases in float32 and bfloat16; on a GPU, the heads of three models, one with several vocabularies."""
     if quick:
         return [case(dtype, device, N=64, V=1000, D=64) for dtype in (torch.float32, torch.bfloat16)]
     if device.type == "cuda":

@@ -1,6 +1,6 @@
-"""Attention of one query a head over many keys, as in generating token by token.
+"""Attention of one query per head over many keys, as in generating token by token.
 
-What it takes is reading keys and values once, so the measure is memory's bandwidth.
+It has to read keys and values once, so it is measured against memory bandwidth.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _torch_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def contenders(device: torch.device) -> dict[str, Contender]:
-    """Ours, torch's own choice and its fused backends."""
+    """Ours, torch's default and its fused backends."""
     named: dict[str, Contender] = {"monoidreduce": mr.attention, "torch": _torch_attention}
     if device.type == "cuda":
         named["cuDNN"] = through(SDPBackend.CUDNN_ATTENTION, _torch_attention)
@@ -36,7 +36,7 @@ def contenders(device: torch.device) -> dict[str, Contender]:
 
 
 def sizes(device: torch.device, quick: bool) -> list[dict[str, int]]:
-    """8 to 64 sequences of 8k to 32k keys, and a single one; 32 query heads over 8 key heads."""
+    """8 to 64 sequences of 8k to 32k keys, and a single sequence; 32 query heads over 8 key heads."""
     if quick:
         return [{"B": 2, "H": 4, "Hkv": 2, "N": 300, "d": 64}]
     heads = {"H": 32, "Hkv": 8, "d": 128}
@@ -48,7 +48,7 @@ def sizes(device: torch.device, quick: bool) -> list[dict[str, int]]:
 
 @torch.no_grad()
 def measure_decode(device: torch.device, quick: bool) -> list[dict[str, Any]]:
-    """For each size all contenders' milliseconds, timed in turn, and the bytes that each must read."""
+    """For each size, milliseconds of all contenders, timed in turn, and the bytes that each has to read."""
     watch, rows = Stopwatch(device), []
     for size in sizes(device, quick):
         print(f"measuring decode {size}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Linear distillation beside two linear layers and a loss of torch, eager and compiled, and Liger."""
+"""Linear distillation, compared with linear layers and torch's loss (eager and compiled) and with Liger."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from bench.harness import Case, Contender, on_tier
 WORKSPACES = {
     "monoidreduce, 1 GiB": 1 << 30,
     "monoidreduce, unbounded": 1 << 40,
-}  # beside the default, 352 MiB
+}  # in addition to the default, 352 MiB
 
 
 def torch_cross_entropy(x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: Tensor) -> Tensor:
-    """Stores the logits of both."""
+    """The loss in torch, which stores the logits of both heads."""
     with torch.no_grad():
         teacher = F.linear(teacher_x, teacher_weight).softmax(-1)
     return F.cross_entropy(F.linear(x, weight), teacher)
 
 
 def torch_forward_kl(x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: Tensor) -> Tensor:
-    """Stores the logits of both, and their logarithms in float32: the divergence is a difference of those."""
+    """The forward KL divergence in torch.
+
+    It stores the logits of both heads and their log-probabilities in float32, as it is a difference of these.
+    """
     with torch.no_grad():
         teacher = F.linear(teacher_x, teacher_weight).float().log_softmax(-1)
     student = F.linear(x, weight).float().log_softmax(-1)
@@ -44,7 +47,7 @@ def torch_jsd(x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: Tens
 
 
 def liger(beta: float) -> Contender:
-    """Its Jensen-Shannon divergence, which at beta 0 is the forward KL divergence."""
+    """Liger's generalized Jensen-Shannon divergence, which at beta 0 is the forward KL divergence."""
 
     def run(x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: Tensor) -> Tensor:
         from liger_kernel.transformers import LigerFusedLinearJSD
@@ -70,7 +73,7 @@ def case(
     std: float = 1.0,
     target: float | None = None,
 ) -> Case:
-    """N tokens, a student of width D and a teacher of width E over V classes; the student alone learns.
+    """N tokens, V classes, a student of width D and a teacher of width E. Only the student gets gradients.
 
     std: standard deviation of the logits.
     """
@@ -108,7 +111,7 @@ def case(
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    """In float32, and in bfloat16; on a GPU by the KL and the Jensen-Shannon divergence too."""
+    """Cases in float32 and bfloat16; on a GPU also with the KL and the Jensen-Shannon divergence."""
     if quick:
         size = {"N": 64, "V": 1000, "D": 64, "E": 96}
         kinds = [

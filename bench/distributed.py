@@ -1,19 +1,19 @@
-"""The operators over several ranks beside one.
+"""The operators over several ranks, compared with one.
 
     torchrun --nproc-per-node 2 bench/distributed.py [--quick] [--seconds S] [--out DIR]
 
 The efficiency of W ranks is T1 / (W TW). T1 is the time of the whole problem on the first rank, while the
-others wait. TW is the time of the slowest rank, in calls that begin together. Beside both is what
-`monoidreduce.plan.over_ranks` says of them, on GPUs whose links it knows. torch's ways over the same ranks
-(sharded_peers.py) are there too. Each has its memory beyond inputs, outputs and gradients.
+others wait. TW is the time of the slowest rank, in calls that begin together. Rows also have the predictions
+of `monoidreduce.plan.over_ranks`, on GPUs with known links; peers over the same ranks (sharded_peers.py); and
+the memory of each contender beyond inputs, outputs and gradients.
 
-Each way has its steps one after the other, as in training. A GPU near its power limit is faster after pauses.
-Where ways took turns, T1 was shorter, and most efficiencies were lower.
+Each contender takes all its steps in succession, as in training: a GPU near its power limit is faster after
+pauses. When contenders took turns, T1 was shorter, and most efficiencies were lower.
 
-Where others are faster, a profile of a step of each says what the time goes to.
+If peers are faster than ours, a profile of a step of each shows where the time goes.
 
-The environment variable NCCL_P2P_NVL_CHUNKSIZE says in how large chunks NCCL sends over NVLink: here 4 MiB,
-for all contenders, unless it is set. Without it chunks have 512 KiB, and exchanges take longer.
+The environment variable NCCL_P2P_NVL_CHUNKSIZE is the size of NCCL's chunks over NVLink. Unless it is set, it
+is set to 4 MiB here, for all contenders. NCCL's default is 512 KiB, with which exchanges take longer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    # The repository comes last, where its folder monoidreduce/ does not hide an installed package.
+    # The repository comes last in sys.path, so that its folder monoidreduce/ does not hide an installed
+    # package.
     here = Path(__file__).resolve().parent
     sys.path = [*(path for path in sys.path if path != str(here)), str(here.parent)]
 
@@ -70,7 +71,7 @@ from monoidreduce.hardware import find_gpu
 from monoidreduce.theory.costs.sizes import OPERATORS
 
 CHUNKS = "NCCL_P2P_NVL_CHUNKSIZE"
-SECONDS = 3.0  # for each case, alone, over ranks and of each peer
+SECONDS = 3.0  # for each case on one rank, over ranks, and by each peer
 ALONE, OVER_RANKS = "alone", "over ranks"
 
 
@@ -78,12 +79,12 @@ ALONE, OVER_RANKS = "alone", "over ranks"
 class Case:
     """An operator at one size.
 
-    inputs: makes all inputs, the first `leaves` of them with gradients.
-    axes: of each input, then of the output, the axis that ranks have parts of; None: all ranks have it whole.
-    options: of the call over ranks.
-    target: the least efficiency of two GPUs in a phase.
-    phase: "total", of the forward and the backward pass, or "forward".
-    peers: what others take over the same ranks, of the group.
+    inputs: makes all inputs; the first `leaves` of them get gradients.
+    axes: the axis that is sharded, for each input and then for the output; None if replicated.
+    options: options of the call over ranks.
+    target: the least efficiency of two GPUs in `phase`.
+    phase: "total" (forward and backward pass) or "forward".
+    peers: name -> peer over the same ranks.
     """
 
     op: str
@@ -99,7 +100,10 @@ class Case:
     peers: Mapping[str, Peer] = field(default_factory=dict)
 
     def problems(self, group: Any) -> tuple[dict[str, Problem], Callable[[list[Tensor]], list[Tensor]]]:
-        """The whole one, this rank's, the peers'; and a function from the whole's results to a rank's."""
+        """The problems of one rank, over ranks and of peers.
+
+        Also a function from results of the whole problem to this rank's parts.
+        """
         *axes, of_output = self.axes
         layout = self.options.get("layout", "contiguous")
 
@@ -151,7 +155,7 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
         return of_head("cross_entropy", mr.linear_cross_entropy, sizes, 0.93, peers=peers)
 
     def keeping(**sizes: Any) -> Case:
-        """The forward pass keeps all local gradients."""
+        """A case with a workspace so large that the forward pass saves all local gradients."""
         call = partial(mr.linear_cross_entropy, workspace=1 << 40)
         return of_head("cross_entropy", call, sizes | {"kept": True}, 0.96)
 
@@ -239,12 +243,12 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
     ]
 
 
-# Parts of the names of kernels that multiply matrices: of cuBLAS, then of ours.
+# Parts of the names of matrix-product kernels: cuBLAS's, then ours.
 PRODUCTS = ("gemm", "nvjet", "cutlass", *(f"{of}Epilogue" for of in ("Store", "Scatter", "Add", "Float")))
 
 
 def kind_of(kernel: str) -> str:
-    """What a kernel does, by its name."""
+    """The kind of a kernel, by its name."""
     if "nccl" in kernel:
         return "collectives"
     if any(part in kernel for part in PRODUCTS):
@@ -255,9 +259,9 @@ def kind_of(kernel: str) -> str:
 
 
 def profiled(problem: Problem, group: Any) -> dict[str, dict[str, float]]:
-    """By kind the kernels of a step on this GPU: milliseconds, and how many they are.
+    """Kind -> milliseconds and number of a step's kernels on this GPU.
 
-    Of two steps the second one, which all ranks begin together: a collective waits for the last of them.
+    The second of two steps is profiled. All ranks begin it together, as a collective waits for the last rank.
     """
     with profile(activities=[ProfilerActivity.CUDA], schedule=schedule(wait=1, warmup=1, active=1)) as seen:
         for _ in range(2):
@@ -275,19 +279,19 @@ def profiled(problem: Problem, group: Any) -> dict[str, dict[str, float]]:
 
 
 def time_case(case: Case, group: Any, device: torch.device, seconds: float) -> dict[str, Any]:
-    """Times a case alone, over ranks and as others do it, for about `seconds` each."""
+    """Time a case on one rank, over ranks and by peers, for about `seconds` each."""
     ranks, watch = dist.get_world_size(group), Stopwatch(device)
     problems, parts_of = case.problems(group)
     expected = parts_of(run_once(problems[ALONE], watch)[1])
 
     def largest(values: list[float]) -> list[float]:
-        """Of all ranks."""
+        """The maximum over ranks of each value."""
         found = torch.tensor(values, device=device, dtype=torch.float32)
         dist.all_reduce(found, dist.ReduceOp.MAX, group)
         return found.tolist()
 
     def slowest(name: str) -> list[float]:
-        """Milliseconds of the phases, on the slowest of the ranks that take part."""
+        """Milliseconds of the phases on the slowest rank of those that take part."""
         takes_part = name != ALONE or dist.get_rank(group) == 0
         dist.barrier(group)
         return largest(run_once(problems[name], watch)[0] if takes_part else [0.0] * 3)
@@ -306,7 +310,7 @@ def time_case(case: Case, group: Any, device: torch.device, seconds: float) -> d
             once = slowest(name)[-1] / 1e3
             rounds = max(ROUNDS[0], min(ROUNDS[1], round(seconds / once)))
             laps[name] = [slowest(name) for _ in range(rounds)]
-    # All ranks have the slowest one's times, and so take the same contenders.
+    # All ranks have the slowest rank's times, and so choose the same contenders.
     of_steps = {name: statistics.median(lap[-1] for lap in found) for name, found in laps.items()}
     faster = [name for name in problems if name != ALONE and of_steps[name] < of_steps[OVER_RANKS]]
     seen = {}
@@ -334,11 +338,11 @@ def time_case(case: Case, group: Any, device: torch.device, seconds: float) -> d
 
 
 def predicted(row: dict[str, Any], device: str) -> dict[str, float] | None:
-    """Milliseconds of a row's forward and backward pass, alone and over ranks.
+    """The planner's milliseconds for a row's forward and backward pass, on one rank and over ranks.
 
-    None on other devices, and of packed sequences, whose lengths decide.
+    None on devices with unknown links, and for packed sequences, where time depends on their lengths.
 
-    device: as torch.cuda.get_device_name has it.
+    device: result of torch.cuda.get_device_name.
     """
     gpu = find_gpu(device)
     if gpu is None or gpu.within is None or row["op"] not in OPERATORS:
@@ -375,7 +379,7 @@ def measure(group: Any, device: torch.device, quick: bool, seconds: float) -> It
 
 
 def main(argv: list[str]) -> int:
-    """Measures all cases, prints their table and, with --out, writes a JSON named after the device."""
+    """Measure all cases, print their table and, with --out, write a JSON file named after the device."""
     parser = Parser(
         prog="torchrun bench/distributed.py", description="The operators over several ranks beside one."
     )
@@ -410,7 +414,7 @@ def main(argv: list[str]) -> int:
         document |= {"speed": [], "memory": [], "overhead": [], "ranks": [], "host": []}
 
     def add(kind: str, rows: list[dict[str, Any]]) -> None:
-        """To the document, which is written each time."""
+        """Add rows to the document, and write it."""
         document[kind] += rows
         if options.out is not None:
             options.out.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""How long a user waits for the first result of a function of their own, in a process that has just begun.
+"""Time to the first result of a user's function in a fresh process.
 
-Each time is of a fresh process: with an empty cache of kernels, then with the one that this filled. It begins
-when torch and the inputs are there. Python finds the bytecode of all modules, as pip leaves it.
+A process with an empty kernel cache is timed, then one with the cache that the first filled. The time starts
+when torch is loaded and the inputs exist. Python finds bytecode of all modules, as after installation by pip.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-# By operator: sizes, and the names of its cases.
+# Operator -> its sizes and the names of its cases.
 FUNCTIONS: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
     "folds": ({"N": 1024, "V": 4096, "D": 256}, ("lse_target", "token_stats")),
     "mods": ({"B": 1, "H": 4, "L": 1024, "d": 64}, ("score_mod alibi",)),
@@ -33,14 +33,14 @@ LIMIT_MS = {
 
 
 def first_call(op: str, name: str, device_type: str, with_backward: bool) -> tuple[str, float]:
-    """What is called, and the milliseconds of this process's first call."""
+    """The operator's title, and the milliseconds of this process's first call."""
     import torch
 
     device, (sizes, _) = torch.device(device_type), FUNCTIONS[op]
     case = importlib.import_module(f"bench.{op}").case(torch.bfloat16, device, **sizes, name=name)
     inputs = [t.requires_grad_(i < case.leaves) for i, t in enumerate(case.inputs())]
     upstream = torch.ones(case.output, device=device)
-    # What torch starts at its first product, and imports for its first gradient.
+    # Warm up what torch starts at its first product and imports for its first gradient.
     product = inputs[0] @ inputs[1].mT
     torch.autograd.grad(product, inputs[:2], torch.ones_like(product))
 
@@ -58,7 +58,7 @@ def first_call(op: str, name: str, device_type: str, with_backward: bool) -> tup
 
 
 def measure_first_call(device: Any, quick: bool, ops: Collection[str]) -> list[dict[str, Any]]:
-    """The least milliseconds of several processes, for functions of `ops`, or of all where none has any."""
+    """The least milliseconds of several processes, for functions of `ops`, or of all if `ops` have none."""
 
     def fresh(op: str, name: str, phase: str, folder: str, bytecode: str) -> tuple[str, float]:
         command = [sys.executable, str(Path(__file__)), op, name, device.type, phase]
@@ -89,6 +89,7 @@ def measure_first_call(device: Any, quick: bool, ops: Collection[str]) -> list[d
 
 
 if __name__ == "__main__":
-    # The repository comes last, where its folder monoidreduce/ does not hide an installed package.
+    # The repository comes last in sys.path, so that its folder monoidreduce/ does not hide an installed
+    # package.
     sys.path = [*(path for path in sys.path if path != str(ROOT / "bench")), str(ROOT)]
     print(json.dumps(first_call(sys.argv[1], sys.argv[2], sys.argv[3], "backward" in sys.argv[4])))

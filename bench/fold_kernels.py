@@ -1,8 +1,8 @@
-"""The kernels of folds that a user wrote, alone, beside the kernels of the built-in operator.
+"""Single kernels of users' folds, compared with the kernels of built-in operators.
 
-Each is a contraction: of the forward pass, or of the local gradients in the backward pass. Its time is that
-of torch's profiler; products, copies and the kernels that combine parts are left out. The built-in operators
-keep no local gradients here, so their backward passes compute all of them too.
+Each is a contraction: that of the forward pass, or that of the local gradients in the backward pass. Its time
+is from torch's profiler, without matrix products, copies and the kernels that combine partial results. The
+built-in operators save no local gradients here, so their backward passes recompute all of them too.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from bench.harness import in_turn
 
 ROUNDS = 27  # with 9, ratios of kernels that take 12 ms moved by up to 6 % between runs
 BUILT_IN, OWN = "built-in", "own"
-TARGETS = {"lse_target": 0.95, "divergences": 0.90}  # of the built-in's rate; 0.92 for all others
+TARGETS = {"lse_target": 0.95, "divergences": 0.90}  # share of the built-in's rate; 0.92 for all others
 OTHERS_TARGET = 0.92
 SIZES = ({"N": 8192, "V": 32000, "D": 4096}, {"N": 8192, "V": 128256, "D": 4096})
 PHASES = ("forward", "backward")
 
 
 def cross_entropy(x: Tensor, weight: Tensor, label: Tensor) -> Tensor:
-    """linear_cross_entropy that keeps nothing."""
+    """linear_cross_entropy that saves no local gradients."""
     numbers = ("none", 1.0, 0.0, -100, 0.0, 0.0)
     slices = (0, -1, False, False, True, None)
     loss: Tensor = torch.ops.monoidreduce.linear_cross_entropy(
@@ -39,7 +39,7 @@ def cross_entropy(x: Tensor, weight: Tensor, label: Tensor) -> Tensor:
 
 
 def distillation(x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: Tensor) -> Tensor:
-    """linear_distillation with the forward KL divergence that keeps nothing."""
+    """linear_distillation with the forward KL divergence that saves no local gradients."""
     options = ("none", "forward_kl", 1.0, False, True, None)
     loss: Tensor = torch.ops.monoidreduce.linear_distillation(
         x, weight, teacher_x, teacher_weight, None, *options
@@ -48,7 +48,7 @@ def distillation(x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: T
 
 
 def contractions(run: Callable[[], object], of_gradients: bool) -> float:
-    """Milliseconds of the contractions that a pass launches, without products of local gradients."""
+    """Milliseconds of the contractions that a pass launches, without matrix products of local gradients."""
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         run()
@@ -81,7 +81,7 @@ def measure_fold_kernels(device: torch.device, quick: bool) -> list[dict[str, An
                 forward = contractions(lambda: output.append(calls[contender](*inputs)), False)  # noqa: B023
                 gradients = functools.partial(torch.autograd.grad, output[0], leaves, grad)
                 backward = contractions(gradients, True)
-                if round_ >= 2 * len(calls):  # the first ones load and compile kernels
+                if round_ >= 2 * len(calls):  # the first rounds load and compile kernels
                     times["forward"][contender].append(forward)
                     times["backward"][contender].append(backward)
             rows.append(

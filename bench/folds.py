@@ -1,7 +1,7 @@
-"""Folds that a user wrote (monoidreduce.statistics) beside torch with all scores, and the built-in operator.
+"""Users' folds (monoidreduce.statistics), compared with torch on stored scores and with built-in operators.
 
-The built-in operator that folds the same numbers is linear_cross_entropy: its loss is lse - target. Two heads
-are folded by linear_distillation, whose loss is one of the divergences.
+The built-in operator for the same numbers is linear_cross_entropy, with the loss lse - target. For two heads
+it is linear_distillation, with one of the divergences as its loss.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def divergences(score: Any, other: Any) -> Any:
     )
 
 
-# What is timed is one number a row, made of all statistics. fold: the function, or its reference by torch.
+# The timed result is one number for each row, computed from all statistics. fold: the user's function, or its
+# reference in torch.
 
 
 def loss_of(fold: Any, x: Tensor, w: Tensor, label: Tensor) -> Tensor:
@@ -83,7 +84,7 @@ def divergences_of(fold: Any, x: Tensor, w: Tensor, other_x: Tensor, other_w: Te
 
 
 def forward_kl_of(x: Tensor, w: Tensor, other_x: Tensor, other_w: Tensor) -> Tensor:
-    """By torch."""
+    """The forward KL divergence, by torch."""
     s = divergences.reference(x, w, other_x, other_w)
     divergence: Tensor = s.forward - s.other_lse + s.lse
     return divergence
@@ -102,7 +103,7 @@ FOLDS: dict[str, tuple[Any, Callable[..., Tensor]]] = {
 def case(
     dtype: torch.dtype, device: torch.device, *, N: int, V: int, D: int, name: str = "lse_target"
 ) -> Case:
-    """N rows against V columns of width D, scores of unit variance; of two heads the first alone learns."""
+    """N rows and V columns of width D; scores of unit variance. Of two heads, the first gets gradients."""
     fold, number = FOLDS[name]
     heads = 2 if name == "divergences" else 1
     products = 2 * N * V * D * heads
@@ -146,7 +147,7 @@ def case(
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    """The head of a language model on a GPU, on a CPU a smaller one."""
+    """The head of a language model on a GPU, a smaller one on a CPU."""
     if quick:
         return [case(torch.bfloat16, device, N=64, V=500, D=64, name=name) for name in FOLDS]
     if device.type == "cpu":

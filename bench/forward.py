@@ -1,7 +1,7 @@
-"""The forward pass of cross entropy alone beside the product of its logits, which every form of it needs.
+"""The forward pass of cross entropy, compared with the matrix product of its logits, which any form needs.
 
-Once of all rows, and once where the targets of half of them, drawn at random, are ignored.
-Without gradients nothing is kept, and the memory is what statistics take.
+Cases have all rows, or half of the targets ignored at random. Without gradients nothing is saved, so that the
+memory is that of statistics.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def sizes(device: torch.device, quick: bool) -> list[dict[str, int]]:
 
 
 def _peak_bytes(call: Callable[[], object], device: torch.device) -> int:
-    """What a call holds at most, its result included."""
+    """Peak memory of a call, including its result."""
     before = start_peak(device)
     call()
     return peak(device) - before
@@ -44,7 +44,7 @@ def _peak_bytes(call: Callable[[], object], device: torch.device) -> int:
 
 @torch.no_grad()
 def measure_forward(device: torch.device, quick: bool) -> list[dict[str, Any]]:
-    """For each size the milliseconds of the product, into memory that is there, and of the losses."""
+    """For each size, the milliseconds of the product (into allocated memory) and of the losses."""
     watch, rows = Stopwatch(device), []
     for size in sizes(device, quick):
         print(f"measuring forward passes {size}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Times one operator for several contenders in turn."""
+"""Times one operator's contenders in turn."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from monoidreduce.demo.memory import Problem, peaks
 PHASES = ("forward", "backward", "total")
 ROUNDS = (5, 50)  # fewest and most
 AGREEMENT = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-# More than any GPU's L2 cache. Twice they are 1.4 ms of writing on an H100: longer than the host needs for a
-# call. Once, it was late for backward passes with 15 small kernels: 0.35 to 0.5 ms in place of 0.1.
+# Larger than any GPU's L2 cache. Two flushes take 1.4 ms on an H100, longer than the host needs to launch a
+# call. With one flush the host was late for backward passes with 15 small kernels, which then took 0.35 to
+# 0.5 ms in place of 0.1.
 FLUSH_BYTES, FLUSHES = 2 << 30, 2
 
 Contender = Callable[..., Tensor]
@@ -30,10 +31,10 @@ Checked = TypeVar("Checked")
 
 
 def under(contender: Contender, begin: Callable[[], object], end: Callable[[], object]) -> Contender:
-    """The contender between begin() and end(), and so is each node of its backward pass."""
+    """The contender, with its forward pass and each node of its backward pass between begin() and end()."""
 
     def hook(step: Callable[[], object]) -> Callable[..., None]:
-        def run(*_: Any) -> None:  # what a hook returns would take the place of gradients
+        def run(*_: Any) -> None:  # returns None, as a hook's result would replace gradients
             step()
 
         return run
@@ -53,7 +54,7 @@ def under(contender: Contender, begin: Callable[[], object], end: Callable[[], o
 
 
 def nodes_between(output: Tensor, inputs: Sequence[Tensor]) -> set[Node]:
-    """The nodes of the graph that a function of the inputs made."""
+    """The nodes of the autograd graph between the inputs and the output."""
     before = {get_gradient_edge(t).node for t in inputs if t.requires_grad}
     found: set[Node] = set()
     ahead = [output.grad_fn]
@@ -66,7 +67,7 @@ def nodes_between(output: Tensor, inputs: Sequence[Tensor]) -> set[Node]:
 
 
 def on_tier(contender: Contender, tier: str) -> Contender:
-    """The contender on the kernels that MONOIDREDUCE_CUDA_TIER names."""
+    """The contender with its kernel tier forced by MONOIDREDUCE_CUDA_TIER."""
     variable = "MONOIDREDUCE_CUDA_TIER"
     return under(contender, lambda: os.environ.update({variable: tier}), lambda: os.environ.pop(variable))
 
@@ -86,15 +87,16 @@ class Case:
 
     parameters: the sizes and options that tell the cases of an operator apart.
     inputs: makes the input tensors; the first `leaves` of them get gradients.
-    output: shape of what a contender returns.
-    contenders: by name, each takes the inputs. "monoidreduce" and "torch" are always there; ours are those
-        whose names begin with "monoidreduce". What is no part of torch is imported when it is called, so that
-        what is not installed fails alone.
-    flops: by phase, of the matrix products in the definition, recomputation not counted.
-    targets: by phase, what torch's median time over monoidreduce's must reach.
-    tf32: may products of float32 be rounded to tf32, which has as many bits as float16.
-    checked_by: for the contenders that compute another function than "torch", to be timed beside it: the
-        contender whose results theirs must be.
+    output: shape of a contender's result.
+    contenders: name -> function of the inputs. "monoidreduce" and "torch" are always present. Names of ours
+        begin with "monoidreduce". Other libraries are imported in the call, so that a missing one fails
+        alone.
+    flops: phase -> FLOPs of the matrix products in the definition, without recomputation.
+    targets: phase -> least ratio of torch's median time to monoidreduce's.
+    tf32: whether factors of float32 products may be rounded to TF32, which has as many mantissa bits as
+        float16.
+    checked_by: name -> the contender that results are compared with, for contenders that compute a different
+        function from "torch" but are timed with it.
     """
 
     op: str
@@ -117,16 +119,16 @@ class Case:
 
     @property
     def agreement(self) -> float:
-        """What the results of contenders may differ by."""
+        """The largest allowed relative difference between contenders' results."""
         return AGREEMENT[torch.float16 if self.tf32 else self.dtype]
 
     def drawn(self) -> tuple[tuple[Tensor, ...], Tensor]:
-        """The inputs and a random upstream gradient, the same at every call."""
+        """The inputs and a random upstream gradient, the same in every call."""
         torch.manual_seed(0)
         return self.inputs(), torch.randn(self.output, dtype=self.dtype, device=self.device)
 
     def problems(self) -> dict[str, Problem]:
-        """Every contender's problem, over the same inputs and the same upstream gradient."""
+        """Every contender's problem, with the same inputs and the same upstream gradient."""
         inputs, grad = self.drawn()
         leaves = tuple(tensor.requires_grad_() for tensor in inputs[: self.leaves])
 
@@ -140,13 +142,13 @@ class Case:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As in "float32"."""
+    """The dtype's name, for example "float32"."""
     return str(dtype).removeprefix("torch.")
 
 
 @contextmanager
 def tf32_allowed(allowed: bool) -> Iterator[None]:
-    """Within it torch may round the factors of float32 products on a GPU to tf32, or may not."""
+    """Allow or forbid torch, in the block, to round factors of float32 products on a GPU to TF32."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = allowed
     try:
@@ -156,7 +158,10 @@ def tf32_allowed(allowed: bool) -> Iterator[None]:
 
 
 class Stopwatch:
-    """Times phases: by the host's clock, on a GPU by its queue, where the host must not be waited for."""
+    """Times phases by the host's clock or, on a GPU, by CUDA events.
+
+    On a GPU, the queue must not run empty between a phase's events.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.flush = (
@@ -165,7 +170,7 @@ class Stopwatch:
         self.marks: list[tuple[Any, Any]] = []
 
     def time(self, phase: Callable[[], Result]) -> Result:
-        """Runs a phase. Flushing a GPU's cache also keeps its queue busy while the host fills it."""
+        """Run and time a phase. Flushing a GPU's cache also keeps it busy while the host fills its queue."""
         if self.flush is not None:
             for _ in range(FLUSHES):
                 self.flush.zero_()
@@ -182,7 +187,7 @@ class Stopwatch:
         return event
 
     def milliseconds(self) -> list[float]:
-        """Of each phase since it was last asked."""
+        """The times of all phases since the last call."""
         marks, self.marks = self.marks, []
         if self.flush is None:
             return [(end - begin) * 1e3 for begin, end in marks]
@@ -205,17 +210,18 @@ def differences(results: list[Tensor], expected: list[Tensor]) -> list[float]:
 
 
 def balanced_rounds(names: Sized) -> int:
-    """The least number of rounds in which `in_turn` is balanced. So are its multiples."""
+    """The least number of rounds in which `in_turn` is balanced. Multiples of it are balanced too."""
     return len(names) * (1 + len(names) % 2)
 
 
 def in_turn(names: list[str], rounds: int) -> Iterator[str]:
-    """Every name once a round. In `balanced_rounds` each follows each other equally often within a round:
-    near its power limit a GPU is slower after some.
+    """Every name once a round, in a balanced order.
 
-    The rounds are the rows of Williams' square, of two squares for an odd number of names, in an order drawn
-    at random (Williams 1949, "Experimental designs balanced for the estimation of residual effects of
-    treatments").
+    In `balanced_rounds` rounds, each name follows each other name equally often within a round. This matters
+    because a GPU near its power limit is slower after some contenders.
+
+    The rounds are the rows of Williams' square (of two squares for an odd number of names), in random order
+    (Williams 1949, "Experimental designs balanced for the estimation of residual effects of treatments").
     """
     count, draws = len(names), random.Random(0)
     row = [(-i // 2 if i % 2 else i // 2) % count for i in range(count)]  # 0, n - 1, 1, n - 2, ...
@@ -228,7 +234,7 @@ def in_turn(names: list[str], rounds: int) -> Iterator[str]:
 
 
 def summary(milliseconds: list[float]) -> dict[str, float]:
-    """Median and the 20th and 80th percentile."""
+    """The median and the 20th and 80th percentiles."""
     fifths = statistics.quantiles(milliseconds, n=5, method="inclusive")
     return {"median": statistics.median(milliseconds), "p20": fifths[0], "p80": fifths[3]}
 
@@ -236,12 +242,12 @@ def summary(milliseconds: list[float]) -> dict[str, float]:
 def attempt(
     case: Case, problems: dict[str, Checked], check: Callable[[Checked], Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """What `check` says of what there is for every contender, and of those for which it raises, why.
+    """The results of `check` for all contenders, and the reasons for those for which it raises.
 
-    Raises RuntimeError where it raises for one of ours.
+    Raises RuntimeError if it raises for one of ours.
     """
     if case.device.type == "cuda":
-        torch.compiler.reset()  # beyond a few sizes of one function torch.compile would give up compiling it
+        torch.compiler.reset()  # torch.compile stops compiling a function after a few sizes
     passed, absent = {}, {}
     for name, problem in problems.items():
         try:
@@ -255,10 +261,10 @@ def attempt(
 
 
 def time_case(case: Case, seconds: float) -> dict[str, Any]:
-    """Times all contenders of a case in turn for about `seconds`, and on a GPU measures their peak memory.
+    """Time all contenders of a case in turn for about `seconds`; on a GPU, measure their peak memory too.
 
-    One that is not installed, cannot run the case or has other results than torch is not timed: the row says
-    why. Raises RuntimeError where it is one of ours.
+    A contender that is not installed, cannot run the case or differs from torch's results is not timed; the
+    row says why. Raises RuntimeError if it is one of ours.
     """
     with tf32_allowed(case.tf32):
         return _time_case(case, seconds)

@@ -1,7 +1,7 @@
-"""How fast the interpreter of the CPU engine is beside the same monoid compiled by g++.
+"""Speed of the CPU engine's interpreter relative to the same monoid compiled by g++.
 
-Each pass is of 1024 rows and 4096 columns in float32 on one thread. Its time is the processor's, and the best
-of 15 turns. Both are measured by turns.
+Each pass has 1024 rows and 4096 columns, in float32 on one thread. Its time is processor time, the least of
+15 rounds; both take turns in each round.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from monoidreduce.folds.program.tracing import trace
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 ROWS, COLUMNS = 1024, 4096
-TARGETS = {64: 0.85, 256: None, 1024: 0.97}  # by width: of the compiled monoid's rate
+TARGETS = {64: 0.85, 256: None, 1024: 0.97}  # width -> share of the compiled monoid's rate
 OPTIONS = ("-std=c++20", "-O3", "-march=native", f"-I{mr.get_include()}")
 
 
@@ -34,7 +34,7 @@ def measure_interpreter(device: torch.device, quick: bool) -> list[dict[str, Any
     """The milliseconds of each pass, compiled and interpreted; nothing on a GPU."""
     if device.type != "cpu":
         return []
-    traced = trace(token_stats, {"target": "int64"}, {})  # no label, as the compiled monoid ignores none
+    traced = trace(token_stats, {"target": "int64"}, {})  # not "label": the compiled monoid ignores no row
     counts = [len(traced.sources[kind]) for kind in ("row", "row_index", "column", "column_index")]
     codes = (forward_code(traced.text, *counts), backward_code(traced.text, *counts))
     rows = []

@@ -1,6 +1,6 @@
-"""Sums of Gaussian kernels over pairs of points beside KeOps, and beside torch and torch.compile in chunks.
+"""Sums of Gaussian kernels over pairs of points, compared with KeOps, torch and torch.compile (in chunks).
 
-out_i = sum_j mass_j exp(-|x_i - y_j|^2 / 2D) of points of D coordinates, in which |x_i - y_j|^2 is about 2D.
+out_i = sum_j mass_j exp(-|x_i - y_j|^2 / 2D), for points with D coordinates, where |x_i - y_j|^2 is about 2D.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import monoidreduce as mr
 from bench.harness import Case, Contender
 
-CHUNK = 4000  # rows at a time; their kernels with 100000 columns take 1.6 GB
+CHUNK = 4000  # rows at a time; their kernel values with 100000 columns take 1.6 GB
 FEW = 8  # coordinates up to which torch.compile adds them in registers
 
 
@@ -25,31 +25,31 @@ def gaussian(score: Any, half: Any, other_half: Any, mass: Any) -> Any:
 
 
 def half_square(x: Tensor) -> Tensor:
-    """[N] half of the squared norms of x [N, D], over D, in float32 at least."""
+    """Half the squared norms of x [N, D], divided by D: [N], in float32 or wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32)).square().sum(1) / (2 * x.shape[1])
 
 
 def own(x: Tensor, y: Tensor, mass: Tensor) -> Tensor:
-    """[N] for x [N, D], y [M, D] and mass [M]."""
+    """The sums [N] for x [N, D], y [M, D] and mass [M]."""
     columns = {"other_half": half_square(y), "mass": mass}
     sums = gaussian(x, y, row={"half": half_square(x)}, column=columns, scale=1 / x.shape[1])
     return sums.sum  # type: ignore[no-any-return]
 
 
 def of_products(x: Tensor, y: Tensor, mass: Tensor) -> Tensor:
-    """By all inner products, from a matrix product."""
+    """The sums from inner products, all computed by one matrix product."""
     exponents = (x @ y.mT) / x.shape[1] - half_square(x)[:, None] - half_square(y)
     return (mass * exponents.exp()).sum(1)
 
 
 def of_differences(x: Tensor, y: Tensor, mass: Tensor) -> Tensor:
-    """By the differences of all coordinates; torch.compile stores no differences."""
+    """The sums from differences of all coordinates. torch.compile stores no differences."""
     exponents = (x[:, None] - y).square().sum(2) / (-2 * x.shape[1])
     return (mass * exponents.exp()).sum(1)
 
 
 def in_chunks(formula: Contender) -> Contender:
-    """Some rows at a time; their kernels are computed again in the backward pass."""
+    """The formula for CHUNK rows at a time; kernel values are recomputed in the backward pass."""
     again = functools.partial(checkpoint, formula, use_reentrant=False, preserve_rng_state=False)
 
     def run(x: Tensor, y: Tensor, mass: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ def keops(x: Tensor, y: Tensor, mass: Tensor) -> Tensor:
 
 
 def case(dtype: torch.dtype, device: torch.device, *, N: int, M: int, D: int) -> Case:
-    """N points against M, both of D coordinates of unit variance."""
+    """N and M points with D coordinates of unit variance."""
     products = 2 * N * M * D
 
     def inputs() -> tuple[Tensor, ...]:
@@ -98,6 +98,6 @@ def case(dtype: torch.dtype, device: torch.device, *, N: int, M: int, D: int) ->
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    """In float32, of three coordinates and of many."""
+    """Cases in float32 with three coordinates and with many."""
     points = 300 if quick else 100_000 if device.type == "cuda" else 8_000
     return [case(torch.float32, device, N=points, M=points, D=D) for D in (3, 64)]

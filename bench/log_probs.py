@@ -1,4 +1,4 @@
-"""Log-probabilities of targets with the entropy, beside torch's of logits, eager, compiled and in chunks."""
+"""Log-probabilities of targets with the entropy, compared with torch's: eager, compiled and in chunks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import monoidreduce as mr
 from bench.harness import Case, Contender, on_tier
 
-BONUS = 0.01  # of the entropy
+BONUS = 0.01  # factor of the entropy
 CHUNK = 1024  # tokens
 WORKSPACE = 128 << 20  # bytes
 WITHOUT_ENTROPY = "torch, cross entropy"
@@ -26,14 +26,14 @@ def own(x: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Tensor:
 
 
 def torch_log_probs(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    """Stores the logits, and their logarithms of probabilities in float32."""
+    """The result in torch, which stores the logits, and the log-probabilities in float32."""
     log_shares = F.linear(x, weight).float().log_softmax(-1)
     entropy = -(log_shares.exp() * log_shares).sum(-1)
     return log_shares.gather(-1, target[:, None])[:, 0] + BONUS * entropy
 
 
 def own_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Tensor:
-    """Without the entropy: what log-probabilities cost beside it."""
+    """Log-probabilities without the entropy, to compare the cost of the entropy."""
     return -mr.linear_cross_entropy(x, weight, target, reduction="none", **options)
 
 
@@ -42,7 +42,7 @@ def torch_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
 
 
 def torch_chunked(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    """The same of some tokens at a time, computed again in the backward pass."""
+    """`torch_log_probs` in chunks of tokens, recomputed in the backward pass."""
     parts = [
         checkpoint(torch_log_probs, rows, weight, labels, use_reentrant=False)
         for rows, labels in zip(x.split(CHUNK), target.split(CHUNK), strict=True)
@@ -51,7 +51,7 @@ def torch_chunked(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
 
 
 def trl(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    """What its trainers use: chunks of classes (1.16)."""
+    """TRL's function, as its trainers use it: in chunks of classes (TRL 1.16)."""
     from trl.trainer.utils import _ChunkedLogProbFunction as Chunked
 
     log_probs, entropy, *_ = Chunked.apply(x, weight, None, target, 1.0, 8192, None, 1.0, ("entropy",))
@@ -59,7 +59,7 @@ def trl(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
 
 
 def liger_scaled(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    """Its kernels for Hopper that recompute, in CuTe DSL."""
+    """Liger's kernels for Hopper that recompute, in CuTe DSL."""
     from liger_kernel.ops import LigerFusedLinearScaledCrossEntropyFunction as Scaled
 
     loss, entropy = Scaled.apply(x, weight, target, 1.0, -100, 1, True)
@@ -113,7 +113,7 @@ def case(dtype: torch.dtype, device: torch.device, *, N: int, V: int, D: int) ->
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    """In float32 and bfloat16; on a GPU the heads of two models."""
+    """Cases in float32 and bfloat16; on a GPU, the heads of two models."""
     if quick:
         return [case(dtype, device, N=64, V=1000, D=64) for dtype in (torch.float32, torch.bfloat16)]
     if device.type == "cpu":

@@ -1,4 +1,4 @@
-"""The scalar fold beside torch.logsumexp of a matrix product."""
+"""logsumexp_matmul, compared with torch.logsumexp of a matrix product."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.harness import Case
 def case(
     dtype: torch.dtype, device: torch.device, *, M: int, N: int, F: int, target: float | None = None
 ) -> Case:
-    """M rows against N of width F; the scores have unit variance."""
+    """M rows and N columns of width F. Scores have unit variance."""
     scale = F**-0.5
     products = 2 * M * N * F  # FLOPs of the scores
 
@@ -40,7 +40,7 @@ def case(
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    """In float32 and bfloat16; a GPU has more rows, and a case of a vocabulary's size."""
+    """Cases in float32 and bfloat16. On a GPU, more rows, and a case with a vocabulary's size."""
     if quick:
         return [case(dtype, device, M=256, N=512, F=64) for dtype in (torch.float32, torch.bfloat16)]
     rows = 32768 if device.type == "cuda" else 8192

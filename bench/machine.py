@@ -1,4 +1,4 @@
-"""Names the machine, the versions and the command behind a result."""
+"""The machine, the versions and the command of a result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 import monoidreduce as mr
 from bench.harness import Stopwatch, dtype_name, tf32_allowed
 
-# What the contenders that are no part of torch come from, and what their speed depends on.
+# Packages of contenders other than torch, and packages that their speed depends on.
 PEERS = (
     "triton",
     "flash-attn",
@@ -38,14 +38,14 @@ def _least_milliseconds(device: torch.device, work: Callable[[], object]) -> flo
 
 
 def product_gflops(device: torch.device, dtype: torch.dtype) -> float:
-    """What torch's matrix product reaches here at best: the ceiling to hold a GFLOP/s against."""
+    """Best GFLOP/s of torch's matrix product on this machine, the ceiling for other rates."""
     size = 8192 if device.type == "cuda" else 2048
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     return 2 * size**3 / _least_milliseconds(device, lambda: a @ b) / 1e6
 
 
 def copy_gbytes(device: torch.device) -> float:
-    """GB/s of memory, bytes read and bytes written, of a copy far larger than the caches."""
+    """GB/s (bytes read plus bytes written) of a copy far larger than the caches."""
     source = torch.ones(1 << 30 if device.type == "cuda" else 1 << 28, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / _least_milliseconds(device, lambda: target.copy_(source)) / 1e6
@@ -76,9 +76,9 @@ def _version(distribution: str) -> str | None:
 
 
 def _commit() -> str:
-    """The commit, marked where tracked files differ from it; "unknown" outside a repository.
+    """The commit, marked if tracked files differ from it; "unknown" outside a repository.
 
-    A copy of the sources without their history is told by the environment variable MONOIDREDUCE_COMMIT.
+    For a copy of the sources without history, the environment variable MONOIDREDUCE_COMMIT gives the commit.
     """
     if named := os.environ.get("MONOIDREDUCE_COMMIT"):
         return named
@@ -99,7 +99,7 @@ def _commit() -> str:
 
 
 def environment(device: torch.device, command: str) -> dict[str, Any]:
-    """What a result means nothing without."""
+    """The facts about machine, versions and command that a result needs."""
     products = {
         dtype_name(dtype): round(product_gflops(device, dtype)) for dtype in (torch.float32, torch.bfloat16)
     }

@@ -1,7 +1,7 @@
-"""Peak memory beyond inputs, outputs and gradients of a forward and backward, as what is folded doubles.
+"""Peak memory of forward and backward beyond inputs, outputs and gradients, as the folded axis doubles.
 
-Each number is from a process of its own. Its inputs are in place and written to when the peak is reset;
-output and gradients are subtracted from the peak. See monoidreduce.demo.memory.
+Each number is from a separate process. The peak is reset when inputs are allocated and written; output and
+gradients are subtracted from it. See monoidreduce.demo.memory.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from bench.harness import dtype_name
 from monoidreduce.demo.memory import Problem, measure
 
 LIMIT = 64 << 20
-FLAT = 4 << 20  # what pages and allocators may add from the first size to the last
-# By operator: the axis that doubles; sizes on a CPU, on a GPU, and of a first problem that starts things up.
+FLAT = 4 << 20  # largest increase from the first size to the last, due to pages and allocators
+# Operator -> the axis that doubles; sizes on a CPU, on a GPU, and of a first problem as a warm-up.
 SWEEPS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "attention": (
         "L",
@@ -84,7 +84,7 @@ CONTENDERS = ("monoidreduce", "torch")
 
 
 def problem(op: str, contender: str, dtype: str, device: str, parameters: dict[str, Any]) -> Problem:
-    """One contender at one size; runs in the measured process."""
+    """The problem of one contender at one size. This runs in the measured process."""
     module = importlib.import_module(f"bench.{op}")
     built = module.case(getattr(torch, dtype), torch.device(device), **parameters)
     problems: dict[str, Problem] = built.problems()
@@ -92,12 +92,12 @@ def problem(op: str, contender: str, dtype: str, device: str, parameters: dict[s
 
 
 def dtypes(op: str, device: torch.device) -> tuple[torch.dtype, ...]:
-    """Those that an operator takes: functions of a score 16 bits alone on a GPU."""
+    """The dtypes to measure. Functions of a score are measured on a GPU only in 16 bits."""
     return (torch.bfloat16,) if op == "mods" and device.type == "cuda" else (torch.float32, torch.bfloat16)
 
 
 def measure_memory(device: torch.device, quick: bool) -> list[dict[str, Any]]:
-    """One row for each operator and dtype; `quick` measures the smallest problem alone."""
+    """One row for each operator and dtype; `quick` measures only the smallest problem."""
     rows = []
     for op, (axis, on_cpu, on_cuda, tiny) in SWEEPS.items():
         base = tiny if quick else on_cuda if device.type == "cuda" else on_cpu

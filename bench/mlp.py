@@ -1,4 +1,4 @@
-"""MLPs beside linear layers with an activation, or a gate, between them."""
+"""MLPs, compared with two linear layers and an activation, or a gate, between them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def eager_swiglu(x: Tensor, w1: Tensor, w2: Tensor, gate: Tensor) -> Tensor:
 
 
 def checkpointed_swiglu(*inputs: Tensor) -> Tensor:
-    """Which keeps no hidden value for the backward pass, but holds all of them at a time in it."""
+    """SwiGLU that saves no hidden values, but recomputes all of them at once in the backward pass."""
     result: Tensor = checkpoint(eager_swiglu, *inputs, use_reentrant=False)
     return result
 
@@ -75,7 +75,7 @@ def liger_swiglu(x: Tensor, w1: Tensor, w2: Tensor, gate: Tensor) -> Tensor:
 
 
 class _LigerTiled(torch.autograd.Function):
-    """Its tiled MLP adds the weights' gradients to `grad` of leaves, which belong to this function alone."""
+    """Liger's tiled MLP. It adds weights' gradients to `grad` of leaves, so this function makes its own."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def liger_tiled_swiglu(*inputs: Tensor) -> Tensor:
 
 
 def gated_case(dtype: torch.dtype, device: torch.device, *, B: int, K: int, d: int) -> Case:
-    """B rows of width d through K hidden units, as SwiGLU."""
+    """B rows of width d through K hidden units with SwiGLU."""
     product = 2 * B * K * d  # FLOPs
 
     def inputs() -> tuple[Tensor, ...]:
@@ -138,9 +138,9 @@ def gated_case(dtype: torch.dtype, device: torch.device, *, B: int, K: int, d: i
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    """In float32 and bfloat16, on a GPU in bfloat16 and tf32; it has more units and rows, or few of these.
+    """Cases in float32 and bfloat16; on a GPU in bfloat16 and TF32, with many rows and with few.
 
-    With a gate, on a GPU, the sizes of Llama 3 8B.
+    On a GPU, those with a gate have the sizes of Llama 3 8B.
     """
     if quick:
         small, dtypes = {"B": 256, "K": 512, "d": 64}, (torch.float32, torch.bfloat16)

@@ -1,10 +1,11 @@
-"""A training step of a Llama of transformers: as it is, after `apply`, and with all of Liger's patches.
+"""A training step of transformers' Llama: unmodified, after `apply`, and with all of Liger's patches.
 
-`apply` also without its compiled layers, and the model as it is with layers compiled in the same way.
+Further contenders are `apply` without compiled layers, and the unmodified model with its layers compiled in
+the same way.
 
-The contenders are copies of one model with random weights, which they share, in one process. They take turns.
-Each turn begins with an empty cache of memory and an untimed step. Liger also replaces functions of
-transformers' module: they are there in its turns alone.
+The contenders are copies of one model with random weights. They share the weights, in one process, and take
+turns. Each turn begins with an empty memory cache and an untimed step. Liger also replaces functions in
+transformers' module; these are in effect only in its turns.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ UNCOMPILED, THEIRS_COMPILED = "monoidreduce, layers as they are", "transformers,
 BY_POSITIONS = "monoidreduce, position_ids"
 FLASH = "transformers, flash-attn"
 DTYPE = torch.bfloat16
-# What results may differ by. Through 16 layers of width 256, on a CPU, our gradients differ from
-# transformers' by 0.011. They differ by 1.06 where a model sees other packed sequences.
+# Largest relative difference of results. Through 16 layers of width 256, on a CPU, our gradients differ from
+# transformers' by 0.011. With wrong boundaries of packed sequences they differ by 1.06.
 AGREEMENT = 0.1
 PHASES = ("forward", "backward", "total")
-LIGERS_PARTS = ("forward", "norm", "mlp", "rope")  # what its patches of a Llama replace
+LIGERS_PARTS = ("forward", "norm", "mlp", "rope")  # parts that Liger's patches of a Llama replace
 
 
 @dataclass(frozen=True)
 class Step:
-    """The tokens of a step, whether layers are recomputed, and what others' medians over ours must reach."""
+    """The tokens of a step, whether layers are recomputed, and targets of others' median times over ours."""
 
     batch: int
     length: int
     checkpointing: bool = False
-    sequences: int | None = None  # packed in each row of the batch, of random lengths
+    sequences: int | None = None  # number of sequences packed in each row of the batch, of random lengths
     targets: dict[str, float] = field(default_factory=dict)
 
     def parameters(self) -> dict[str, Any]:
@@ -54,13 +55,17 @@ class Step:
         return {"batch": self.batch, "length": self.length} | packed | checkpointing
 
     def names(self) -> list[str]:
-        """Who is measured: lengths of packed sequences can be told in two ways, and flash-attn knows one."""
+        """The contenders' names.
+
+        For packed sequences ours are measured with cumulative lengths and with position ids only, and
+        flash-attn with cumulative lengths.
+        """
         everyone = [OURS, UNCOMPILED, THEIRS, THEIRS_COMPILED, LIGER]
         return everyone + ([] if self.sequences is None else [BY_POSITIONS, FLASH])
 
 
 class Scale(NamedTuple):
-    """A model, by arguments of its config, its steps, and how often each is timed."""
+    """A model (arguments of its config), its steps, and the number of rounds of each."""
 
     name: str
     config: dict[str, int]
@@ -93,7 +98,7 @@ ON_CPU = Scale(
     [Step(2, 256), Step(2, 256, checkpointing=True), Step(1, 512, sequences=8)],
     rounds=5,
 )
-# The targets of a step without recomputed layers, and of one with them.
+# Targets of steps without and with recomputed layers.
 WHOLE, RECOMPUTED = {THEIRS: 1.15, LIGER: 1.05}, {THEIRS: 1.08, LIGER: 1.05}
 ON_CUDA = Scale(
     "Llama-3.2-1B",
@@ -110,14 +115,14 @@ ON_CUDA = Scale(
 
 
 class Contender(NamedTuple):
-    """A model and what it replaces, in its turns, of transformers' module of Llamas."""
+    """A model, and the attributes of transformers' Llama module that it replaces in its turns."""
 
     model: Any
     replaced: dict[str, Any]
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Within it its patches are in effect. Backward passes recompute layers, so they belong in it."""
+        """A context with its patches in effect. It has to contain backward passes, which recompute layers."""
         module = vars(sys.modules[type(self.model).__module__])
         before = {name: module[name] for name in self.replaced}
         module.update(self.replaced)
@@ -127,7 +132,7 @@ class Contender(NamedTuple):
             module.update(before)
 
     def parts(self) -> dict[str, str]:
-        """The modules that the functions of a step come from, and the name of its attention."""
+        """The modules that the functions of a step come from, and the name of the attention in use."""
         inner = self.model.model
         norms = [layer.input_layernorm for layer in inner.layers]
         norms += [layer.post_attention_layernorm for layer in inner.layers]
@@ -148,26 +153,26 @@ class Contender(NamedTuple):
 
 
 def plain(model: Any) -> Contender:
-    """As transformers makes it."""
+    """The unmodified model."""
     return Contender(model, {})
 
 
 def ours(model: Any) -> Contender:
-    """With `apply` and its defaults alone."""
+    """The model after `apply` with its defaults."""
     from monoidreduce.integrations.transformers import apply
 
     return Contender(apply(model), {})
 
 
 def ours_uncompiled(model: Any) -> Contender:
-    """With `apply`, which leaves the layers as they are."""
+    """The model after `apply` without compiled layers."""
     from monoidreduce.integrations.transformers import apply
 
     return Contender(apply(model, compile_layers=False), {})
 
 
 def theirs_compiled(model: Any) -> Contender:
-    """As transformers makes it, its layers compiled in the same way."""
+    """The unmodified model with its layers compiled as `apply` does."""
     from monoidreduce.integrations._layers import compile_in_training, layers_of
 
     compile_in_training(layers_of(model))
@@ -175,7 +180,7 @@ def theirs_compiled(model: Any) -> Contender:
 
 
 def liger(model: Any) -> Contender:
-    """With its defaults, which are all patches. Raises RuntimeError where one is not in effect."""
+    """The model with Liger's defaults, that is all patches. Raises RuntimeError if one is not in effect."""
     from liger_kernel.transformers import apply_liger_kernel_to_llama
 
     module = vars(sys.modules[type(model).__module__])
@@ -193,7 +198,7 @@ def liger(model: Any) -> Contender:
 
 
 def flash(model: Any) -> Contender:
-    """With transformers' path of FlashAttention-4, or else of 2. Raises ImportError without both."""
+    """The model with transformers' FlashAttention-4, or else 2. Raises ImportError without both."""
     try:
         model.set_attn_implementation("flash_attention_4")
     except (ImportError, ValueError):
@@ -213,7 +218,7 @@ BUILD: dict[str, Callable[[Any], Contender]] = {
 
 
 def base_model(config: dict[str, int], device: torch.device) -> Any:
-    """A Llama in training, its embeddings tied to its head; it keeps no cache of keys and values."""
+    """A Llama in training mode, with its embeddings tied to its head and without a KV cache."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -228,7 +233,7 @@ def copy_of(model: Any) -> Any:
 
 
 def batch_of(step: Step, vocabulary: int, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a model is called with; and what tells attention the lengths of packed sequences."""
+    """Arguments of a call of a model, and arguments that give attention the lengths of packed sequences."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(vocabulary, (step.batch, step.length), generator=generator)
     labels = ids.clone()
@@ -237,7 +242,7 @@ def batch_of(step: Step, vocabulary: int, device: torch.device) -> tuple[dict[st
     starts = [0, *sorted(random.Random(0).sample(range(1, step.length), step.sequences - 1))]
     bounds = torch.tensor([*starts, step.length])
     lengths = bounds.diff()
-    labels[:, starts] = -100  # the first token of a sequence is predicted by none
+    labels[:, starts] = -100  # no token predicts the first of a sequence
     positions = torch.cat([torch.arange(length) for length in lengths.tolist()])[None]
     batch = {"input_ids": ids, "labels": labels, "position_ids": positions}
     longest, bounds = int(lengths.max()), bounds.to(device, torch.int32)
@@ -251,7 +256,7 @@ def batch_of(step: Step, vocabulary: int, device: torch.device) -> tuple[dict[st
 
 
 def problems_of(step: Step, contenders: dict[str, Contender], device: torch.device) -> dict[str, Problem]:
-    """A step of each contender, over the same tokens; what gets gradients is the weights that they share."""
+    """A step of each contender over the same tokens. The shared weights get gradients."""
     batch, told = batch_of(step, contenders[THEIRS].model.config.vocab_size, device)
 
     def problem(name: str) -> Problem:
@@ -267,7 +272,7 @@ def problems_of(step: Step, contenders: dict[str, Contender], device: torch.devi
 
 
 def distance(found: list[Tensor], expected: list[Tensor]) -> float:
-    """Of all tensors together, relative by norm."""
+    """The relative difference of all tensors together, by norm."""
     pairs = zip(found, expected, strict=True)
     norms = [((a.float() - b.float()).norm(), b.float().norm()) for a, b in pairs]
     apart, whole = (torch.stack(column).norm() for column in zip(*norms, strict=True))
@@ -277,9 +282,9 @@ def distance(found: list[Tensor], expected: list[Tensor]) -> float:
 def compare(
     problems: dict[str, Problem], contenders: dict[str, Contender], watch: Stopwatch
 ) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
-    """How far each contender's loss and gradients are from transformers'; and why a contender fails.
+    """Differences of each contender's loss and gradients from transformers', and reasons why contenders fail.
 
-    Raises RuntimeError where it is one of ours.
+    Raises RuntimeError if one of ours fails.
     """
 
     def results(name: str) -> list[Tensor]:
@@ -301,7 +306,7 @@ def compare(
 
 
 def why(name: str, error: Exception) -> str:
-    """The reason why a contender is absent. Raises RuntimeError where it is one of ours."""
+    """The reason why a contender is absent. Raises RuntimeError if it is one of ours."""
     reason = f"{type(error).__name__}: {error}".splitlines()[0]
     if name.startswith(OURS):
         raise RuntimeError(f"{name}: {reason}") from error
@@ -309,7 +314,7 @@ def why(name: str, error: Exception) -> str:
 
 
 def peak_bytes(problem: Problem) -> int:
-    """What a step holds at most beyond the weights, its gradients included."""
+    """Peak memory of a step beyond the weights, including its gradients."""
     device = problem.grad_output.device
     before = start_peak(device)
     torch.autograd.grad(problem.forward(), problem.inputs, problem.grad_output)
@@ -319,7 +324,7 @@ def peak_bytes(problem: Problem) -> int:
 def measure_step(
     step: Step, contenders: dict[str, Contender], device: torch.device, rounds: int
 ) -> dict[str, Any]:
-    """Times a step of all contenders in turn, and on a GPU measures its memory."""
+    """Time a step of all contenders in turn; on a GPU, measure its memory too."""
     torch.compiler.reset()  # layers are compiled for the lengths of this step
     watch = Stopwatch(device)
     problems = problems_of(step, contenders, device)
@@ -354,9 +359,9 @@ def measure_step(
 
 
 def measure_models(device: torch.device, quick: bool) -> Iterator[dict[str, Any]]:
-    """For each step of a model the times and memory of all contenders, and what is in effect in each.
+    """For each step of a model, the times and memory of all contenders, and the parts in effect in each.
 
-    Without transformers there is nothing to measure, and a line says so.
+    Without transformers nothing is measured, and a line is printed that says so.
     """
     if importlib.util.find_spec("transformers") is None:
         print("models are not measured: transformers is not installed", file=sys.stderr)

@@ -1,7 +1,8 @@
-"""Attention by functions of one score (score_mod, mask_mod, attend) beside FlexAttention and our operators.
+"""Attention with functions of one score (score_mod, mask_mod, attend), compared with FlexAttention.
 
-Where one of our operators computes the same without a function, it is a contender. Beside ALiBi and attend
-stands plain attention, which computes something else: its results are checked by torch's plain attention.
+If one of our operators computes the same without a function, it is a contender too. For ALiBi and `attend`,
+plain attention is a contender, though it computes something else: its results are checked against torch's
+plain attention.
 """
 
 from __future__ import annotations
@@ -18,25 +19,25 @@ import monoidreduce as mr
 from bench.attention_varlen import lengths_of
 from bench.harness import Case, Contender
 
-DOCUMENT = 1024  # tokens, on average
-KERNEL = 13  # how many pixels a neighbourhood is wide and high
+DOCUMENT = 1024  # mean length of a document, in tokens
+KERNEL = 13  # width and height of a neighbourhood, in pixels
 PLAIN, TORCH_PLAIN = "monoidreduce, plain", "torch, plain"
 
 
 class Functions(NamedTuple):
-    """What FlexAttention takes. score_mod adds a number to a score."""
+    """The functions that FlexAttention takes. score_mod adds a number to a score."""
 
     score_mod: Callable[..., Any] | None
     mask_mod: Callable[..., Any]
 
 
 class Kind(NamedTuple):
-    """Functions at some size.
+    """Functions for one size.
 
     parameters: their options, by name.
-    pairs: how many pairs of a query and a key a head keeps.
-    on: makes the functions, with what they capture on a device.
-    built_in: contenders that are our operators for the same, or for plain attention.
+    pairs: number of pairs of a query and a key that a head keeps.
+    on: makes the functions, with captured tensors on a device.
+    built_in: contenders: our operators for the same, or for plain attention.
     """
 
     parameters: dict[str, int]
@@ -46,7 +47,7 @@ class Kind(NamedTuple):
 
 
 def plain(causal: bool) -> dict[str, Contender]:
-    """Attention without functions."""
+    """Contenders for attention without functions."""
     return {
         PLAIN: functools.partial(mr.attention, causal=causal),
         TORCH_PLAIN: functools.partial(F.scaled_dot_product_attention, is_causal=causal),
@@ -54,7 +55,7 @@ def plain(causal: bool) -> dict[str, Contender]:
 
 
 def alibi(H: int, L: int) -> Kind:
-    """A penalty for each position between query and key; from 2^(-8/H) it falls to 2^-8 over the heads.
+    """ALiBi: a penalty for each position between query and key, from 2^(-8/H) in head 0 down to 2^-8.
 
     Press et al., Train Short, Test Long (ICLR 2022), section 3.
     """
@@ -93,7 +94,7 @@ def document(H: int, L: int) -> Kind:
 
 
 def window(H: int, L: int) -> Kind:
-    """A query sees its own key and an eighth of the keys, those before it."""
+    """A causal window: a query sees its own key and those before it, an eighth of all keys."""
     reach = L // 8
 
     def on(device: torch.device) -> Functions:
@@ -105,7 +106,7 @@ def window(H: int, L: int) -> Kind:
 
 
 def natten(H: int, L: int) -> Kind:
-    """Pixels of an image see the square around them, moved inwards at the edges; L is a power of two.
+    """Neighborhood attention: a pixel sees the square around it, moved inwards at edges. L is a power of two.
 
     Hassani et al., Neighborhood Attention Transformer (CVPR 2023), equation 2.
     """
@@ -137,7 +138,7 @@ WEIGHTS: dict[str, Callable[[Any], Any]] = {
 
 
 def own_attention(on: Callable[[torch.device], Functions], L: int) -> Contender:
-    """By score_mod, or by the blocks that a mask keeps, which are found before."""
+    """`mr.attention` with score_mod, or with a block mask that is computed before the timed calls."""
 
     @functools.cache
     def blocks(device: torch.device) -> mr.BlockMask:
@@ -153,7 +154,7 @@ def own_attention(on: Callable[[torch.device], Functions], L: int) -> Contender:
 
 
 def torch_attention(on: Callable[[torch.device], Functions], H: int, L: int) -> Contender:
-    """scaled_dot_product_attention with the matrix of the mask, or of what is added; it is made before."""
+    """scaled_dot_product_attention with the stored mask or added numbers, computed before the timed calls."""
 
     @functools.cache
     def matrix(device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -170,7 +171,7 @@ def torch_attention(on: Callable[[torch.device], Functions], H: int, L: int) -> 
 
 
 def flex_attention(on: Callable[[torch.device], Functions], L: int) -> Contender:
-    """FlexAttention, compiled; the blocks that the mask keeps are found before."""
+    """Compiled FlexAttention. Its block mask is computed before the timed calls."""
 
     @functools.cache
     def block_mask(device: torch.device) -> Any:
@@ -198,7 +199,7 @@ def case(
     d: int,
     name: str = "score_mod alibi",
 ) -> Case:
-    """Self-attention of L tokens by functions that have a name."""
+    """Self-attention of L tokens with the functions of this name."""
     if name in WEIGHTS:
         options: dict[str, int] = {}
         weight, pairs = WEIGHTS[name], L * L
@@ -234,7 +235,7 @@ def case(
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    """In bfloat16."""
+    """Cases in bfloat16."""
     if device.type == "cuda" and not quick:
         long = {"B": 2, "H": 16, "L": 8192}
         return [

@@ -1,11 +1,11 @@
-"""What a call costs beside the work of the engine, when gradients are recorded.
+"""Overhead of a call: its time without the engine's work, while autograd records.
 
-A problem without rows leaves the engine nothing to do. All else runs as for any other: checks, dispatch,
-allocation, recording for autograd, the crossing into C++. Its time is the overhead. A call with one row, and
-torch's, stand beside it.
+A problem without rows leaves the engine nothing to do. All else runs as in any other call: checks, dispatch,
+allocation, recording for autograd, the crossing into C++. Its time is the overhead. It is compared with a
+call with one row, and with torch's.
 
-A call over ranks does all that, asks for collectives, and combines states. Its host time stands beside that
-of the same call without a group.
+A call over ranks also launches collectives and combines states. Its host time is compared with that of the
+same call without a process group.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ import monoidreduce as mr
 from bench import folds, log_probs
 from monoidreduce.distributed import messages
 
-LIMIT_US = 30.0  # of a call that records
-RANKS_LIMIT_US = 60.0  # of what a group adds
-CALLS = 50  # few: a round of a few milliseconds is rarely interrupted
+LIMIT_US = 30.0  # for a call that records
+RANKS_LIMIT_US = 60.0  # for the time that a process group adds
+CALLS = 50  # few, as a round of a few milliseconds is rarely interrupted
 ROUNDS = 101
 
 
 @dataclass(frozen=True)
 class Call:
-    """The same call to both, and the leaves that get gradients."""
+    """The same call of this library and of torch, and the leaves that get gradients."""
 
     monoidreduce: Callable[[], Tensor]
     torch: Callable[[], Tensor]
@@ -129,12 +129,12 @@ def _with_backward(call: Callable[[], Tensor], leaves: tuple[Tensor, ...]) -> Ca
 
 
 def measure_overhead(device: torch.device) -> list[dict[str, Any]]:
-    """Microseconds of a recording call, alone and with its backward: the least of all rounds, taken in turn.
+    """Microseconds of a recording call, alone and with its backward pass. Calls take turns in each round.
 
-    Whatever else the machine does can only add to a host time this short.
+    The least of all rounds counts, because other work of the machine can only add to a host time this short.
     """
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # others would only be waited for
+    torch.set_num_threads(1)  # more threads would only be waited for
     rows = []
     without, single = calls(device, 0), calls(device, 1)
     for op, empty in without.items():
@@ -158,10 +158,10 @@ def measure_overhead(device: torch.device) -> list[dict[str, Any]]:
 
 
 def calls_over_ranks(device: torch.device) -> dict[str, Callable[..., Tensor]]:
-    """Small calls that record, which take `process_group`. Weights are a rank's own.
+    """Small recording calls that take `process_group`. Weights are a rank's shards.
 
-    On a GPU in 16 bits. On a CPU without rows: so the engine, which has twice as many keys over ranks, has
-    nothing to do.
+    On a GPU they are in 16 bits. On a CPU they have no rows, so that the engine has nothing to do; over ranks
+    it would have twice as many keys.
     """
     dtype, rows = (torch.bfloat16, 16) if device.type == "cuda" else (torch.float32, 0)
 
@@ -192,9 +192,9 @@ def calls_over_ranks(device: torch.device) -> dict[str, Callable[..., Tensor]]:
 
 @contextmanager
 def silent_group() -> Iterator[dist.ProcessGroup]:
-    """A group of two ranks without another one: torch does all for a collective but sending.
+    """A process group of two ranks in one process: torch does everything for a collective except sending.
 
-    So every process can tell the host time of calls over ranks. Their results mean nothing.
+    So one process can measure the host time of calls over ranks. Their results are meaningless.
     """
     fakes = importlib.import_module("torch.testing._internal.distributed.fake_pg")
     dist.init_process_group("fake", store=fakes.FakeStore(), rank=0, world_size=2)
@@ -208,7 +208,7 @@ def silent_group() -> Iterator[dist.ProcessGroup]:
 
 @contextmanager
 def _timed_collectives() -> Iterator[list[float]]:
-    """How many seconds each collective of calls takes the host."""
+    """Records the seconds of host time of each collective."""
     taken: list[float] = []
 
     def timed(collective: Callable[..., Any]) -> Callable[..., Any]:
@@ -226,10 +226,10 @@ def _timed_collectives() -> Iterator[list[float]]:
 
 
 def measure_over_ranks(device: torch.device, group: dist.ProcessGroup) -> list[dict[str, Any]]:
-    """Microseconds of the host for a call without the group and with it: the least of all rounds, in turn.
+    """Microseconds of host time of a call without and with the process group: the least of all rounds.
 
-    All ranks call it. On a GPU the host asks for collectives, and does not wait for them. Beside both is the
-    time in the collectives, from rounds of its own.
+    All ranks call this. On a GPU the host launches collectives and does not wait for them. Rows also have the
+    time in collectives, from separate rounds.
     """
     rows = []
     for op, call in calls_over_ranks(device).items():
@@ -250,6 +250,6 @@ def measure_over_ranks(device: torch.device, group: dist.ProcessGroup) -> list[d
 
 
 def _settle(device: torch.device) -> None:
-    """Lets a GPU finish, so that no call waits for room in its queue."""
+    """Let a GPU finish, so that no call waits for room in its queue."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,9 +1,9 @@
-"""Do kernels hide what ranks send meanwhile?
+"""How much of the ranks' communication kernels hide.
 
     torchrun --nproc-per-node 2 bench/overlap.py [--quick] [--rounds N] [--out DIR]
 
-Each kernel of a call over ranks beside an exchange of the size that the call has: one after the other, and
-both at once. What is hidden is the time saved, as a share of the exchange.
+Each kernel of a call over ranks is timed with an exchange of the call's size, one after the other and both at
+once. The hidden share is the time saved, relative to the exchange.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    # The repository comes last, where its folder monoidreduce/ does not hide an installed package.
+    # The repository comes last in sys.path, so that its folder monoidreduce/ does not hide an installed
+    # package.
     here = Path(__file__).resolve().parent
     sys.path = [*(path for path in sys.path if path != str(here)), str(here.parent)]
 
@@ -45,7 +46,7 @@ APART, TOGETHER = "one after the other", "together"
 
 
 def kernels(device: torch.device, quick: bool) -> dict[str, tuple[Callable[[], object], int]]:
-    """By name a kernel of one of two ranks, in bench/distributed.py's sizes, and the bytes that are sent."""
+    """Name -> (kernel of one of two ranks, in the sizes of bench/distributed.py; bytes exchanged)."""
     dtype = torch.bfloat16
     rows, width, columns, length = (64, 32, 48, 64) if quick else (8192, 4096, 22016, 32768)
     x, local = (torch.randn(rows, n, device=device).to(dtype) for n in (width, columns))
@@ -103,7 +104,7 @@ def measure(group: Any, device: torch.device, quick: bool, rounds: int) -> Itera
 
 
 def main(argv: list[str]) -> int:
-    """Measures all kernels, prints their table and, with --out, writes a JSON named after the device."""
+    """Measure all kernels, print their table and, with --out, write a JSON file named after the device."""
     parser = Parser(
         prog="torchrun bench/overlap.py", description="Do kernels hide what ranks send meanwhile?"
     )

@@ -1,6 +1,7 @@
-"""Draws results: speed and memory against sizes, time against memory, errors against the spread of scores.
+"""Plots of results, and the README's chart (bars of time and memory).
 
-And the README's chart, bars of time and memory.
+The plots show speed and memory against sizes, time against memory, and errors against the standard deviation
+of scores.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from monoidreduce._command_line import replacing
 
 Row = dict[str, Any]
 Panel = Callable[[Any], None]  # draws on a matplotlib Axes
-HALF = "bfloat16"  # what is drawn: the dtype in which there are peers
-# Of the README's chart, whose ground is transparent: ours, others and text, to be read on white and on black.
+HALF = "bfloat16"  # the dtype that is drawn, as peers are measured in it
+# Colors of the README's chart: ours, others and text, legible on white and on black, as the background is
+# transparent.
 OURS, OTHERS, TEXT = "#2f81f7", "#9198a1", "#767676"
 FONTS = ["DejaVu Sans", "Verdana", "Arial"]
 SWEEPS = {"attention": ("L", "d"), "mlp": ("d",), "cross_entropy": ("V",)}
 
 
 def _color(name: str, names: list[str]) -> Any:
-    """Of a contender, the same in all panels; ours are black and grays."""
+    """The color of a contender, the same in all panels. Ours are black and grays."""
     own = [other for other in names if other.startswith("monoidreduce")]
     if name in own:
         return str(0.7 * own.index(name) / len(own))
@@ -32,14 +34,16 @@ def _color(name: str, names: list[str]) -> Any:
 
 
 def _fixed(row: Row, axis: str) -> dict[str, Any]:
-    """The parameters that a sweep over one leaves as they are."""
+    """The parameters that are constant in a sweep over `axis`."""
     swept = {axis, "B", "H"}  # batch and heads follow from length and width
     return {name: value for name, value in row["parameters"].items() if name not in swept}
 
 
 def sweeps(rows: list[Row]) -> list[tuple[str, list[Row]]]:
-    """What is swept over, and the rows of one operator that differ in it alone, in its order, where there are
-    several."""
+    """The sweeps of results: (parameter, rows of one operator that differ only in it, in its order).
+
+    A sweep has several rows.
+    """
     groups: dict[str, tuple[str, list[Row]]] = {}
     for row in rows:
         if row["dtype"] == HALF:
@@ -55,7 +59,7 @@ def sweeps(rows: list[Row]) -> list[tuple[str, list[Row]]]:
 def _swept(
     axes: Any, axis: str, rows: list[Row], value: Callable[[Row, str], float | None], names: list[str]
 ) -> None:
-    """A line for each contender: its value against what is swept over, where it has one."""
+    """Draw a line for each contender: its values against the swept parameter."""
     for name in names:
         points = [(row["parameters"][axis], y) for row in rows if (y := value(row, name)) is not None]
         if points:
@@ -65,7 +69,7 @@ def _swept(
 
 
 def _speed(axis: str, rows: list[Row], phase: str, roof: float, names: list[str]) -> Panel:
-    """TFLOP/s of each contender, under the roofline: no case here is bound by memory."""
+    """TFLOP/s of each contender, and the roof: the rate of products, as no case here is bound by memory."""
 
     def rate(row: Row, name: str) -> float | None:
         measured = row["phases"][phase]
@@ -98,12 +102,12 @@ def _peaks(axis: str, rows: list[Row], names: list[str]) -> Panel:
 
 
 def is_of_workspaces(name: str) -> bool:
-    """Is a contender ours with some workspace, on the tier that dispatch chooses."""
+    """Whether a contender is ours, with some workspace, on the tier that dispatch chooses."""
     return name.startswith("monoidreduce") and name != "monoidreduce, sm80"
 
 
 def _memory(row: Row, names: list[str]) -> Panel:
-    """Milliseconds of forward and backward against peak memory; ours is a curve over the workspace."""
+    """Milliseconds of forward and backward against peak memory; ours are a curve over workspaces."""
 
     def draw(axes: Any) -> None:
         times = row["phases"]["total"]["milliseconds"]
@@ -143,7 +147,7 @@ def _errors(rows: list[Row], part: str, names: list[str]) -> Panel:
 
 
 def panels(document: Row) -> list[Panel]:
-    """What there is to draw, in order."""
+    """All panels of a document, in order."""
     speed, accuracy = document["speed"], document["accuracy"]
     roof = document["environment"]["product_gflops"][HALF]
     names = list(
@@ -168,7 +172,7 @@ def panels(document: Row) -> list[Panel]:
 
 
 def save_plot(path: Path, document: Row) -> bool:
-    """Draws all panels; False where there are none. Raises ImportError where matplotlib is not installed."""
+    """Draw all panels; returns False if there are none. Raises ImportError without matplotlib."""
     drawn = panels(document)
     if not drawn:
         return False
@@ -190,7 +194,7 @@ def save_plot(path: Path, document: Row) -> bool:
 
 
 class Bar(NamedTuple):
-    """What a step of a contender takes."""
+    """Time and memory of a contender's step."""
 
     name: str
     milliseconds: float
@@ -206,7 +210,7 @@ class Bar(NamedTuple):
 
 
 def _draw_bars(axes: Any, bars: list[Bar], values: list[float], labels: list[str], gid: str) -> None:
-    """One bar below another, each with its label and the id `gid`-index."""
+    """Draw bars below each other, each with its label and the id `gid`-index."""
     colors = [OURS if bar.name.startswith("monoidreduce") else OTHERS for bar in bars]
     drawn = axes.barh(range(len(bars)), values, color=colors, height=0.7)
     for index, patch in enumerate(drawn):
@@ -217,9 +221,9 @@ def _draw_bars(axes: Any, bars: list[Bar], values: list[float], labels: list[str
 
 
 def save_bars(path: Path, groups: dict[str, list[Bar]]) -> None:
-    """Draws groups of bars under their titles, times to the left and memory to the right, as SVG.
+    """Draw groups of bars under their titles, times to the left and memory to the right, as SVG.
 
-    Text stays text, the ground is transparent, and the same groups give the same bytes.
+    Text stays text, the background is transparent, and the same groups give the same bytes.
     """
     heights = [len(bars) + 1.5 for bars in groups.values()]
     with importlib.import_module("matplotlib").rc_context(

@@ -1,6 +1,6 @@
-"""Writes what the documents show of bench/results: `python bench/publish.py`.
+"""Writes the parts of documents that are generated from bench/results: `python bench/publish.py`.
 
-That is the README's table and chart and the tables of docs/benchmarks.md.
+These are the README's table and chart, and the tables of docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 if __name__ == "__main__":
-    # The repository comes last, where its folder monoidreduce/ does not hide an installed package.
+    # The repository comes last in sys.path, so that its folder monoidreduce/ does not hide an installed
+    # package.
     here = Path(__file__).resolve().parent
     sys.path = [*(path for path in sys.path if path != str(here)), str(here.parent)]
 
@@ -25,16 +26,16 @@ RESULTS = ROOT / "bench" / "results"
 README = ROOT / "README.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 CHART = ROOT / "docs" / "assets" / "measured.svg"
-BEGIN, END = "<!-- bench: python bench/publish.py -->", "<!-- /bench -->"  # of what is generated
+BEGIN, END = "<!-- bench: python bench/publish.py -->", "<!-- /bench -->"  # around generated text
 
-DEVICE, DTYPE = "NVIDIA H100 80GB HBM3", "bfloat16"  # of the README's table and of the chart
+DEVICE, DTYPE = "NVIDIA H100 80GB HBM3", "bfloat16"  # shown in the README's table and chart
 OURS = "monoidreduce"
-# Not drawn: forced, not what a call takes.
+# Contenders that are not drawn: modes that a user has to ask for.
 MODES = ("monoidreduce, deterministic", "monoidreduce, sm80", "monoidreduce, compensated")
 
 
 class Headline(NamedTuple):
-    """A case that the README's table shows under `title`, and the chart too if it is drawn."""
+    """A case that the README's table shows under `title`; if `drawn`, the chart shows it too."""
 
     title: str
     op: str
@@ -69,16 +70,17 @@ HEADLINES = (
 
 
 def committed() -> list[Row]:
-    """The runs in bench/results; a later one of a device replaces what it measured again."""
+    """The runs in bench/results, without results that a later run on the same device replaces."""
     documents = [json.loads(file.read_text("utf-8")) for file in sorted(RESULTS.glob("*.json"))]
     in_time = sorted(documents, key=lambda document: str(document["environment"]["date"]))
     return without_what_was_measured_again(in_time)
 
 
 def find(documents: list[Row], headline: Headline) -> Row:
-    """The row of a headline, of several the least favourable: a run that lacks a library does not hide it.
+    """The row of a headline; of several, the least favourable one.
 
-    Raises LookupError where it was not measured.
+    So a run that lacks a library does not hide an earlier one that has it. Raises LookupError if the case was
+    not measured.
     """
     case = headline.op, DTYPE, headline.parameters
     found = [
@@ -94,13 +96,13 @@ def find(documents: list[Row], headline: Headline) -> Row:
 
 
 def cost(row: Row, name: str) -> Bar:
-    """A contender's median of forward and backward, and its peak over both."""
+    """A contender's median time of forward and backward together, and its peak memory over both."""
     milliseconds = row["phases"]["total"]["milliseconds"][name]["median"]
     return Bar(name, milliseconds, row["step_peak_bytes"][name] / 2**20)
 
 
 def others(row: Row) -> list[Bar]:
-    """All contenders but ours, the fastest first."""
+    """All contenders except ours, fastest first."""
     names = row["phases"]["total"]["milliseconds"]
     return sorted(
         (cost(row, name) for name in names if not name.startswith(OURS)), key=lambda bar: bar.milliseconds
@@ -108,7 +110,7 @@ def others(row: Row) -> list[Bar]:
 
 
 def traffic(documents: list[Row], headline: Headline) -> str:
-    """Bytes of DRAM that both passes of a case move, of the compulsory ones; "-" where nobody counted."""
+    """DRAM bytes that both passes of a case move, relative to the compulsory bytes; "-" if not counted."""
     passes = [
         row
         for document in documents
@@ -123,7 +125,7 @@ def traffic(documents: list[Row], headline: Headline) -> str:
 
 
 def headline_table(documents: list[Row]) -> str:
-    """The README's table: ours, the fastest other and torch, with milliseconds and MiB; our traffic."""
+    """The README's table: milliseconds and MiB of ours, the fastest other and torch; and our traffic."""
 
     def cells(headline: Headline) -> list[str]:
         row = find(documents, headline)
@@ -144,7 +146,7 @@ def headline_table(documents: list[Row]) -> str:
 
 
 def headline_bars(documents: list[Row]) -> dict[str, list[Bar]]:
-    """The chart's groups: ours with every workspace that was measured, then the others, the fastest first."""
+    """The chart's groups: ours with every measured workspace, then the others, fastest first."""
     groups = {}
     for headline in HEADLINES:
         if headline.drawn:
@@ -157,7 +159,7 @@ def headline_bars(documents: list[Row]) -> dict[str, list[Bar]]:
 
 
 def replace_block(text: str, block: str) -> str:
-    """The text with another block between its two markers."""
+    """The text with the block between its two markers replaced."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}\n\n{block}\n\n{END}{after}"

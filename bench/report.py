@@ -1,4 +1,4 @@
-"""Turns results into tables: `python bench/report.py FILE...` prints them as docs/benchmarks.md has them."""
+"""Tables of results: `python bench/report.py FILE...` prints them in the form of docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
-MATH = "math"  # torch's math path among the contenders of attention
+MATH = "math"  # contender of attention: torch's math backend
 OTHERS = (
     "decode",
     "forward",
@@ -25,10 +25,10 @@ OTHERS = (
     "ranks",
     "collectives",
     "overlap",
-)  # what is measured besides speed
-# Of the planner's formulas of collectives: how far they may be off, from which size of the object on.
+)  # measurements other than speed
+# Largest relative error of the planner's formulas of collectives, and the least size that it holds for.
 COLLECTIVE_TOLERANCE, LEAST_MIB = 0.25, 64
-QUIET = 0.5  # load average, of the threads, above which times are not to be trusted
+QUIET = 0.5  # load average, as a share of the hardware threads, above which times are not to be trusted
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -45,7 +45,7 @@ def _verdict(met: bool) -> str:
 
 
 def in_words(parameters: dict[str, Any]) -> str:
-    """Numbers with their names, then the names of what is on."""
+    """Parameters as text: names with values, then the names of flags that are True."""
     flags = [name for name, value in parameters.items() if value is True]
     others = [f"{name} {value}" for name, value in parameters.items() if not isinstance(value, bool)]
     return ", ".join([*others, *flags])
@@ -77,7 +77,7 @@ def _met_overhead(row: Row) -> bool:
 
 
 def met_traffic(row: Row) -> bool:
-    """Are the counted bytes in the model's range, and no fewer than the compulsory ones?"""
+    """Whether the counted bytes are in the model's range and not fewer than the compulsory bytes."""
     moved = row["counter"]["read"] + row["counter"]["written"]
     counted = row["counter"] | {"moved": moved}
     inside = all(low <= counted[part] <= high for part, (low, high) in row["allowed"].items())
@@ -85,29 +85,32 @@ def met_traffic(row: Row) -> bool:
 
 
 def met_collective(row: Row) -> bool | None:
-    """Is a collective's time what the planner says? None of small ones, and of what it was fitted to."""
+    """Whether a collective's time is near the planner's.
+
+    None if small, or if the formula was fitted to it.
+    """
     if row["fitted"] or row["bytes"] < LEAST_MIB << 20:
         return None
     return bool(abs(row["milliseconds"]["median"] / row["predicted"] - 1) <= COLLECTIVE_TOLERANCE)
 
 
 def _met_speed(row: Row, name: str) -> bool:
-    """Of a model: is the other's time over ours what it had to reach."""
+    """Whether a contender's time over ours reaches the target, for a row of a model."""
     return bool(row["speedup"][name] >= row["targets"][name])
 
 
 def _met_peak(row: Row) -> bool:
-    """Of a model: is our memory at most that of Liger."""
+    """Whether our peak memory is at most Liger's, for a row of a model."""
     return bool(row["peak_bytes"]["monoidreduce"] <= row["peak_bytes"]["Liger"])
 
 
 def _held_to(row: Row) -> list[str]:
-    """The contenders of a model beside which there is a target, if they were measured."""
+    """The measured contenders of a model for which there is a target."""
     return [name for name in row["targets"] if name in row["speedup"]]
 
 
 def speed_table(rows: list[Row], product_gflops: dict[str, float]) -> str:
-    """Each phase's medians, ours and torch's, with half the distance of the 20th to the 80th percentile."""
+    """Medians of each phase, ours and torch's, with half the distance from 20th to 80th percentile."""
 
     def spread(times: dict[str, float]) -> str:
         return f"{times['median']:.3g}±{(times['p80'] - times['p20']) / 2 / times['median']:.0%}"
@@ -134,13 +137,13 @@ def speed_table(rows: list[Row], product_gflops: dict[str, float]) -> str:
 
 
 def in_order(lists: Iterable[Iterable[str]]) -> list[str]:
-    """Every name once, ours first, else as they come."""
+    """Every name once, ours first, otherwise in order of appearance."""
     names = dict.fromkeys(name for names in lists for name in names)
     return sorted(names, key=lambda name: not name.startswith("monoidreduce"))
 
 
 def peer_table(rows: list[Row], product_gflops: dict[str, float]) -> str:
-    """All contenders of one operator's cases; the longer of the two lists runs down."""
+    """All contenders of one operator's cases. The longer of the two lists is in the rows."""
 
     def cell(row: Row, name: str) -> str:
         phases = row["phases"]
@@ -168,7 +171,7 @@ def peer_table(rows: list[Row], product_gflops: dict[str, float]) -> str:
 
 
 def not_measured(rows: list[Row]) -> str:
-    """The contenders that were not measured, in which of how many rows, and why."""
+    """The contenders that were not measured, in how many of the rows, and why."""
     places: dict[tuple[str, str, str], int] = {}
     for row in rows:
         for name, reason in row.get("absent", {}).items():
@@ -179,7 +182,7 @@ def not_measured(rows: list[Row]) -> str:
 
 
 def decode_table(rows: list[Row], copy_gbytes: float) -> str:
-    """Microseconds of each contender, and its share of the bandwidth of a copy."""
+    """Microseconds of each contender, and its bandwidth as a share of a copy's."""
 
     def cell(row: Row, name: str) -> str:
         if name not in row["milliseconds"]:
@@ -196,7 +199,7 @@ def decode_table(rows: list[Row], copy_gbytes: float) -> str:
 
 
 def forward_table(rows: list[Row]) -> str:
-    """Milliseconds of each, the product's share of them, and on a GPU what memory ours take."""
+    """Milliseconds of each contender, the matrix product's share of them and, on a GPU, our memory."""
 
     def cell(row: Row, name: str) -> str:
         milliseconds = row["milliseconds"][name]["median"]
@@ -215,17 +218,17 @@ def forward_table(rows: list[Row]) -> str:
 
 
 def accuracy_parts(row: Row) -> list[str]:
-    """What has errors: the output and the gradients."""
+    """The names of the parts that errors are of: the output and the gradients."""
     return list(next(iter(row["errors"].values())))
 
 
 def accuracy_sweeps(rows: list[Row]) -> list[list[Row]]:
-    """The rows that differ in the standard deviation alone, of an operator at a size."""
+    """Groups of rows of one operator and size, which differ only in the standard deviation."""
     return [list(group) for _, group in itertools.groupby(rows, key=_title)]
 
 
 def _of_contenders(rows: list[Row], corner: str, names: list[str], cell: Callable[[Row, str], str]) -> str:
-    """A line for each contender, a column for each standard deviation."""
+    """A table with a line for each contender and a column for each standard deviation."""
     lines = [[name, *(cell(row, name) if name in row["errors"] else "-" for row in rows)] for name in names]
     return table([corner, *(f"std {row['std']:g}" for row in rows)], lines)
 
@@ -240,12 +243,12 @@ def accuracy_table(rows: list[Row]) -> str:
 
 
 def has_math(row: Row) -> bool:
-    """Was torch's math path measured, with largest and mean errors? They are not in old results."""
+    """Whether torch's math backend was measured, with largest and mean errors. Old results lack these."""
     return MATH in row.get("mean", {})
 
 
 def math_table(rows: list[Row]) -> str:
-    """Largest/mean errors of one sweep as multiples of the errors of torch's math path."""
+    """Largest/mean errors of one sweep as multiples of the errors of torch's math backend."""
 
     def cell(row: Row, name: str) -> str:
         ratios = (
@@ -259,7 +262,7 @@ def math_table(rows: list[Row]) -> str:
 
 
 def _accuracy(rows: list[Row]) -> list[str]:
-    """Tables of all sweeps. Sweeps of the same parts are under one heading."""
+    """Tables of all sweeps. Sweeps with the same parts share a heading."""
     blocks = []
     for parts, group in itertools.groupby(rows, key=accuracy_parts):
         sweeps = accuracy_sweeps(list(group))
@@ -280,7 +283,7 @@ def _accuracy(rows: list[Row]) -> list[str]:
 
 
 def memory_table(rows: list[Row]) -> str:
-    """MiB at each size of the axis that doubles."""
+    """Peak memory in MiB at each size of the axis that doubles."""
 
     def mebibytes(values: list[int]) -> str:
         return ", ".join(f"{value / 2**20:.1f}" for value in values)
@@ -304,7 +307,7 @@ def memory_table(rows: list[Row]) -> str:
 
 
 def overhead_table(rows: list[Row]) -> str:
-    """Microseconds a call; each pair is the call alone, and with its backward."""
+    """Microseconds per call. Each pair is the call alone and the call with its backward pass."""
 
     def pair(times: dict[str, float], name: str) -> str:
         return f"{times[name]:.1f}, {times[name + ', with backward']:.1f}"
@@ -326,7 +329,7 @@ def overhead_table(rows: list[Row]) -> str:
 
 
 def ranks_profile_table(rows: list[Row]) -> str:
-    """Milliseconds of a rank's kernels by kind, and their number: ours, and of those who are faster."""
+    """Milliseconds and numbers of a rank's kernels by kind, for ours and for faster contenders."""
     found = [(row, name, seen) for row in rows for name, seen in row.get("profile", {}).items()]
     kinds = [*sorted({kind for _, _, seen in found for kind in seen} - {"others"}), "others"]
 
@@ -340,7 +343,7 @@ def ranks_profile_table(rows: list[Row]) -> str:
 
 
 def host_table(rows: list[Row]) -> str:
-    """Microseconds of the host for a call, without a group and over ranks."""
+    """Microseconds of host time of a call, without a process group and over ranks."""
 
     def cells(row: Row) -> list[str]:
         alone, over, collectives = (row["microseconds"][k] for k in ("alone", "over ranks", "collectives"))
@@ -370,7 +373,7 @@ def first_call_table(rows: list[Row]) -> str:
 
 
 def interpreter_table(rows: list[Row]) -> str:
-    """Milliseconds of each pass, and the interpreter's rate beside the compiled monoid's."""
+    """Milliseconds of each pass, and the interpreter's rate relative to the compiled monoid's."""
 
     def cell(row: Row, phase: str) -> str:
         compiled, interpreted = row["milliseconds"][phase]
@@ -385,7 +388,7 @@ def interpreter_table(rows: list[Row]) -> str:
 
 
 def fold_kernels_table(rows: list[Row]) -> str:
-    """Milliseconds of each kernel, and its rate beside the built-in's."""
+    """Milliseconds of each kernel, and its rate relative to the built-in kernel's."""
 
     def cell(row: Row, phase: str) -> str:
         own, built_in = (row["milliseconds"][phase][name] for name in ("own", "built-in"))
@@ -402,7 +405,7 @@ def fold_kernels_table(rows: list[Row]) -> str:
 
 
 def traffic_table(rows: list[Row]) -> str:
-    """MB that each pass moves, by the model and by the counter."""
+    """MB that each pass moves, predicted by the model and counted."""
 
     def pair(row: Row, part: str) -> str:
         if row["model"].get(part) is None:
@@ -426,7 +429,7 @@ def traffic_table(rows: list[Row]) -> str:
 
 
 def ranks_table(rows: list[Row]) -> str:
-    """Medians of each phase alone and over ranks, the efficiency, what the planner says, and others."""
+    """Medians of each phase on one rank and over ranks, efficiency, the planner's prediction and others."""
     header = [
         "operator",
         "ranks",
@@ -471,7 +474,7 @@ def ranks_table(rows: list[Row]) -> str:
 
 
 def overlap_table(rows: list[Row]) -> str:
-    """A kernel beside an exchange, in medians, and what of the exchange is hidden."""
+    """Medians of kernels and exchanges, in turn and at once, and the share of the exchange that is hidden."""
     header = [
         "kernel",
         "MiB exchanged",
@@ -490,7 +493,7 @@ def overlap_table(rows: list[Row]) -> str:
 
 
 def collectives_table(rows: list[Row]) -> str:
-    """Each collective and size: what was measured, beside the planner's formula."""
+    """The measured time of each collective and size, and the time by the planner's formula."""
 
     def cells(row: Row) -> list[str]:
         median, met = row["milliseconds"]["median"], met_collective(row)
@@ -511,7 +514,7 @@ def collectives_table(rows: list[Row]) -> str:
 
 
 def models_table(rows: list[Row]) -> str:
-    """Milliseconds of forward + backward, memory, and beside others the ratio of the times to ours."""
+    """Milliseconds of forward + backward and memory; for others, also the ratio of their time to ours."""
 
     def cell(row: Row, name: str) -> str:
         if name not in row["milliseconds"]:
@@ -534,7 +537,7 @@ def models_table(rows: list[Row]) -> str:
 
 
 def in_effect(rows: list[Row]) -> str:
-    """The packages that the parts of each contender's model come from, as seen when they were measured."""
+    """The packages that the parts of each contender's model came from, as recorded in the measurement."""
 
     def packages(parts: dict[str, str]) -> str:
         return ", ".join(f"{part} of {module.split('.')[0]}" for part, module in parts.items())
@@ -599,12 +602,12 @@ def _short(commit: str) -> str:
 
 
 def _versions(machine: Row) -> str:
-    """The versions of the other libraries that were there."""
+    """The versions of the other libraries that were installed."""
     return ", ".join(f"{name} {version}" for name, version in machine.get("peers", {}).items() if version)
 
 
 def tables(document: Row) -> str:
-    """The whole report of one run, in Markdown. Old results have no peers, no decode and no accuracy."""
+    """The report of one run, in Markdown. Old results have no peers, no decode and no accuracy."""
     machine = document["environment"]
     measured = dict.fromkeys(row["op"] for row in document["speed"])
     measured |= dict.fromkeys(name for name in OTHERS if document.get(name))
@@ -764,9 +767,10 @@ def _replaces(later: Row, row: Row) -> bool:
 
 
 def without_what_was_measured_again(documents: list[Row]) -> list[Row]:
-    """Of runs on one device, in the order of time, each has what no later one has.
+    """The runs without results that a later run on the same device replaces. documents: in order of time.
 
-    A case whose later run lacks one of its contenders, as a library that was not installed, stays.
+    If a later run of a case lacks a contender (a library that was not installed), the earlier one is kept
+    too.
     """
     kept = []
     for at, document in enumerate(documents):
@@ -775,9 +779,9 @@ def without_what_was_measured_again(documents: list[Row]) -> list[Row]:
         lists: Row = {name: rows for name, rows in document.items() if isinstance(rows, list)}
         for name, rows in lists.items():
             again = [row for other in later for row in other.get(name, [])]
-            if name == "speed":  # a case at a time
+            if name == "speed":  # replaced case by case
                 lists[name] = [row for row in rows if not any(_replaces(other, row) for other in again)]
-            elif name == "accuracy":  # an operator
+            elif name == "accuracy":  # replaced operator by operator
                 lists[name] = [row for row in rows if row["op"] not in {other["op"] for other in again}]
             elif any(other.get(name) for other in later):
                 lists[name] = []
@@ -786,7 +790,7 @@ def without_what_was_measured_again(documents: list[Row]) -> list[Row]:
 
 
 def main(paths: list[str]) -> int:
-    """Prints the report of each result file. Of files of one device the later ones are newer."""
+    """Print the report of each result file. Files of one device have to be in order of time."""
     documents = [json.loads(Path(path).read_text()) for path in paths]
     print("\n\n".join(tables(document) for document in without_what_was_measured_again(documents)))
     return 0

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    # The repository comes last, where its folder monoidreduce/ does not hide an installed package.
+    # The repository comes last in sys.path, so that its folder monoidreduce/ does not hide an installed
+    # package.
     here = Path(__file__).resolve().parent
     sys.path = [*(path for path in sys.path if path != str(here)), str(here.parent)]
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Ctrl-C, while this imports
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # for Ctrl-C during imports
         signal.signal(signal.SIGINT, lambda *_: (os.write(2, b"interrupted\n"), os._exit(130)))
 
 import torch
@@ -79,7 +80,7 @@ SECONDS = 8.0  # for each case
 def bench(
     what: list[str], device: torch.device, quick: bool, seconds: float, command: str
 ) -> Iterator[dict[str, Any]]:
-    """The results of everything in `what` with the machine they come from, again whenever there are more."""
+    """Measure everything in `what`. Yields the document of results so far whenever there are more."""
     document: dict[str, Any] = {"environment": environment(device, command), "speed": []}
     document |= {name: [] for name in OTHERS}
     for op in (name for name in OPERATORS if name in what):
@@ -125,10 +126,10 @@ def bench(
 
 
 def main(argv: list[str]) -> int:
-    """Runs what is asked for, prints the tables, draws the plots and, with --out, writes a JSON.
+    """Run what is asked for, print the tables, draw the plots and, with --out, write a JSON file.
 
-    The JSON is named after the device. It is written whenever there are more results: a run that is cut short
-    leaves those it has.
+    The file is named after the device. It is written whenever there are more results, so that a run that is
+    cut short leaves those it has.
     """
     places = Parser(add_help=False)
     places.add_argument(
@@ -162,7 +163,7 @@ def main(argv: list[str]) -> int:
             check_writable_folder(options.out)
         except OSError as error:
             parser.error(f"argument --out: {str(options.out)!r}, cannot be written: {error.strerror}")
-    # Where the results go is no part of how they came about.
+    # Without the options that say where results go, which do not affect them.
     command = " ".join(["python bench/run.py", *places.parse_known_args(argv)[1]])
     file = None
     for document in bench(

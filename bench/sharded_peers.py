@@ -1,12 +1,12 @@
-"""What torch has for the same calls over ranks, beside which bench/distributed.py times ours.
+"""Peers for calls over ranks, which bench/distributed.py compares with ours.
 
-Gathered logits are what a model does whose head is split over ranks and whose loss is not: every rank has all
-logits. `loss_parallel` is torch's, on DTensors, and Liger's loss is of a rank's logits too. The MLP is
-Megatron's: it gathers the rows of all ranks, and the sum of the results is scattered. Attention is torch's
-`context_parallel`, which balances as "zigzag" does.
+"Gathered logits" is a model with a sharded head and a loss that is not sharded: all ranks gather all logits.
+`loss_parallel` is torch's vocabulary-parallel loss, on DTensors. Liger's loss takes a rank's logits too. The
+MLP is Megatron's: an all-gather of rows, and a reduce-scatter of results. Attention is torch's
+`context_parallel`, with the same load balancing as "zigzag".
 
-Their collectives are torch's own, which add on their way. Ours add in the order of ranks, so they would be
-another contender.
+Peers use torch's collectives, which add in an order that depends on the algorithm. Ours add in the order of
+ranks; peers with ours would be further contenders.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 __all__ = ["ATTENTION", "CROSS_ENTROPY", "DISTILLATION", "LIGER", "MLP", "Peer", "in_torch_parallel"]
 
-Peer = Callable[[Any], Callable[..., Tensor]]  # of a group, the call by a rank's parts
+Peer = Callable[[Any], Callable[..., Tensor]]  # process group -> function of a rank's shards
 
 
 class _Replicated(torch.autograd.Function):
-    """What all ranks have. Each adds a part of its gradient."""
+    """The identity, for tensors that all ranks have. Its gradient is the sum of all ranks' gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
@@ -45,7 +45,10 @@ class _Replicated(torch.autograd.Function):
 
 
 class _Gathered(torch.autograd.Function):
-    """The parts of all ranks, joined along an axis. summed: has each rank a part of the whole's gradient."""
+    """An all-gather along an axis.
+
+    summed: whether the whole's gradient is the sum of all ranks' gradients.
+    """
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, axis: int, summed: bool, group: Any) -> Tensor:
@@ -63,7 +66,7 @@ class _Gathered(torch.autograd.Function):
 
 
 class _Scattered(torch.autograd.Function):
-    """This rank's part of the sum over ranks."""
+    """A reduce-scatter: this rank's part of the sum over ranks."""
 
     @staticmethod
     def forward(ctx: Any, whole: Tensor, axis: int, group: Any) -> Tensor:
@@ -122,12 +125,12 @@ def _liger(group: Any) -> Callable[..., Tensor]:
 
 @contextmanager
 def in_torch_parallel(group: Any) -> Iterator[None]:
-    """Within it, passes of `loss_parallel` and `context_parallel` may run, forward and backward."""
+    """Let forward and backward passes of `loss_parallel` and `context_parallel` run in the block."""
     with ExitStack() as stack:
         stack.enter_context(loss_parallel())
         if "nccl" in dist.get_backend(group):
             mesh, ranks = DeviceMesh.from_group(group, "cuda"), dist.get_world_size(group)
-            positions = torch.zeros(2 * ranks, device="cuda")  # it asks for a buffer to split
+            positions = torch.zeros(2 * ranks, device="cuda")  # it needs a buffer to shard
             stack.enter_context(context_parallel(mesh, buffers=[positions], buffer_seq_dims=[0]))
         yield
 
@@ -164,7 +167,7 @@ CROSS_ENTROPY: dict[str, Peer] = {
     "torch, gathered logits": _cross_entropy,
     "torch, loss_parallel": _loss_parallel,
 }
-LIGER: dict[str, Peer] = {"Liger, vocabulary parallel": _liger}  # where it is installed
+LIGER: dict[str, Peer] = {"Liger, vocabulary parallel": _liger}  # if installed
 DISTILLATION: dict[str, Peer] = {"torch, gathered logits": _distillation}
 ATTENTION: dict[str, Peer] = {"torch, context_parallel": _context_parallel}
 MLP: dict[str, Peer] = {"torch, sequence parallel": _mlp}

@@ -1,4 +1,4 @@
-"""Calls of less than about 0.1 ms, which launches and latencies bound: ours beside torch's alone."""
+"""Calls shorter than about 0.1 ms, bound by launches and latencies: ours and torch's only."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CONTENDERS = ("monoidreduce", "torch")
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    """Of every operator whose time `mr.cost` knows, in bfloat16."""
+    """Cases in bfloat16 of every operator with times in `mr.cost`."""
     sizes = SIZES[::8] if quick else SIZES
     if quick:
         sizes = [(make, {name: min(size, 256) for name, size in of.items()}) for make, of in sizes]

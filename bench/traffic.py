@@ -1,4 +1,4 @@
-"""Bytes that a pass moves, by a model and by a counter: what scripts/measure_traffic*.py share."""
+"""Bytes that a pass moves, by a model and by a counter: common code of scripts/measure_traffic*.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def add_options(parser: Parser) -> None:
-    """What is done with the rows."""
+    """Add options that say what to do with the rows."""
     parser.add_argument(
         "--check", action="store_true", help="exit with 1 where a counter is not as the model"
     )
@@ -25,7 +25,7 @@ def add_options(parser: Parser) -> None:
 
 
 def check_folder(parser: Parser, folder: Path | None) -> None:
-    """Refuses a folder that cannot be written, before any work."""
+    """Report an error for a folder that can not be written, before any work."""
     if folder is None:
         return
     try:
@@ -47,17 +47,17 @@ def row(
     unwritten: int = 0,
     compared: tuple[str, ...] = ("read", "written"),
 ) -> Row:
-    """A pass before it is counted.
+    """The row of a pass, before its bytes are counted.
 
     Args:
         op, dtype, parameters: as in bench/results.
         phase: "forward" or "backward".
-        compulsory: bytes of each input read once and of each output written once.
-        model: bytes "read" and "written", and on a GPU "l2", None where it is not known.
-        tolerance: of what is compared, as a share of the model's.
-        slack: bytes more that they may differ by.
-        unwritten: bytes that may be left in a cache when the counter stops.
-        compared: parts of the model that the counter has to reach; "moved" is what is read and written.
+        compulsory: bytes, with each input read once and each output written once.
+        model: bytes "read" and "written" and, on a GPU, "l2", which may be None if not known.
+        tolerance: largest relative difference of compared parts.
+        slack: bytes that compared parts may differ by in addition.
+        unwritten: bytes that may still be in a cache when the counter stops.
+        compared: parts of the model to compare with the counter; "moved" is "read" + "written".
     """
     said = model | {"moved": model["read"] + model["written"]}
     allowed = {}
@@ -77,7 +77,7 @@ def row(
 
 
 def report(environment: Row, rows: list[Row], folder: Path | None, check: bool, kind: str) -> int:
-    """Prints the table, writes bench/results' document if there is a folder, and returns the exit status.
+    """Print the table and, given a folder, write a document as in bench/results. Returns the exit status.
 
     kind: "cpu" or "cuda", for the file's name.
     """
