@@ -1,7 +1,7 @@
-"""Two builds of monoidreduce beside each other: `python bench/compare.py OLD NEW [what ...] --out FILE`.
+"""Compare the speed of two builds of monoidreduce: `python bench/compare.py OLD NEW [what ...] --out FILE`.
 
-OLD and NEW are wheels. Each runs in a process of its own, on the benchmark's cases as they are in this tree.
-They run in turn on one GPU, so that both see the same clocks. Our own contenders alone are timed.
+OLD and NEW are wheels. Each runs in a separate process, on the benchmark cases of this tree. They take turns
+on one GPU, so that both see the same clocks. Only this library's contenders are timed.
 """
 
 from __future__ import annotations

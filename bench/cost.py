@@ -1,8 +1,8 @@
-"""The model of `monoidreduce.cost` beside bench/results.
+"""The model of `monoidreduce.cost`, compared with bench/results.
 
-`python bench/cost.py` writes the tables of docs/cost.md, that of a CPU by the tiles of this one. With --fit
-it first fits the model's constants, on one or two cases a kernel, and writes
-monoidreduce/theory/costs/constants.json. Every other case is held out. It prints the constants of
+`python bench/cost.py` writes the tables of docs/cost.md; the CPU's table uses the tiles of this machine. With
+--fit it first fits the model's constants, on one or two cases for each kernel, and writes
+monoidreduce/theory/costs/constants.json. Every other case is held out. It also prints the constants for
 monoidreduce/theory/costs/cpu.py.
 """
 

@@ -89,8 +89,8 @@ class Case:
     inputs: makes the input tensors; the first `leaves` of them get gradients.
     output: shape of a contender's result.
     contenders: name -> function of the inputs. "monoidreduce" and "torch" are always present. Names of ours
-        begin with "monoidreduce". Other libraries are imported in the call, so that a missing one fails
-        alone.
+        begin with "monoidreduce". Other libraries are imported in the call, so that a missing one
+        fails only its contender.
     flops: phase -> FLOPs of the matrix products in the definition, without recomputation.
     targets: phase -> least ratio of torch's median time to monoidreduce's.
     tf32: whether factors of float32 products may be rounded to TF32, which has as many mantissa bits as

@@ -88,7 +88,7 @@ def found() -> tuple[Any, tuple[int, ...]]:
 
 
 def are_symbols(numbers: tuple[Any, ...]) -> tuple[bool, ...]:
-    """Which of the numbers are symbols of the graph, because they changed from call to call."""
+    """Whether each number is a symbol of the graph, because it changed from call to call."""
     at_compile_time(_look_for_symbols)
     return _found_symbols()
 

@@ -753,7 +753,7 @@ def _visits(pairs: Any, of_a: list[slice], of_b: list[slice]) -> Visits:
 
 
 def _jacobians(a: Sequence[Tensor]) -> tuple[bool, ...]:
-    """Which tensors may need gradients. Inside torch.func, requires_grad does not tell, so all may."""
+    """Whether each tensor may need a gradient. Inside torch.func, requires_grad does not tell, so all may."""
     if not torch.is_grad_enabled():
         return ()
     hidden = transforms_are_active()

@@ -274,7 +274,7 @@ class Distillation:
         return found.of_student + (found.teacher - found.student)
 
     def checked(self, target: Tensor) -> Tensor:
-        """Which targets are not classes. On a CPU they raise IndexError, if their values can be read."""
+        """A mask of targets that are not classes. On a CPU these raise IndexError if values can be read."""
         outside = (target < 0) | (target >= self.classes)
         outside = outside if self.used is None else outside & self.used
         known = type(target) is Tensor and not transforms_are_active() and not torch.compiler.is_compiling()

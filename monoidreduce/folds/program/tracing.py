@@ -436,9 +436,9 @@ def traced_now(function: Any, rows: Kinds, columns: Kinds) -> Traced:
 
 
 def traced_in_graph(function: Any, rows: Kinds, columns: Kinds) -> tuple[Traced | None, tuple[Any, ...]]:
-    """`traced_now` while torch.compile traces, with a guard of the graph; and what the function captured.
+    """`traced_now` while torch.compile traces, with a guard on the graph, and the function's captures.
 
-    The first is None if the function cannot be part of a graph. The second has tensors, and numbers that
+    The first result is None if the function cannot be part of a graph. Captures are tensors, and numbers that
     changed from call to call.
     """
     captured: tuple[Any, ...] = ()

@@ -36,7 +36,7 @@ class Constants(NamedTuple):
     weighing: float
 
 
-# By (dtype, backward); fitted to the times in bench/results/amd_epyc_cpu.json.
+# (dtype, whether backward) -> constants, fitted to the times in bench/results/amd_epyc_cpu.json.
 CONSTANTS = {
     ("float32", False): Constants(0.4854, 17.17, 40.1),
     ("float32", True): Constants(0.534, 5.141, 0.0),
