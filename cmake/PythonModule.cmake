@@ -1,4 +1,4 @@
-# The module monoidreduce._C: the host's code (HostCode.cmake), and the CUDA kernels if there are any.
+# The Python module monoidreduce._C: host code (HostCode.cmake), and the CUDA kernels if there are any.
 set(objects $<TARGET_OBJECTS:host>)
 
 if(MONOIDREDUCE_WITH_CUDA)
@@ -17,8 +17,8 @@ foreach(isa IN LISTS MONOIDREDUCE_CPU_ISAS)
   endif()
 endforeach()
 
-# The linker keeps the first of several copies of an inline function. Objects are linked in the order of their instruction
-# sets, oldest first, so that a copy that every processor can run wins over one that needs AVX.
+# The linker keeps the first of several copies of an inline function. So objects are linked in the order of their instruction
+# sets, oldest first: a copy that every processor can run wins over one that needs AVX.
 python_add_library(_C MODULE WITH_SOABI ${objects})
 set_target_properties(_C PROPERTIES LINKER_LANGUAGE CXX)
 if(CMAKE_SYSTEM_NAME STREQUAL "Linux")
@@ -31,7 +31,7 @@ if(MONOIDREDUCE_WITH_CUDA)
   target_link_libraries(_C PRIVATE CUDA::cudart_static)
 endif()
 
-# What build_info() reports.
+# The facts that build_info() reports.
 list(JOIN MONOIDREDUCE_CPU_ISAS "," cpu_isas)
 set(compiler "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
 target_compile_definitions(
@@ -45,6 +45,15 @@ target_compile_definitions(
 
 if(MONOIDREDUCE_INPLACE)
   set_target_properties(_C PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${PROJECT_SOURCE_DIR}/monoidreduce")
+endif()
+
+# Its stub, for editors and mypy. A module with a sanitizer cannot be loaded by a Python without it.
+if(NOT MONOIDREDUCE_SANITIZE)
+  add_custom_command(
+    TARGET _C
+    POST_BUILD
+    COMMAND Python::Interpreter "${PROJECT_SOURCE_DIR}/csrc/bindings/stub.py" "$<TARGET_FILE:_C>" "$<TARGET_FILE_DIR:_C>/_C.pyi"
+    VERBATIM)
 endif()
 
 message(STATUS "monoidreduce ${PROJECT_VERSION}: ${compiler}, CPU code for ${cpu_isas}")
