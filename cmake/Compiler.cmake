@@ -1,4 +1,4 @@
-# Ends a build whose C++ compiler is too old before it fails within a header.
+# Stops with a clear message if the C++ compiler is too old. The build would otherwise fail inside a header.
 include(CheckCXXSourceCompiles)
 
 set(CMAKE_CXX_STANDARD 20)

@@ -1,10 +1,11 @@
-# The law suite (every monoid obeys its laws, and the suite notices planted mutations), and tests of the engines' parts.
+# The C++ tests: the law suite (every monoid obeys its laws, and the suite notices planted mutations), and tests of parts of the
+# engines.
 include(cmake/CpuIsa.cmake)
 include(CheckCXXSourceRuns)
 find_package(Threads REQUIRED)
 enable_testing()
 
-# Most of a compiler's time would be for speed that tests do not need.
+# HOST_OPTIMIZATION 1: tests need no speed, and most of the time to compile them would go into optimizing.
 function(add_cpp_test name source)
   add_executable(${name} ${source})
   set_target_properties(${name} PROPERTIES HOST_OPTIMIZATION 1)
@@ -13,15 +14,15 @@ function(add_cpp_test name source)
 endfunction()
 
 foreach(test test_laws test_mutations test_monoids test_activation test_score test_thread_pool
-             test_tile_schedule test_packing test_last_round)
+             test_tile_schedule test_packing test_stream_k_tail)
   add_cpp_test(${test} tests/cpp/${test}.cpp)
 endforeach()
 
 add_cpp_test(example_log_mean_exp examples/cpp/log_mean_exp.cpp)
 target_include_directories(example_log_mean_exp PRIVATE tests/cpp)
 
-# The CPU engine's arithmetic, for each instruction set that this processor can run. avx512bf16 has the packs of avx512: its
-# matrix products alone differ.
+# The CPU engine's arithmetic, for each instruction set that this processor can run. avx512bf16 has the same packs (SIMD
+# vectors) as avx512; only its matrix products differ.
 set(feature_avx2 avx2)
 set(feature_avx512 avx512bw)
 set(pack_isas ${MONOIDREDUCE_CPU_ISAS})
@@ -32,14 +33,14 @@ foreach(isa IN LISTS pack_isas)
   endif()
   if(isa STREQUAL "baseline" OR MONOIDREDUCE_RUNS_${isa})
     add_cpp_test(test_pack_${isa} tests/cpp/test_pack.cpp)
-    # GCC fuses products and sums only with the second option, and the bounds hold for fused ones.
+    # GCC fuses products with sums only with -fexpensive-optimizations, and the error bounds hold for fused ones.
     target_compile_options(test_pack_${isa} PRIVATE ${MONOIDREDUCE_CPU_FLAGS_${isa}}
                                                     $<$<CXX_COMPILER_ID:GNU>:-fexpensive-optimizations>)
   endif()
 endforeach()
 
 if(MONOIDREDUCE_WITH_CUDA)
-  # Compiled everywhere; linked, which takes the kernels once more, only where somebody asks for it (scripts/gpu_check.sh).
+  # Compiled in every CUDA build. Linking also needs the kernels, so that is done only on request (scripts/gpu_check.sh).
   add_library(test_simt_objects OBJECT tests/cpp/test_simt_operators.cu tests/cpp/test_simt_monoids.cu)
   set_target_properties(test_simt_objects PROPERTIES HOST_OPTIMIZATION 1)
   target_link_libraries(test_simt_objects PRIVATE monoidreduce_flags)
@@ -47,7 +48,8 @@ if(MONOIDREDUCE_WITH_CUDA)
                                             ${MONOIDREDUCE_CUDA_OBJECTS})
   target_link_libraries(test_simt PRIVATE monoidreduce_flags)
 
-  # Products of probe matrices. Compiled everywhere; run on a GPU (tests/gpu/test_operands.py, or the programs alone).
+  # Matrix products of probe matrices. Compiled in every CUDA build, and run on a GPU (by tests/gpu/test_operands.py, or
+  # directly).
   foreach(tier sm80 sm90)
     add_executable(test_operands_${tier} tests/cpp/test_operands_${tier}.cu)
     set_target_properties(test_operands_${tier} PROPERTIES HOST_OPTIMIZATION 1)
@@ -55,7 +57,7 @@ if(MONOIDREDUCE_WITH_CUDA)
   endforeach()
   set_target_properties(test_operands_sm90 PROPERTIES CUDA_ARCHITECTURES 90a-real)
 
-  # CuTe's headers are in the wheel nvidia-cutlass, under cutlass_library/source/include.
+  # CuTe's headers come with the wheel nvidia-cutlass, in cutlass_library/source/include.
   find_path(MONOIDREDUCE_CUTE_INCLUDE cute/tensor.hpp DOC "folder of CuTe's headers, for a test alone")
   if(MONOIDREDUCE_CUTE_INCLUDE)
     add_cpp_test(test_cute_layouts tests/cpp/test_cute_layouts.cu)
@@ -65,15 +67,16 @@ if(MONOIDREDUCE_WITH_CUDA)
     message(STATUS "No test against CuTe: MONOIDREDUCE_CUTE_INCLUDE names no folder with cute/tensor.hpp")
   endif()
 
-  # What the host's half of the CUDA code launches, seen by a runtime that notes it (tests/launches). nvcc checks the syntax of
-  # device code and makes none, so that all sources take one processor 75 seconds. The runtime has the functions by which code
-  # of CUDA 13 launches. GCC, from version 11 on, knows which bytes of parameters are padding.
+  # A test of what the host code launches: it runs against a CUDA runtime that only records launches (tests/launches). nvcc
+  # checks the syntax of device code without compiling it, so all sources take one processor 75 seconds. The runtime has the
+  # functions through which code compiled by CUDA 13 launches kernels. GCC from version 11 on can tell which bytes of
+  # parameters are padding.
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13
      AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU"
      AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 11)
-    # Most of what a source takes is for headers that all include, so three sources are one (since CMake 3.31; each is alone
-    # before). The three are far apart in the lists: neighbours have local names in common. Where a source that is added has a
-    # name of its two others, another number of groups parts them.
+    # Sources are compiled three at a time (unity build), because most of the time goes into headers that all include. Before
+    # CMake 3.31 each is compiled alone. The three are far apart in the lists, because neighbours share local names. If a new
+    # source has a name in common with the others of its group, change the number of groups.
     set(launching_sources ${MONOIDREDUCE_CUDA_SOURCES} ${MONOIDREDUCE_CUDA_ARCH_SOURCES} ${MONOIDREDUCE_SM90_SOURCES})
     set(group 0)
     foreach(source IN LISTS launching_sources)

@@ -1,15 +1,15 @@
-# The CUDA kernels: objects for the Python module and for their C++ test.
+# The CUDA kernels, as objects for the Python module and for a C++ test.
 include(cmake/CudaToolchain.cmake)
 
 if(MONOIDREDUCE_WITH_CUDA)
-  # 20011 to 20015: a kernel calls a host function. nvcc only warns of one that is constexpr, and what the call returns is undefined.
+  # 20011 to 20015: a kernel calls a host function. If that is constexpr nvcc only warns, but the call returns garbage.
   target_compile_options(monoidreduce_flags INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:--diag-error=20011,20012,20013,20014,20015>)
-  # The standard as a flag: CMake 3.25, which Debian 12 has, does not know that nvcc speaks C++20.
+  # -std=c++20 is an explicit flag, because CMake 3.25 (Debian 12) does not know that nvcc supports C++20.
   target_compile_options(
     monoidreduce_flags INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-Xfatbin=-compress-all;
                                  -Xcompiler=-Wall,-Wno-unknown-pragmas>)
-  # Kernels were fitted to the registers that CUDA 13 finds for 8.0 and 9.0. Who builds otherwise is not refused a kernel
-  # that is a little slower.
+  # Kernels were tuned to the register allocation of CUDA 13 for 8.0 and 9.0. With another compiler or architecture a kernel may
+  # spill and be a little slower, and the build must not fail for that.
   set(other_archs ${CMAKE_CUDA_ARCHITECTURES})
   list(FILTER other_archs EXCLUDE REGEX "^(80|90a?)(-real|-virtual)?$")
   set(fitted OFF)
@@ -18,15 +18,15 @@ if(MONOIDREDUCE_WITH_CUDA)
   endif()
   option(MONOIDREDUCE_PTXAS_GATE "Fail where a kernel spills registers, its products wait for each other, or a compiler takes much memory" ${fitted})
   if(MONOIDREDUCE_PTXAS_GATE)
-    set(most_spilled 32) # bytes: a few values that a tile needs once
+    set(most_spilled 32) # bytes; a few values that are needed once per tile
     set(most_memory 1048576) # KiB
-    # Before any other launcher: a compiler cache repeats what the compiler printed.
+    # The gate comes before any other launcher, such as a compiler cache, which repeats what the compiler printed.
     target_compile_options(monoidreduce_flags INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v>)
     set(CMAKE_CUDA_COMPILER_LAUNCHER sh ${CMAKE_CURRENT_LIST_DIR}/ptxas_gate.sh ${most_spilled}
                                      ${most_memory} ${CMAKE_CUDA_COMPILER_LAUNCHER})
   endif()
-  # The compiler's -O is for the host's code, which launches kernels; theirs is ptxas's, 3. nvcc puts it behind all that
-  # -Xcompiler says.
+  # nvcc's -O applies to the host code, which launches kernels; device code is optimized by ptxas, at its default -O3. nvcc
+  # puts -O after everything in -Xcompiler, so it cannot be overridden there.
   string(REPLACE "-O3" "" CMAKE_CUDA_FLAGS_RELEASE "${CMAKE_CUDA_FLAGS_RELEASE}")
   target_compile_options(monoidreduce_flags
                          INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-O$<IF:$<STREQUAL:${host_optimization},>,2,${host_optimization}>>)
@@ -39,7 +39,15 @@ if(MONOIDREDUCE_WITH_CUDA)
   set(MONOIDREDUCE_CUDA_OBJECTS $<TARGET_OBJECTS:cuda_kernels> $<TARGET_OBJECTS:cuda_arch_kernels>)
   string(REPLACE "native" "${CMAKE_CUDA_ARCHITECTURES_NATIVE}" architectures "${CMAKE_CUDA_ARCHITECTURES}")
 
-  # Machine code for every architecture is made of one PTX, the oldest's: a compiler's way to PTX is as long as the way on.
+  # 90a is for Hopper's own kernels alone; the others are compiled for the rest of the architectures.
+  set(all_architectures ${architectures})
+  list(FILTER architectures EXCLUDE REGEX "^90a")
+  if(NOT architectures)
+    set(architectures ${all_architectures})
+  endif()
+  set_target_properties(cuda_kernels cuda_arch_kernels PROPERTIES CUDA_ARCHITECTURES "${architectures}")
+
+  # The machine code for all architectures is made from the PTX of the oldest one: compiling to PTX takes as long as the rest.
   if(architectures MATCHES "^[0-9]+(-real|-virtual)?(;[0-9]+(-real|-virtual)?)+$")
     list(TRANSFORM architectures REPLACE "-.*" "" OUTPUT_VARIABLE numbers)
     list(SORT numbers COMPARE NATURAL)
@@ -55,7 +63,7 @@ if(MONOIDREDUCE_WITH_CUDA)
     target_compile_options(cuda_kernels PRIVATE "--generate-code=arch=compute_${oldest},code=[${codes}]")
   endif()
 
-  if(architectures MATCHES "(^|;)(90a?(-real)?|all|all-major)(;|$)")
+  if(all_architectures MATCHES "(^|;)(90a?(-real)?|all|all-major)(;|$)")
     add_library(sm90_kernels OBJECT EXCLUDE_FROM_ALL ${MONOIDREDUCE_SM90_SOURCES})
     target_link_libraries(sm90_kernels PRIVATE monoidreduce_flags)
     set_target_properties(sm90_kernels PROPERTIES CUDA_ARCHITECTURES 90a-real)

@@ -1,9 +1,9 @@
-# Decides whether this build has CUDA, from the toolkit alone: a build machine need not have a GPU.
+# Decides whether this build has CUDA. Only the toolkit counts: the build machine need not have a GPU.
 #
-#   MONOIDREDUCE_CUDA        AUTO (use a working nvcc, else CPU-only), ON (a working nvcc is required), OFF
+#   MONOIDREDUCE_CUDA        AUTO (use nvcc if it works, otherwise CPU-only), ON (a working nvcc is required), OFF
 #   MONOIDREDUCE_CUDA_ARCHS  architectures in CMake's notation, separated by ";" or ","
 #
-# Both are read from the CMake cache, else from the environment. Sets MONOIDREDUCE_WITH_CUDA and, for a CPU-only build,
+# Both are read from the CMake cache, or else from the environment. Sets MONOIDREDUCE_WITH_CUDA and, for a CPU-only build,
 # MONOIDREDUCE_CPU_ONLY_REASON.
 
 # SASS for 8.x and 9.0; later GPUs (10.x, 12.x) compile the PTX for 9.0 when the module is first loaded. The kernels use
@@ -34,10 +34,10 @@ if(MONOIDREDUCE_CUDA STREQUAL "OFF")
   set(MONOIDREDUCE_CPU_ONLY_REASON "MONOIDREDUCE_CUDA=OFF")
 else()
   if(NOT CMAKE_CUDA_COMPILER)
-    unset(CMAKE_CUDA_COMPILER CACHE) # an earlier failed probe must not decide for this one
+    unset(CMAKE_CUDA_COMPILER CACHE) # forget an earlier probe that failed
   endif()
-  # Through the environment: with CMAKE_CUDA_COMPILER set, check_language() would not probe, and a broken nvcc would end
-  # the build instead of making it CPU-only.
+  # nvcc is passed through the environment. With CMAKE_CUDA_COMPILER set, check_language() would not try it, and a broken nvcc
+  # would end the build instead of making it CPU-only.
   if(NOT DEFINED ENV{CUDACXX})
     find_program(MONOIDREDUCE_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin)
     if(MONOIDREDUCE_NVCC)

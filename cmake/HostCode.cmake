@@ -1,4 +1,4 @@
-# What the Python module has besides CUDA kernels, as objects: the binding, and the CPU engine once per instruction set.
+# The parts of the Python module other than CUDA kernels, as objects: the binding, and the CPU engine once per instruction set.
 include(cmake/CpuIsa.cmake)
 
 find_package(Python 3.10 COMPONENTS Interpreter Development.Module)
@@ -34,9 +34,10 @@ foreach(isa IN LISTS MONOIDREDUCE_CPU_ISAS)
   add_library(cpu_${isa} OBJECT ${MONOIDREDUCE_CPU_ISA_SOURCES})
   target_link_libraries(cpu_${isa} PRIVATE monoidreduce_flags)
   target_compile_definitions(cpu_${isa} PRIVATE MR_CPU_ISA=${isa})
-  # Packs of integers of 64 bits are wider than a register. All that takes them is inlined, so their ABI is no matter.
+  # -Wno-psabi: packs of 64-bit integers are wider than a register. Every function that takes one is inlined, so their ABI
+  # does not matter.
   target_compile_options(cpu_${isa} PRIVATE ${MONOIDREDUCE_CPU_FLAGS_${isa}} -Wno-psabi)
-  # Half of what each operator takes a compiler is the same for all of them: 16 s together, 28 apart.
+  # A unity build, because half of the time to compile an operator goes into the same headers: 16 s together, 28 s apart.
   set_target_properties(cpu_${isa} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
   if(isa STREQUAL "avx512bf16")
     target_compile_definitions(cpu_${isa} PRIVATE MR_CPU_BFLOAT16_ALONE=1)

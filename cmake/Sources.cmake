@@ -14,7 +14,7 @@ set(MONOIDREDUCE_CPU_ISA_SOURCES
     csrc/cpu/statistics.cpp
     csrc/cpu/mlp.cpp)
 
-# The plans of calls on GPUs, in every build: plain data, without CUDA.
+# The plans of calls on GPUs. They are plain data without CUDA, and part of every build.
 set(MONOIDREDUCE_PLAN_SOURCES
     csrc/plan/attention.cpp
     csrc/plan/losses.cpp
@@ -33,7 +33,7 @@ set(MONOIDREDUCE_HOST_SOURCES
 
 set(MONOIDREDUCE_BINDING_SOURCES csrc/bindings/python.cpp)
 
-# Compiled by nvcc when CUDA is on, for all architectures at once: kernels in code that is the same for each.
+# Compiled by nvcc when CUDA is on: kernels with the same PTX for all architectures.
 set(MONOIDREDUCE_CUDA_SOURCES
     csrc/cuda/attention.cu
     csrc/cuda/combine_states.cu
@@ -65,16 +65,16 @@ set(MONOIDREDUCE_CUDA_SOURCES
     csrc/cuda/sm80/modified_attention.cu
     csrc/cuda/sm80/statistics.cu)
 
-# The same, for each architecture by itself: from 9.0 on these add to memory (device/arch/reduce_add.cuh), or widen bfloat16, in
-# other instructions.
+# Compiled by nvcc for each architecture separately: from 9.0 on these kernels use other instructions to add to memory
+# (device/arch/reduce_add.cuh), or to widen bfloat16.
 set(MONOIDREDUCE_CUDA_ARCH_SOURCES
     csrc/cuda/scale_rows.cu
     csrc/cuda/sm80/attention_backward.cu
     csrc/cuda/sm80/mlp_backward.cu
     csrc/cuda/sm80/mlp_backward_tf32.cu)
 
-# Compiled by nvcc for sm_90a alone, when CUDA is on and the architectures have 9.0 among them. The quickest come last, so that all
-# processors have work to the end.
+# Compiled by nvcc for sm_90a only, when CUDA is on and 9.0 is among the architectures. The sources that compile fastest come
+# last, so that all processors have work until the end.
 set(MONOIDREDUCE_SM90_SOURCES
     csrc/cuda/sm90/attention_backward.cu
     csrc/cuda/sm90/attention_few_rows.cu

@@ -1,11 +1,11 @@
-# Runs a CUDA compiler, and fails where ptxas spills registers or warns that products of a warpgroup wait for each other, or
-# a process of the compiler takes too much memory.
+# Runs a CUDA compiler. Fails if ptxas spills registers, if it warns that the matrix products (wgmma) of a warpgroup wait for
+# each other, or if a process of the compiler takes too much memory.
 #
 #   sh ptxas_gate.sh LIMIT MEMORY compiler arguments...
 #
-# LIMIT: bytes that a kernel may spill, stores and loads each. MEMORY: of a process, in KiB. The arguments tell ptxas to be
-# verbose; what it then says of kernels is not passed on, all else is. Where GNU time is installed, it measures: OBJECT.cost
-# gets the seconds of the processor, the memory, and the seconds that ptxas took for the kernel that it took longest for.
+# LIMIT: bytes that a kernel may spill, in stores and in loads. MEMORY: the most memory of a process, in KiB. The arguments must
+# make ptxas verbose; its messages about kernels are not passed on, all others are. If GNU time is installed, a report is
+# written to OBJECT.cost: processor seconds, memory, and the seconds that ptxas took for the slowest kernel.
 limit=$1
 most_memory=$2
 shift 2
@@ -42,7 +42,7 @@ found=$(awk -v source="$source" -v limit="$limit" '
 if [ "$status" = 0 ] && [ -n "$found" ]; then
   echo "$found" | if command -v c++filt >/dev/null; then c++filt; else cat; fi >&2
   echo "MONOIDREDUCE_PTXAS_GATE=OFF builds such kernels all the same: they are slow, not wrong." >&2
-  rm -f "$object" # newer than its source, it would pass for built
+  rm -f "$object" # the build system would take it for up to date
   status=1
 fi
 exit "$status"

@@ -1,9 +1,9 @@
-// The checks of a call, made before any work. After them no kernel reads or writes outside its tensors. Messages use the
-// names of the Python arguments.
+// The checks of a call, made before any work. A call that passes them reads and writes only within its tensors. Messages use
+// the names of the Python arguments.
 #pragma once
 
 #include <algorithm>
-#include <ostream>
+#include <string>
 #include <vector>
 
 #include "monoidreduce/describe.h"
@@ -12,32 +12,32 @@
 
 namespace monoidreduce {
 
-// Parts of messages, turned into text only when there is a message.
+// Parts of error messages; they become text only if there is an error.
 struct SizesText {
   const TensorView& tensor;
-  friend std::ostream& operator<<(std::ostream& text, const SizesText& s) {
-    text << '[';
-    for (int d = 0; d < s.tensor.rank; ++d) text << (d ? ", " : "") << s.tensor.size[d];
-    return text << ']';
+  friend void append(std::string& text, const SizesText& s) {
+    text += '[';
+    for (int d = 0; d < s.tensor.rank; ++d) text += message(d ? ", " : "", s.tensor.size[d]);
+    text += ']';
   }
 };
 struct PlaceText {
   const TensorView& tensor;
-  friend std::ostream& operator<<(std::ostream& text, const PlaceText& s) {
-    return s.tensor.is_cuda() ? text << "cuda:" << s.tensor.cuda_device : text << "the CPU";
+  friend void append(std::string& text, const PlaceText& s) {
+    text += s.tensor.is_cuda() ? message("cuda:", s.tensor.cuda_device) : "the CPU";
   }
 };
 
 struct ShapeText {
   const Shape& shape;
   const std::int64_t* sizes;
-  friend std::ostream& operator<<(std::ostream& text, const ShapeText& s) {
+  friend void append(std::string& text, const ShapeText& s) {
     for (int d = 0; d < s.shape.rank; ++d) {
       const Axis& axis = s.shape.axes[d];
-      text << (d ? ", " : "[") << axis.name;
-      if (const std::int64_t size = axis.size_in(s.sizes); size != -1) text << '=' << size;
+      text += message(d ? ", " : "[", axis.name);
+      if (const std::int64_t size = axis.size_in(s.sizes); size != -1) text += message("=", size);
     }
-    return text << ']';
+    text += ']';
   }
 };
 
@@ -65,7 +65,7 @@ class Checker {
     require(!f.holds || f.holds(x.*f.member), f.name, ": expected ", f.expected, ", got ", x.*f.member);
     if (f.rule) f.rule(x);
   }
-  // Of a list its kernels ask more.
+  // Options that are lists are validated by their kernels.
   template <class Call, class T>
   void operator()(const Call&, const OptionField<Call, std::vector<T>>&) {}
   template <class Call, class Enum>
@@ -140,10 +140,10 @@ class Checker {
     return true;
   }
 
-  const char* const name_;  // of the leading tensor
+  const char* const name_;  // name of the leading tensor
   const TensorView& leading_;
   const DType same_, accumulation_;
-  std::int64_t sizes_[kMostAxes];  // by Axis::place; -1: not known yet
+  std::int64_t sizes_[kMostAxes];  // sizes of the call's axes, indexed by Axis::place; -1: not known yet
 };
 
 inline void check(const Launch& launch) {

@@ -1,4 +1,5 @@
-// Runs a call: checks it, then calls the kernels for its tensors' device, as its description says (describe.h: Kernels).
+// Runs a call: checks it, then calls the kernels for its tensors' device. The description says which there are (KernelSet in
+// describe.h).
 #include "monoidreduce/operators.h"
 
 #include <tuple>
@@ -20,7 +21,7 @@ namespace {
 #ifdef MONOIDREDUCE_WITH_CUDA
 constexpr bool kWithCuda = true;
 #else
-constexpr bool kWithCuda = false;  // nothing in cuda/engine.h is there to be linked
+constexpr bool kWithCuda = false;  // nothing that cuda/engine.h declares is linked
 #endif
 #ifdef MONOIDREDUCE_WITH_SM90
 constexpr bool kWithSm90 = true;
@@ -40,11 +41,11 @@ void run_on_cpu(const Call& x, const Launch& launch) {
   }
 }
 
-// The plan that a call runs by, checked.
+// The plan that a call runs by, after a check that it fits the call.
 template <class Call>
 Plan checked_plan(const Call& x, const Launch& launch, const Plan* given) {
   constexpr const auto& description = kDescription<Call>;
-  if constexpr (!description.is_planned()) {  // Hopper's products, and what is between them
+  if constexpr (!description.is_planned()) {  // Hopper's matrix products, and the calls between them (jsd)
     const DeviceFacts& gpu = facts_of(leading(x).cuda_device);
     Plan plan{.call = description.name, .choice = {.family = Family::kSm90}};
     if constexpr (requires { product_problem(x); }) {
@@ -67,7 +68,7 @@ Plan checked_plan(const Call& x, const Launch& launch, const Plan* given) {
   }
 }
 
-// By the kernels of the plan's family.
+// Runs the kernels of the plan's family.
 template <class Call>
 void run_planned(const Call& x, const Launch& given, const Plan& plan) {
   constexpr const auto& description = kDescription<Call>;
@@ -99,7 +100,7 @@ void run_on_cuda(const Call& x, const Launch& launch, const Plan* given) {
     count_path(description.pass, "cuda", family, deterministic, name(leading(x).dtype));
 }
 
-// The sum or the mean of the losses, where the call wants it.
+// Computes the sum or the mean of the losses, if the call asks for it.
 template <class Call>
 void reduce(const Call& x, const Launch& launch) {
   if (!x.reduced.present()) return;
@@ -152,7 +153,7 @@ void run(const Call& x, const Launch& launch, const Plan* plan) {
   if constexpr (requires { x.loss, x.reduced; }) reduce(x, launch);
 }
 
-// Has run() compiled for every call.
+// Instantiates run() for every call.
 namespace {
 template <class... Each>
 constexpr auto functions(CallList<Each...>) {

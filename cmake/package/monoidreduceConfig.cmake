@@ -1,5 +1,5 @@
-# find_package(monoidreduce) defines monoidreduce::headers. This file is found in share/cmake/monoidreduce/ of an installed
-# package and in cmake/package/ of the source tree, which an editable install points to.
+# find_package(monoidreduce) defines the target monoidreduce::headers. This file is in share/cmake/monoidreduce/ of an installed
+# package, and in cmake/package/ of the source tree, to which an editable install points.
 if(NOT TARGET monoidreduce::headers)
   add_library(monoidreduce::headers INTERFACE IMPORTED)
   target_compile_features(monoidreduce::headers INTERFACE cxx_std_20)

@@ -1,4 +1,5 @@
-# The version is the package's own, read from _version.py beside it. Before 1.0 a minor version may break its users.
+# The version is that of the Python package, read from its _version.py. Before 1.0 a minor version may break its users, so only
+# the same minor version is compatible.
 foreach(package_dir "../../.." "../../monoidreduce")
   if(EXISTS "${CMAKE_CURRENT_LIST_DIR}/${package_dir}/_version.py")
     file(STRINGS "${CMAKE_CURRENT_LIST_DIR}/${package_dir}/_version.py" PACKAGE_VERSION REGEX "^__version__")

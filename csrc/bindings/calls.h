@@ -1,4 +1,4 @@
-// The binding of a call, from its description: Python passes its fields by position, and then how to launch it.
+// Binds calls to Python, from their descriptions. Python passes the fields of a call by position, then how to launch it.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace monoidreduce::python {
 
 using namespace pybind11::literals;
 
-// What Python passes for a field.
+// The type of the argument that Python passes for a field.
 template <class Call>
 TensorArgument argument(const TensorField<Call>&);
 template <class Call, class T>
@@ -23,7 +23,8 @@ int argument(const ChoiceField<Call, Enum>&);
 template <class Call, class Options, class Field>
 auto argument(const NestedField<Call, Options, Field>& f) -> decltype(argument(static_cast<const Field&>(f)));
 
-// kInMemory: are tensors to be on a device that there are kernels for.
+// Sets a field of the call. kInMemory: whether tensors must have memory on the CPU or on a CUDA device. (For a plan they need
+// not.)
 template <bool kInMemory, class Call>
 void set(Call& x, const TensorField<Call>& f, TensorArgument given) {
   x.*f.member = Torch::get().view(f.name, given.object, kInMemory);
@@ -53,8 +54,8 @@ constexpr const char* name(Type type) {
   return kNames[static_cast<int>(type)];
 }
 
-// A field as plain data: its name, kind, type, whether it is optional, the names of its axes, its choices and its default.
-// The type of a tensor is the rule of its dtype.
+// A field as plain data for Python: its name, kind, type, whether it is optional, the names of its axes, its choices and its
+// default. The type of a tensor is the rule for its dtype (describe.h: Type).
 template <class Call>
 py::tuple data_of(const TensorField<Call>& f) {
   py::list shape;
@@ -76,7 +77,7 @@ py::tuple data_of(const ChoiceField<Call, Enum>& f) {
                         static_cast<int>(Call{}.*f.member));
 }
 
-// A function of the module for each call.
+// Defines a function of the module for each call, and the dictionary CALLS of their fields.
 class CallFunctions {
  public:
   explicit CallFunctions(py::module_& m)
@@ -94,8 +95,8 @@ class CallFunctions {
   }
 
  private:
-  // The call, with its plan if it has one. A pass with kernels of kSimt has another function, which makes the plan of the same
-  // arguments.
+  // Defines the function of a call, with an argument for the plan if it has one. A pass with SIMT kernels gets a second
+  // function, which makes the plan from the same arguments.
   template <class Call>
   void define() {
     constexpr const auto& description = kDescription<Call>;
@@ -120,8 +121,8 @@ class CallFunctions {
     return {.threads = threads, .stream = reinterpret_cast<void*>(stream)};
   }
 
-  // Arguments have defaults: the results need not be there yet. gpu: the facts of one that need not be there either; then tensors
-  // may be on any device.
+  // Defines the function that makes a plan. Its arguments have defaults, because the results need not be allocated yet. gpu:
+  // the facts of a GPU, which need not be present; tensors may then be on any device.
   template <class Call>
   void define_plan() {
     const auto make = [](const Call& x, bool deterministic, bool tf32, const DeviceFacts* gpu) {
@@ -144,7 +145,7 @@ class CallFunctions {
         std::apply([&](const auto&... f) { return py::make_tuple(data(f)...); }, kDescription<Call>.fields);
   }
 
-  // function(x, others...), where others are what Python passes behind the fields.
+  // Binds function(x, others...), where others are the arguments that Python passes after the fields.
   template <class Call, bool kInMemory = true, class Name, class Function, class... Others>
   void bind(const char* name, Name name_of, Function function, const Others&... others) {
     bind<Call, kInMemory>(name, name_of, function, &Function::operator(), kDescription<Call>.fields,

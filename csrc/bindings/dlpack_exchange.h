@@ -1,6 +1,5 @@
-// The part of DLPack 1's exchange protocol that views a tensor without keeping it alive. An array type offers
-// it as its attribute __dlpack_c_exchange_api__, torch from 2.11 on. See
-// https://dmlc.github.io/dlpack/latest.
+// The part of DLPack 1's exchange protocol that views a tensor without keeping it alive. An array type offers it as the
+// attribute __dlpack_c_exchange_api__; torch does from 2.11 on. See https://dmlc.github.io/dlpack/latest.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +9,7 @@ namespace monoidreduce::python::dlpack {
 enum DeviceKind : std::int32_t { kCpu = 1, kCuda = 2 };
 enum class ElementKind : std::uint8_t { kInt = 0, kFloat = 2, kBFloat = 4, kBool = 6 };
 
-// DLTensor. Sizes and strides, these in elements, belong to the tensor that is viewed.
+// DLTensor. The arrays of sizes and of strides (in elements) belong to the tensor that is viewed.
 struct View {
   void* data;
   DeviceKind device;
@@ -27,12 +26,12 @@ struct View {
 struct Exchange {
   static constexpr const char* kAttribute = "__dlpack_c_exchange_api__";
   static constexpr const char* kCapsule = "dlpack_exchange_api";
-  static constexpr std::uint32_t kMajor = 1;  // within it members are added at the end alone
+  static constexpr std::uint32_t kMajor = 1;  // within a major version members are only added at the end
 
   std::uint32_t major, minor;
   const Exchange* previous;
   void *allocate, *from_object, *to_object;
-  int (*view)(void* object, View* view);  // 0, or -1 and a Python exception; possibly absent
+  int (*view)(void* object, View* view);  // returns 0, or -1 with a Python exception set; may be null
 };
 
 }  // namespace monoidreduce::python::dlpack

@@ -1,5 +1,5 @@
-// The Python module monoidreduce._C: each operator as its description says, and what the build and the machine are. The
-// package passes arguments by position: five names cost as much host time as six tensors.
+// The Python module monoidreduce._C: a function for each call (from its description), plans, and facts about the build and the
+// machine. The package passes arguments by position, because five keywords cost as much host time as six tensors.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -40,7 +40,7 @@ py::dict build_info() {
                   "cpu_only_reason"_a = text_or_none(MONOIDREDUCE_BUILD_CPU_ONLY_REASON));
 }
 
-// What Python writes programs for (monoidreduce/folds/cpu/bytecode.py).
+// The interpreter's instructions and limits, for the Python code that writes programs (monoidreduce/folds/cpu/bytecode.py).
 py::dict program_limits() {
   py::list instructions;
   for (const char* name : kInstructionNames) instructions.append(name);
@@ -48,7 +48,7 @@ py::dict program_limits() {
                   "row_registers"_a = kRowRegisters, "fields"_a = kStateFields, "steps"_a = kMostSteps);
 }
 
-// (rows, columns) that the CPU engine computes at a time, forward and backward.
+// ((rows, columns), (rows, columns)) that the CPU engine computes at a time, forward and backward.
 py::tuple tiles_of(TensorArgument a, TensorArgument b, TensorArgument other_a, TensorArgument other_b,
                    TensorArgument payload, bool bias_gradient, int threads) {
   const Torch& torch = Torch::get();
@@ -62,20 +62,21 @@ py::tuple tiles_of(TensorArgument a, TensorArgument b, TensorArgument other_a, T
                         py::make_tuple(backward.rows, backward.columns));
 }
 
-// The table of families.
+// The table of kernel families, FAMILIES.
 void define_families(py::module_& m) {
   py::class_<Capabilities>(m, "Capabilities")
       .def_readonly("name", &Capabilities::name)
       .def_readonly("tensor_cores", &Capabilities::tensor_cores)
       .def_readonly("clusters", &Capabilities::clusters)
-      .def_readonly("modified_cases", &Capabilities::modified_cases)
+      .def_readonly("score_mod_variants", &Capabilities::score_mod_variants)
       .def_readonly("architecture", &Capabilities::architecture);
   py::dict families;
   for (const Capabilities& family : kFamilies) families[family.name] = family;
   m.attr("FAMILIES") = families;
 }
 
-// What a caller allocates, copies and multiplies by: no name of a family is asked for.
+// A plan, with everything that Python's ops need to allocate, copy and multiply. They ask for capabilities, never for the name
+// of a family.
 void define_plan(py::module_& m) {
   py::class_<DeviceFacts>(m, "DeviceFacts")
       .def(py::init([](int major, int minor, int multiprocessors, std::int64_t cache_bytes,

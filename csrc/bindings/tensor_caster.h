@@ -1,5 +1,5 @@
-// torch.Tensor to TensorView without torch: the Python object is asked for its memory, through the exchange protocol or,
-// where torch has none, its own methods.
+// Converts a torch.Tensor to a TensorView without linking torch. It asks the Python object for its memory, through DLPack's
+// exchange protocol or, if this torch lacks that, through the tensor's methods.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -15,16 +15,16 @@ namespace monoidreduce::python {
 
 namespace py = pybind11;
 
-// Objects of torch that are compared by identity, and attribute names. Never destroyed: the interpreter may
-// go first.
+// Holds objects of torch, which are compared by identity, and interned attribute names. Never destroyed, because the
+// interpreter may be gone by then.
 class Torch {
  public:
   // Called once, while the module is imported.
   static void load() { instance() = new Torch; }
   static const Torch& get() { return *instance(); }
 
-  // None is an absent tensor. A view keeps nothing alive: the caller holds its arguments. in_memory: or the tensor may be on any
-  // device, and the view has its shape alone.
+  // The view of a tensor; None gives an absent one. A view keeps nothing alive: the caller holds its arguments. in_memory:
+  // false if the tensor may be on any device, without memory; the view then has no pointer to data.
   TensorView view(const char* argument, py::handle object, bool in_memory = true) const {
     if (object.is_none()) return {};
     if (!PyType_IsSubtype(Py_TYPE(object.ptr()), reinterpret_cast<PyTypeObject*>(tensor_.ptr()))) {
@@ -75,8 +75,8 @@ class Torch {
     for (int i = 0; i < kDTypes; ++i) dtypes_[i] = torch.attr(name(static_cast<DType>(i)));
   }
 
-  // The view of an ordinary tensor through the exchange protocol, which takes 0.1 us where torch's methods take 0.7. False:
-  // there is no protocol, or for its methods to say what is wrong with the tensor.
+  // Views an ordinary tensor through the exchange protocol, in 0.1 us; the tensor's methods take 0.7. Returns false if there is
+  // no protocol, or if something is unusual about the tensor: the code that calls its methods then reports what.
   bool exchanged(py::handle object, TensorView& view) const {
     const auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()));
     if (exchange_ == nullptr || (type != tensor_.ptr() && type != parameter_.ptr())) return false;

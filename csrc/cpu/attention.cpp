@@ -1,4 +1,4 @@
-// Attention on the CPU: softmax-weighted payload, LogSumExp over keys.
+// Attention on the CPU: a fold of the values (payload) with the monoid LogSumExp.
 #include "monoidreduce/ops/attention.h"
 #include "engine.h"
 #include "monoidreduce/cpu/fold.h"
@@ -40,7 +40,7 @@ void run(const AttentionBackward& x, const Launch& launch) {
                             .d_other_b = {},
                             .d_payload = x.d_v,
                             .d_bias = x.d_bias};
-    if (!x.grad_out.present()) {  // only lse was used: v has no part in it
+    if (!x.grad_out.present()) {  // only lse has a gradient, and lse does not depend on v
       problem.payload = {};
       gradients.d_payload = {};
       fill_zero(x.d_v);

@@ -1,4 +1,4 @@
-// What the states of several ranks combine to, on the CPU.
+// Combines the results of several ranks, on the CPU.
 #include "monoidreduce/ops/ranks.h"
 
 #include "engine.h"

@@ -1,4 +1,4 @@
-// The CPU engine is compiled once per instruction set; here one of them is chosen, at run time.
+// The CPU engine is compiled once per instruction set. This file chooses one of them at run time.
 #include <cstdlib>
 #include <string>
 #include <string_view>
@@ -11,7 +11,7 @@ namespace monoidreduce {
 namespace cpu {
 namespace {
 
-// Those that this processor can run, worst first.
+// The instruction sets that this build has and this processor can run, worst first.
 std::vector<Isa> isas() {
   std::vector<Isa> found{Isa::kBaseline};
 #ifdef MONOIDREDUCE_WITH_AVX2
@@ -24,7 +24,7 @@ std::vector<Isa> isas() {
                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                           __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   if (has_avx512) found.push_back(Isa::kAvx512);
-#ifdef MONOIDREDUCE_WITH_AVX512BF16  // further instructions of avx512
+#ifdef MONOIDREDUCE_WITH_AVX512BF16  // extends avx512
   if (has_avx512 && __builtin_cpu_supports("avx512bf16")) found.push_back(Isa::kAvx512Bf16);
 #endif
 #endif
@@ -57,7 +57,7 @@ const char* name(Isa isa) {
   return kNames[static_cast<int>(isa)];
 }
 
-// avx512bf16 has code for bfloat16 alone.
+// The avx512bf16 build has code only for bfloat16; other dtypes take avx512.
 Isa isa_for(DType dtype) {
   const bool other = chosen() == Isa::kAvx512Bf16 && dtype != DType::kBFloat16;
   return other ? Isa::kAvx512 : chosen();

@@ -1,4 +1,5 @@
-// The entry points of the CPU engine. A source for one instruction set defines run() of its calls in the namespace of that set.
+// The entry points of the CPU engine. A source that is compiled for an instruction set defines run() of its calls in the
+// namespace of that set.
 #pragma once
 
 #include "monoidreduce/cpu/isa.h"
@@ -9,7 +10,8 @@ namespace monoidreduce::cpu {
 
 enum class Isa { kBaseline, kAvx2, kAvx512, kAvx512Bf16 };
 const char* name(Isa isa);
-// The best for tensors of this dtype that both this build and this processor have, unless MONOIDREDUCE_CPU_ISA names another.
+// The best instruction set for this dtype that both this build and this processor have, unless MONOIDREDUCE_CPU_ISA names
+// another.
 Isa isa_for(DType dtype);
 
 namespace baseline {
@@ -51,11 +53,11 @@ void run_by(Isa isa, const Call& x, const Launch& launch) {
   }
 }
 
-// The same code for all instruction sets. Of a SequenceSpans it throws where starts are not sound.
+// Runs a call that is compiled once for all instruction sets. For SequenceSpans, throws if cu_seqlens is invalid.
 template <class Call>
 void run_alike(const Call& x);
 
-// Asks for the tiles that a fold would be computed in.
+// A query for the tiles in which a fold would be computed.
 struct TileQuery {
   const FoldProblem& problem;
   bool bias_gradient;

@@ -1,4 +1,4 @@
-// The sizes of the tiles that a problem is folded in, for those who ask before a call.
+// Answers which tile sizes the CPU engine would use for a problem.
 #include "engine.h"
 #include "monoidreduce/cpu/fold.h"
 #include "monoidreduce/operators.h"
@@ -15,7 +15,7 @@ void run(const TileQuery& x, const Launch& launch) {
     with_operand<T>(p, {}, [&](auto* operand) {
       x.tiles.forward = forward_tile<T, std::remove_pointer_t<decltype(operand)>>(p);
     });
-    x.tiles.backward = backward_tile<T>(p, threads_a_problem(p, x.bias_gradient, launch.threads));
+    x.tiles.backward = backward_tile<T>(p, threads_per_problem(p, x.bias_gradient, launch.threads));
   });
 }
 

@@ -1,4 +1,4 @@
-// What is between the matrix products of a gated MLP, on the CPU.
+// The elementwise work between the matrix products of a gated MLP, on the CPU.
 #include "monoidreduce/ops/gated_mlp.h"
 
 #include "engine.h"
@@ -11,7 +11,7 @@ inline namespace MR_CPU_ISA {
 
 namespace {
 
-// Applies f to the elements of arrays of one length, a pack of each at a time, in place.
+// Applies f in place to the elements of several arrays of the same length: to one pack (SIMD vector) of each at a time.
 template <class T, int kArrays, class F>
 void in_packs(T* const (&arrays)[kArrays], std::int64_t count, int threads, F f) {
   constexpr std::int64_t kLane = kLanes<T>, kTask = 1024 * kLane;

@@ -1,4 +1,4 @@
-// logsumexp_matmul on the CPU: the scalar fold.
+// logsumexp_matmul on the CPU: a fold without a payload.
 #include "monoidreduce/monoids/logsumexp.h"
 #include "engine.h"
 #include "monoidreduce/cpu/fold.h"

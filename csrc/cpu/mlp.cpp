@@ -1,5 +1,5 @@
-// The two-layer MLP on the CPU: a sum over hidden units of activation times payload. The hidden layer is
-// never stored.
+// The two-layer MLP on the CPU: a sum over hidden units of activation times payload (a row of w2^T). The hidden layer is never
+// stored.
 #include "monoidreduce/ops/mlp.h"
 #include "engine.h"
 #include "monoidreduce/cpu/fold.h"

@@ -1,4 +1,4 @@
-// Attention with a user's scores on the CPU: attention's folds, whose scores the interpreter makes.
+// Attention with a user's score_mod and mask_mod on the CPU: attention's folds, with scores from the interpreter.
 #include "monoidreduce/ops/modified_attention.h"
 
 #include "engine.h"
@@ -63,7 +63,7 @@ void run(const ModifiedAttentionBackward& x, const Launch& launch) {
     const LogSumExpRows<T> rows{
         static_cast<T*>(x.lse.data), static_cast<T*>(x.lse_low.data), {centre.get(), 1}, {of_lse.get(), 1}};
     sink_gradient<T>(rows, x, launch.threads);
-    if (!x.grad_out.present()) {  // only lse was used: v has no part in it
+    if (!x.grad_out.present()) {  // only lse has a gradient, and lse does not depend on v
       problem.payload = {};
       gradients.d_payload = {};
       fill_zero(x.d_v);

@@ -2,8 +2,7 @@
 #include <algorithm>
 
 #include "engine.h"
-#include "monoidreduce/operators.h"
-#include "monoidreduce/rows.h"
+#include "monoidreduce/ops/rows.h"
 #include "with_accumulator.h"
 
 namespace monoidreduce::cpu {
@@ -13,9 +12,9 @@ template <>
 void run(const LossReduction& x, const Launch&) {
   with_accumulator(x.losses.dtype, [&](auto zero) {
     using T = decltype(zero);
-    const CountedTokens counted(x);
+    const ActiveTokens counted(x);
     const auto* losses = static_cast<const T*>(x.losses.data);
-    double sum = 0;  // of float32 losses too: a long sum of float32 would lose digits
+    double sum = 0;  // for float32 losses too, because a long sum in float32 would lose digits
     std::int64_t count = 0;
     for (std::int64_t i = 0; i < x.losses.size[0]; ++i) {
       if (counted(i)) sum += losses[i], ++count;

@@ -1,4 +1,4 @@
-// The centres of the rows of attention's backward pass.
+// Backward preprocess of attention: g_lse - delta of each row, which the code calls the row's centre.
 #pragma once
 
 #include "monoidreduce/cpu/panels.h"
@@ -7,7 +7,7 @@
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
 
-// of_lse[row] = grad_lse, 0 where there is none, and centre[row] = grad_lse - <grad_out, out + out_low>, row by row.
+// For each row: of_lse = grad_lse, or 0 if it is absent; centre = grad_lse - delta, with delta = <grad_out, out + out_low>.
 template <class T>
 void row_centres(const TensorView& grad_out, const TensorView& grad_lse, const TensorView& out,
                  const TensorView& out_low, int threads, T* of_lse, T* centre) {

@@ -1,4 +1,4 @@
-// The spans of packed sequences on the CPU.
+// Lists the spans of packed sequences, on the CPU.
 #include "monoidreduce/ops/sequences.h"
 
 #include "engine.h"
@@ -16,7 +16,8 @@ void require_sound(const char* argument, const char* lines, const Sequences& seq
 void list_spans(const TensorView& spans, const Sequences& own, const Sequences& other, std::int64_t left,
                 std::int64_t right) {
   auto* const to = static_cast<Span*>(spans.data);
-  for (std::int64_t line = 0; line < own.lines; ++line) to[line] = kept_span(own, other, line, left, right);
+  for (std::int64_t line = 0; line < own.lines; ++line)
+    to[line] = unmasked_span(own, other, line, left, right);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The gradients of attention's sinks.
+// The gradients of attention sinks.
 #pragma once
 
 #include "monoidreduce/cpu/thread_pool.h"
@@ -8,7 +8,7 @@
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
 
-// A sink is one more element of each row of its head, whose payload is 0. x: a backward call of attention; rows: its policy.
+// A sink is one more element in every row of its head, with payload 0. x: a backward call of attention; rows: its row policy.
 template <class T, class Rows, class Call>
 void sink_gradient(const Rows& rows, const Call& x, int threads) {
   if (!x.d_sinks.present()) return;

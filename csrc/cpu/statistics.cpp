@@ -1,4 +1,4 @@
-// Statistics of a user's function on the CPU, by the interpreter.
+// A user's statistics on the CPU, by the interpreter.
 #include "monoidreduce/ops/statistics.h"
 
 #include "engine.h"
@@ -10,7 +10,7 @@ namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
 namespace {
 
-// What the engine asks of all rows. Labels and upstream gradients are data of the program instead.
+// A row policy without content: labels, products and upstream gradients reach a program as data of its rows instead.
 template <class M>
 struct ProgramRows {
   bool active(std::int64_t) const { return true; }

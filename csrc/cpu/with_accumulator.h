@@ -1,4 +1,4 @@
-// From a tensor's type to the type that the CPU engine computes in.
+// Dispatches from the dtype of a tensor to the type that the CPU engine computes in.
 #pragma once
 
 #include "monoidreduce/cpu/tiles.h"
@@ -7,16 +7,16 @@
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
 
-// f(0.0) for float64 tensors, f(0.0f) for all others.
+// Calls f(0.0) for float64, f(0.0f) for all other dtypes.
 template <class F>
 void with_accumulator(DType dtype, F f) {
-  if constexpr (!kBFloat16Alone) {
+  if constexpr (!kOnlyBFloat16) {
     if (dtype == DType::kFloat64) return f(0.0);
   }
   f(0.0f);
 }
 
-// A contiguous tensor, or none.
+// Sets a contiguous tensor to 0; it may be absent.
 inline void fill_zero(const TensorView& t) {
   if (t.present() && t.numel())
     std::memset(t.data, 0, static_cast<std::size_t>(t.numel() * item_size(t.dtype)));

@@ -1,4 +1,5 @@
-// What the tensor-core tiers share of attention: the passes around a tier's kernel, and what they keep and need of rows.
+// What the tensor-core tiers share for attention: the passes before and after a tier's kernel, and what they
+// store and read for each row.
 #pragma once
 
 #include "../plan/attention.h"
@@ -7,7 +8,7 @@
 #include "monoidreduce/device/block/fast_real.cuh"
 #include "monoidreduce/device/block/fragment_scores.cuh"
 #include "monoidreduce/device/resident/attention_rows.cuh"
-#include "monoidreduce/device/schedule/turns.cuh"
+#include "monoidreduce/device/schedule/semaphores.cuh"
 #include "monoidreduce/launch/repair.cuh"
 #include "monoidreduce/launch/row_residuals.cuh"
 #include "monoidreduce/launch/sink_gradient.cuh"
@@ -18,10 +19,10 @@
 
 namespace monoidreduce::cuda {
 
-// How a tier reads biases of scores: element by element, or in tiles by TMA.
+// How a tier reads score biases: element by element from global memory, or in tiles by TMA.
 enum class Biases { kElements, kTiles };
 
-// Calls run(scores) with the score policy that a problem needs.
+// Calls run(scores) with the score policy that the problem needs.
 template <Biases kBiases, class E, class Run>
 void with_attention_scores(const FoldProblem& p, const TensorView& d_bias, Run run) {
   const auto tiles = [&](auto element) {
@@ -42,13 +43,13 @@ void with_attention_scores(const FoldProblem& p, const TensorView& d_bias, Run r
   run(SoftcappedScores<Bits>(p.score, kLog2E));
 }
 
-// Where a call's rows store their log-sum-exps, and the sinks that they read.
+// Where a call stores the log-sum-exps of its rows, and the sinks that they read.
 template <class Call>
 AttentionRows attention_rows(const Call& x) {
   return {data<float>(x.lse), data<float>(x.lse_low), data<const float>(x.sinks)};
 }
 
-// RowPolicy of the rows that are computed again.
+// The row policy for rows that are computed again (repair.cuh).
 struct RepairedRows {
   float *lse, *lse_low;
   const float* sinks;  // [heads], or null
@@ -61,7 +62,7 @@ struct RepairedRows {
   }
 };
 
-// run(E{}, scores, rows) folds.
+// Calls run(E{}, scores, rows), which must launch a tier's forward fold.
 template <Biases kBiases, class Elements = Halves, class Run>
 void with_attention_rows(const AttentionForward& x, const FoldProblem& problem, Run run) {
   const AttentionRows rows = attention_rows(x);
@@ -71,24 +72,24 @@ void with_attention_rows(const AttentionForward& x, const FoldProblem& problem, 
   });
 }
 
-// Computes rows again that are not finite.
+// Recomputes the rows that are not finite.
 inline void repair_attention(const AttentionForward& x, const FoldProblem& problem, const Launch& launch) {
   const RepairedRows rows{data<float>(x.lse), data<float>(x.lse_low), data<const float>(x.sinks)};
   repair_forward(LogSumExp<double>{}, problem, rows, {x.out, x.out_low}, launch);
 }
 
-// The backward pass's scratch.
+// The scratch memory of the backward pass.
 struct BackwardScratch {
   RowResiduals residuals;
   RowMarks marks;
-  Turns turns{};  // where sums are to have one order
+  RowSemaphores turns{};  // deterministic mode only
   float* sharing;
-  ClearedWords cleared;  // of sharing and turns
+  ClearedWords cleared;  // the words of sharing and turns
 
   template <class Call>
   BackwardScratch(const Call& x, const JobSharing& how) {
     const BackwardParts parts(x, how);
-    static_assert(RowMarks::kUnit == parts.kMarked && Turns::kRows == parts.kInTurn);
+    static_assert(RowMarks::kUnit == parts.kMarked && RowSemaphores::kRows == parts.kInTurn);
     static_assert(Band::kFar == tiles::kFar);
     float *part[parts.kCount], *at = data<float>(x.scratch);
     for (int n = 0; n < parts.kCount; ++n) part[n] = at, at += (parts.floats[n] + 3) / 4 * 4;
@@ -96,16 +97,16 @@ struct BackwardScratch {
     marks = {part[2], part[3], static_cast<int>(parts.row_units), static_cast<int>(parts.column_units)};
     sharing = part[4];
     if (how.in_turn) turns = {part[5], parts.padded_rows};
-    float* const first = sharing + how.floats - how.words;  // the words are last, and turns begin behind them
+    float* const first = sharing + how.floats - how.words;  // the words are last; the turns follow them
     cleared = {reinterpret_cast<unsigned*>(first), part[5] + parts.floats[5] - first};
   }
 };
 
-// What is known of a row where its gradients are computed again, and for that of its sink.
+// What is known of a row when its gradients are computed again, and for the gradient of its sink.
 struct KnownRows {
   const float *lse, *lse_low;  // [rows]
   RowResiduals residuals;
-  std::int64_t rows;  // of a head
+  std::int64_t rows;  // of each head
   float inverse_scale;
   __device__ LogNumber<float> product(std::int64_t row) const {
     return {softmax_product(lse[row], upstream(row)), lse_low[row]};
@@ -121,7 +122,8 @@ KnownRows known_rows(const Call& x, const BackwardScratch& scratch) {
           1 / static_cast<float>(x.options.scale)};
 }
 
-// run(E{}, scores, problem, wanted, scratch) is a tier's backward fold.
+// Runs the whole backward pass. run(E{}, scores, problem, wanted, scratch) must launch a tier's backward
+// fold.
 template <Biases kBiases, class Elements = Halves, class Run>
 void attention_backward_passes(const AttentionBackward& x, const JobSharing& sharing, const Launch& launch,
                                Run run) {
@@ -131,7 +133,7 @@ void attention_backward_passes(const AttentionBackward& x, const JobSharing& sha
   const FoldGradients wanted{.grad_out = x.grad_out, .d_a = x.d_q, .d_b = x.d_k, .d_payload = x.d_v};
   Elements::with(x.q.dtype, [&](auto element) {
     prepare_rows<decltype(element)>(
-        {x.grad_out, x.out, x.out_low, x.lse, x.grad_lse, scale, x.k.size[1], is_partial(problem)},
+        {x.grad_out, x.out, x.out_low, x.lse, x.grad_lse, scale, x.k.size[1], may_mask(problem)},
         scratch.residuals, scratch.marks, scratch.cleared, launch);
     with_attention_scores<kBiases, decltype(element)>(
         problem, x.d_bias, [&](const auto& scores) { run(element, scores, problem, wanted, scratch); });

@@ -1,3 +1,4 @@
+// Combines what the ranks of a process group found for the same rows, by the monoids of ops/ranks.h.
 #include "monoidreduce/launch/launch_kernel.cuh"
 #include "monoidreduce/launch/tensors.cuh"
 #include "monoidreduce/ops/ranks.h"
@@ -6,9 +7,9 @@
 namespace monoidreduce::cuda {
 namespace {
 
-constexpr int kThreads = 64;  // few: a row takes long, and blocks are to be on all multiprocessors
+constexpr int kThreads = 64;  // few: a row takes long, and blocks should be on all SMs
 
-// A thread a row.
+// One thread per row.
 template <class Rows>
 __global__ void __launch_bounds__(kThreads)
     combine_states_kernel(const __grid_constant__ Rows rows, std::int64_t count) {

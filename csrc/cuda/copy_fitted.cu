@@ -1,7 +1,8 @@
-// Tensors of sizes that are no multiples of 8 on their way to the tensor cores, padded, and back, cut.
+// Copies tensors whose sizes are not multiples of 8 into padded ones for the tensor cores, and cuts results
+// back.
 //
-// torch fills and copies in two passes. With these, attention of width 59 took 1.34 times as long as of width 64 (H100, 4 x 32
-// heads of 4096, forward and backward).
+// torch fills and copies in two passes. With these, attention of width 59 took 1.34 times as long as of width
+// 64 (H100, 4 x 32 heads of 4096, forward and backward).
 #include <type_traits>
 
 #include "element.h"
@@ -16,14 +17,15 @@ namespace {
 constexpr int kThreads = 256, kRowsOfWarp = 8, kRows = kThreads / 32 * kRowsOfWarp;
 constexpr int kColumnsOfLane = 2;
 
-// Rows of a warp that are there, from row0 on.
+// How many of the warp's rows exist, from row0 on.
 __device__ __forceinline__ int rows_left(const Tensor& t, std::int64_t row0) {
   return static_cast<int>(min(std::int64_t{kRowsOfWarp}, t.size[2] - row0));
 }
 
-// A block takes kRows rows of a matrix, a warp kRowsOfWarp. A lane has kColumnsOfLane elements of each, 32 columns apart: all its
-// loads are on their way before the first store. kDense: the elements of a row of the source follow one another. Then 4 x 32 x
-// 4096 rows of 59 take as long as cudaMemcpy of 64 (50 us on an H100).
+// from: [batch, heads, rows, columns]; to: the same but for the last two sizes. A block takes kRows rows of a
+// matrix, a warp kRowsOfWarp. A lane has kColumnsOfLane elements of each row, 32 columns apart: all its loads
+// are in flight before the first store. kDense: the elements of a row of the source are adjacent. Then 4 x 32
+// x 4096 rows of 59 take as long as cudaMemcpy of 64 (50 us on an H100).
 template <class From, class To, bool kDense>
 __global__ void __launch_bounds__(kThreads)
     copy_fitted_kernel(const __grid_constant__ Tensor from, const __grid_constant__ Tensor to,

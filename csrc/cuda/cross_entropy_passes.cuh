@@ -1,5 +1,5 @@
-// What the tensor-core tiers share of linear cross entropy and logsumexp_matmul: the fold, and the local gradients, by
-// contraction tiles.
+// What the tensor-core tiers share for linear cross entropy and logsumexp_matmul: the fold, and the local
+// gradients (dlogits), by contraction tiles.
 #pragma once
 
 #include "element.h"
@@ -8,6 +8,7 @@
 #include "monoidreduce/launch/fold_epilogue.cuh"
 #include "monoidreduce/launch/gradient_epilogue.cuh"
 #include "monoidreduce/ops/cross_entropy.h"
+#include "monoidreduce/ops/logsumexp.h"
 #include "monoidreduce/rows.h"
 #include "natural.cuh"
 
@@ -16,9 +17,11 @@ namespace monoidreduce::cuda {
 __device__ __forceinline__ double in_double(Bits sum) { return double{sum.x}; }
 __device__ __forceinline__ Index<double> in_double(Index<Bits> count) { return count; }
 
+// The row policy of the forward fold (StateRows). Losses are computed in double from the state in base 2.
 struct CrossEntropyResults {
   CrossEntropyRows<float, double> rows;
-  float* miss;  // [rows], the target's share less 1, which digits of a share near 1 would not tell; or null
+  // [rows], p of the target less 1 (p itself, near 1, would not have these digits); or null.
+  float* miss;
   __device__ std::int64_t label(std::int64_t row) const { return rows.label(row); }
   template <class Count>
   __device__ void store(std::int64_t row, const ClassState<Bits, Count>& s) const {
@@ -40,10 +43,10 @@ struct LogSumExpResults {
   __device__ void store(std::int64_t row, LogSumExp<Bits>::State s) const {
     rows.store(row, rounded<float>(LogSumExp<double>{}.project(natural(s))));
   }
-  __device__ void skip(std::int64_t) const {}  // all count
+  __device__ void skip(std::int64_t) const {}  // all rows are active
 };
 
-// kMayReadColumns: has the tile registers for monoids that read columns.
+// kMayReadColumns: the tile has enough registers for monoids that read columns (class weights).
 template <class Tile, bool kMayReadColumns>
 void cross_entropy_forward_pass(const CrossEntropyForward& x, const Launch& launch) {
   const FoldProblem problem = cross_entropy_problem(x);
@@ -55,7 +58,7 @@ void cross_entropy_forward_pass(const CrossEntropyForward& x, const Launch& laun
         fold_contraction<E, Tile>(m, scores, part, results, x.scratch.data, launch);
       });
     };
-    if (takes_any_scores(x)) {
+    if (needs_general_scores(x)) {
       const auto scores = logit_scores<E>(problem, x.bias);
       if constexpr (kMayReadColumns)
         return with_cross_entropy<Bits>(x, [&](const auto& m) { run(m, scores); });
@@ -78,18 +81,19 @@ void logsumexp_forward_pass(const LogSumExpForward& x, const Launch& launch) {
   });
 }
 
+// The row policy of the local gradients (LocalGradientRows).
 struct CrossEntropyGradientRows {
   CrossEntropyRows<float> rows;
   using Upstream = CrossEntropy<Bits>::Upstream;
 
   __device__ int label(std::int64_t row) const { return static_cast<int>(rows.label(row)); }
-  // Without a part in the loss a row weighs nothing, whatever its log-sum-exp.
+  // A row that is not active has weights of 0, whatever its log-sum-exp.
   __device__ CrossEntropy<Bits>::Output product(std::int64_t row) const {
     const LogNumber<Bits> lse =
         rows.active(row) ? bits(rows.product(row).lse) : LogNumber<Bits>{infinity<Bits>(), 0.f};
     return {lse, 0.f, {0.f, 0.f}, 0};
   }
-  __device__ bool far(const CrossEntropy<Bits>::Output& p) const { return is_far(p.lse); }
+  __device__ bool far(const CrossEntropy<Bits>::Output& p) const { return is_large(p.lse); }
   __device__ Upstream upstream(std::int64_t row, Bits unit) const {
     if (!rows.active(row)) return {0.f, 0.f, 0.f};
     const auto u = rows.upstream(row);
@@ -101,7 +105,7 @@ struct LogSumExpGradientRows {
   LogSumExpRows<float> rows;
   __device__ int label(std::int64_t) const { return -1; }
   __device__ LogNumber<Bits> product(std::int64_t row) const { return bits(rows.product(row)); }
-  __device__ bool far(LogNumber<Bits> lse) const { return is_far(lse); }
+  __device__ bool far(LogNumber<Bits> lse) const { return is_large(lse); }
   __device__ Bits upstream(std::int64_t row, Bits unit) const { return Bits(rows.upstream(row)) * unit; }
 };
 
@@ -115,7 +119,7 @@ void cross_entropy_gradient_pass(const CrossEntropyLocalGradient& x, const Launc
       const auto epilogue = gradient_epilogue<E, Tile>(m, scores, problem, rows, {as_rows(x.out)}, x.sums);
       contraction<E>(Tile{}, problem, epilogue, nullptr, "local_gradient", launch);
     };
-    if (takes_any_scores(x)) {
+    if (needs_general_scores(x)) {
       const auto scores = logit_scores<E>(problem, x.bias);
       return with_cross_entropy<Bits>(x, [&](const auto& m) { run(m, scores); });
     }

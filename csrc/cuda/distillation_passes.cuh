@@ -1,4 +1,5 @@
-// What the tensor-core tiers share of linear distillation: the fold, and the local gradients, by contraction tiles.
+// What the tensor-core tiers share for linear distillation: the fold, and the local gradients (dlogits), by
+// contraction tiles.
 #pragma once
 
 #include "element.h"
@@ -11,12 +12,13 @@
 
 namespace monoidreduce::cuda {
 
+// The row policy of the forward fold (StateRows).
 struct DistillationResults {
   DistillationRows<float> rows;
   NamedDistillation<double> monoid;
   using State = DistillationState<Bits>;
   __device__ std::int64_t label(std::int64_t) const { return -1; }
-  // In double: a loss is a difference of logarithms of masses, and Bits rounds each of them.
+  // In double: a loss is a difference of logarithms of masses, and Bits would round each of them.
   __device__ void store(std::int64_t row, const State& s) const {
     const auto p = monoid.project({natural(s.p), {natural(s.q.softmax), natural(s.q.sum)}});
     rows.store(row, {rounded<float>(p.p_lse), rounded<float>(p.q_lse), rounded<float>(p.centre),
@@ -40,7 +42,7 @@ DistillationRows<float> rows_of(const Call& x) {
   return rows;
 }
 
-// run(E{}, monoid, scores, results) folds.
+// Calls run(E{}, monoid, scores, results), which must fold with a tier's kernel.
 template <class Run>
 void distillation_forward_pass(const DistillationForward& x, Run run) {
   const ScaledScores<Bits> scores(distillation_problem(x).score, kLog2E);
@@ -50,28 +52,30 @@ void distillation_forward_pass(const DistillationForward& x, Run run) {
   });
 }
 
+// The row policy of the local gradients (LocalGradientRows).
 struct DistillationGradientRows {
   DistillationRows<float> rows;
   using Output = DistillationOutput<Bits>;
 
   __device__ int label(std::int64_t) const { return -1; }
-  // Without a part in the loss a row weighs nothing, whatever its statistics. Measured from a number: of infinities the
-  // difference that a gradient is made of would be NaN.
+  // A row that is not active has weights of 0, whatever its statistics. kNothing is finite, because a
+  // gradient has differences of these numbers, and that of two infinities is NaN.
   __device__ Output product(std::int64_t row) const {
     constexpr LogNumber<Bits> kNothing{kLargest<float>, 0.f};
     if (!rows.active(row)) return {kNothing, kNothing, kNothing, 0.f};
     const auto p = rows.product(row);
-    // Gradients of 16 bits show nothing of the centre's low word, which would take registers.
+    // The low word of the centre is dropped: gradients in 16 bits do not show it, and it would take
+    // registers.
     return {bits(p.p_lse), bits(p.q_lse), {bits(p.centre).high, 0.f}, 0.f};
   }
-  __device__ bool far(const Output& p) const { return is_far(p.p_lse) || is_far(p.q_lse); }
+  __device__ bool far(const Output& p) const { return is_large(p.p_lse) || is_large(p.q_lse); }
   __device__ Bits upstream(std::int64_t row, Bits unit) const {
     return rows.active(row) ? Bits(rows.upstream(row)) * unit : Bits(0.f);
   }
 };
 
-// In bits, as the forward pass: scale and log2(e) are one factor. If one pass had that factor and the other
-// had not, its rounding would show in large scores.
+// In base 2, like the forward pass, which multiplies the scale and log2(e) into one factor. If only one pass
+// did that, the factor's rounding would show in large scores.
 template <class Tile>
 void distillation_gradient_pass(const DistillationLocalGradient& x, const Launch& launch) {
   const FoldProblem problem = distillation_problem(x);
@@ -85,7 +89,7 @@ void distillation_gradient_pass(const DistillationLocalGradient& x, const Launch
          .stats = static_cast<float*>(x.stats.data),
          .grad_loss = {static_cast<float*>(x.grad_loss.data), x.grad_loss.stride[0]}}};
     const ScaledScores<Bits> scores(problem.score, kLog2E);
-    // A kernel for each loss: with one for all, Hopper's step of the reverse KL took 5 % longer.
+    // One kernel for each loss: with one for all, Hopper's local gradients of the reverse KL took 5 % longer.
     NamedDistillation<Bits>{{}, x.options.loss}.with_named([&](const auto& m) {
       const auto run = [&](const auto&... outs) {
         const auto epilogue = gradient_epilogue<E, Tile>(m, scores, problem, rows, {as_rows(outs)...}, {});

@@ -22,13 +22,13 @@ struct Halves {
     with_element(dtype, run);
   }
 };
-struct Float {  // products of floats are products in tf32
+struct Float {  // matrix products of floats are computed in tf32
   template <class Run>
   static void with(DType, Run run) {
     run(float{});
   }
 };
-struct HalvesAndFloat {  // products of floats are products in tf32
+struct HalvesAndFloat {  // matrix products of floats are computed in tf32
   template <class Run>
   static void with(DType dtype, Run run) {
     if (dtype == DType::kFloat32) return run(float{});

@@ -1,12 +1,21 @@
-// The entry points of the CUDA engine, by family of kernels: csrc/cuda/*.cu, sm80/*.cu and sm90/*.cu define run() of the calls
-// that they have kernels for, as the calls' descriptions say (describe.h).
+// The entry points of the CUDA engine, for each family of kernels: csrc/cuda/*.cu, sm80/*.cu and sm90/*.cu
+// define run() for the calls that they have kernels for, as the calls' descriptions say (describe.h).
 #pragma once
 
-#include "monoidreduce/operators.h"
+#include "monoidreduce/launch/launch.h"
+#include "monoidreduce/plan.h"
+
+namespace monoidreduce {
+
+struct AttentionForward;
+struct LogSumExpForward;
+struct MlpForward;
+
+}  // namespace monoidreduce
 
 namespace monoidreduce::cuda {
 
-// Of all GPUs.
+// Kernels for every GPU.
 template <class Call>
 void run(const Call& x, const Launch& launch);
 

@@ -1,4 +1,4 @@
-// What is between the matrix products of a gated MLP, in one pass over memory.
+// The elementwise steps between the matrix products of a gated MLP, each in one pass over memory.
 #include "monoidreduce/ops/gated_mlp.h"
 
 #include <cuda_bf16.h>
@@ -10,13 +10,13 @@
 namespace monoidreduce::cuda {
 namespace {
 
-constexpr int kThreads = 256, kVector = 8;  // elements of a thread
+constexpr int kThreads = 256, kVector = 8;  // kVector: elements of a thread
 
 template <class T>
 struct alignas(16) Vector {
   T elements[kVector];
 
-  // left: how many elements there are from here on.
+  // left: how many elements exist from `from` on.
   __device__ static Vector load(const T* from, std::int64_t left) {
     if (left >= kVector) return *reinterpret_cast<const Vector*>(from);
     Vector v{};
@@ -36,6 +36,7 @@ struct alignas(16) Vector {
   }
 };
 
+// ups = activation(gates) * ups, elementwise. gates, ups: [count] of type T, computed in R.
 template <class T, class R>
 __global__ void __launch_bounds__(kThreads)
     gated_hidden_kernel(const T* gates, T* ups, std::int64_t count, ActivationKind kind) {
@@ -54,6 +55,8 @@ __global__ void __launch_bounds__(kThreads)
   up.store(ups + first, left);
 }
 
+// Backward, elementwise. hiddens, on entry the gradient of the hidden values, becomes the hidden values;
+// gates and ups become their gradients. All are [count].
 template <class T, class R>
 __global__ void __launch_bounds__(kThreads)
     gated_gradient_kernel(T* gates, T* ups, T* hiddens, std::int64_t count, ActivationKind kind) {
@@ -73,7 +76,7 @@ __global__ void __launch_bounds__(kThreads)
   gate.store(gates + first, left), up.store(ups + first, left), hidden.store(hiddens + first, left);
 }
 
-// Calls run(T{}, R{}) with the type of the elements and the one to compute in.
+// Calls run(T{}, R{}): T is the element type, R the type to compute in.
 template <class Run>
 void with_types(DType dtype, Run run) {
   if (dtype == DType::kFloat64) return run(double{}, double{});

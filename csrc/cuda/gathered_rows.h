@@ -1,4 +1,5 @@
-// Rows in an order, for kernels that read them as they lie: they are gathered, as many at a time as there is room for.
+// Gathers rows in an order (row_order.cuh) into a copy, for kernels that read rows where they are: as many at
+// a time as there is room for.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +9,7 @@
 
 namespace monoidreduce::cuda {
 
-// The rows from place `first` of the order on, as many as there is room for.
+// Gathers rows from place `first` of the order on, as many as fit in `room`.
 inline TensorView gather(const TensorView& rows, const TensorView& room, const TensorView& order,
                          std::int64_t first, const Launch& launch) {
   TensorView part = room;
@@ -17,7 +18,8 @@ inline TensorView gather(const TensorView& rows, const TensorView& room, const T
   return as_rows(part);
 }
 
-// Calls run(part) with one part of the call's problem after another, its rows gathered; with the problem if there is no order.
+// Calls run(part) for one part of the call's problem after another, with gathered rows; for the problem
+// itself if there is no order.
 template <class Arguments, class Run>
 void in_gathered_parts(const Arguments& x, const FoldProblem& problem, const Launch& launch, Run run) {
   if (!x.order.present()) return run(problem);

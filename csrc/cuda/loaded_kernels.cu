@@ -1,3 +1,5 @@
+// Kernels that NVRTC compiled for a user's program, loaded by the CUDA driver. A kernel is passed around as
+// its number in the list here.
 #include "monoidreduce/launch/loaded_kernels.cuh"
 
 #include <cstddef>
@@ -22,7 +24,7 @@ void check_driver(CUresult error, const char* call) { check_cuda(static_cast<cud
 std::int64_t load_kernels(const std::string& image, const std::vector<std::string>& names) {
   int device = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  const DeviceGuard guard(device);  // starts the driver
+  const DeviceGuard guard(device);  // initialises the driver
   CUlibrary library;
   check_driver(driver_function<decltype(cuLibraryLoadData)>("cuLibraryLoadData")(
                    &library, image.data(), nullptr, nullptr, 0, nullptr, nullptr, 0),

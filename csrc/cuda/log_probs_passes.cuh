@@ -1,4 +1,5 @@
-// What the tensor-core tiers share of log-probabilities: the fold, and the local gradients, by contraction tiles.
+// What the tensor-core tiers share for log-probabilities: the fold, and the local gradients (dlogits), by
+// contraction tiles.
 #pragma once
 
 #include "element.h"
@@ -11,6 +12,7 @@
 
 namespace monoidreduce::cuda {
 
+// The row policy of the forward fold (StateRows).
 struct LogProbsResults {
   LogProbsRows<float, double> rows;
   __device__ std::int64_t label(std::int64_t row) const { return rows.label(row); }
@@ -26,7 +28,8 @@ struct LogProbsResults {
   __device__ void skip(std::int64_t row) const { rows.skip(row); }
 };
 
-// kTopOfLogits: has the tile registers for the largest of logits with a bias or a softcap.
+// kTopOfLogits: the tile has enough registers for the index of the largest logit where logits have a bias or
+// a softcap.
 template <class Tile, bool kTopOfLogits>
 void log_probs_forward_pass(const LogProbsForward& x, const Launch& launch) {
   const FoldProblem problem = cross_entropy_problem(x);
@@ -38,7 +41,7 @@ void log_probs_forward_pass(const LogProbsForward& x, const Launch& launch) {
         fold_contraction<E, Tile>(m, scores, part, results, x.scratch.data, launch);
       });
     };
-    if (has_logits(x)) {
+    if (has_bias_or_softcap(x)) {
       const auto scores = logit_scores<E>(problem, x.bias);
       if constexpr (kTopOfLogits)
         return with_log_probs<Bits>(x, [&](const auto& m) { run(m, scores); });
@@ -50,18 +53,20 @@ void log_probs_forward_pass(const LogProbsForward& x, const Launch& launch) {
   });
 }
 
+// The row policy of the local gradients (LocalGradientRows).
 struct LogProbsGradientRows {
   LogProbsRows<float> rows;
 
   __device__ int label(std::int64_t row) const { return static_cast<int>(rows.label(row)); }
   __device__ float factor(std::int64_t row) const { return rows.active(row) ? rows.factor(row) : 1.f; }
-  // Without a target a row weighs nothing, whatever its log-sum-exp. The entropy is in upstream: it is one register less.
+  // A row that is not active has weights of 0, whatever its log-sum-exp. The entropy is part of upstream,
+  // which saves a register.
   __device__ LogProbsStatistics<Bits> product(std::int64_t row) const {
     const LogNumber<Bits> lse =
         rows.active(row) ? bits(rows.product(row).lse) : LogNumber<Bits>{infinity<Bits>(), 0.f};
     return {lse, 0.f, 0.f, -1};
   }
-  __device__ bool far(const LogProbsStatistics<Bits>& p) const { return is_far(p.lse); }
+  __device__ bool far(const LogProbsStatistics<Bits>& p) const { return is_large(p.lse); }
   __device__ LogProbsUpstream<Bits> upstream(std::int64_t row, Bits unit) const {
     if (!rows.active(row)) return {0.f, 0.f, 0.f};
     const auto u = rows.upstream(row);
@@ -81,7 +86,8 @@ void log_probs_gradient_pass(const LogProbsLocalGradient& x, const Launch& launc
           gradient_epilogue<E, Tile>(LogProbs<Bits>{}, scores, problem, rows, {as_rows(x.out)}, x.sums);
       contraction<E>(Tile{}, problem, epilogue, nullptr, "local_gradient", launch);
     };
-    has_logits(x) ? run(logit_scores<E>(problem, x.bias)) : run(ScaledScores<Bits>(problem.score, kLog2E));
+    has_bias_or_softcap(x) ? run(logit_scores<E>(problem, x.bias))
+                           : run(ScaledScores<Bits>(problem.score, kLog2E));
   });
 }
 

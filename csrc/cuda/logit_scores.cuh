@@ -1,4 +1,4 @@
-// The scores of linear heads with a bias or a softcap, on tensor cores.
+// The scores (logits) of linear heads with a bias or a softcap, on tensor cores.
 #pragma once
 
 #include "monoidreduce/device/block/fast_real.cuh"
@@ -7,7 +7,7 @@
 
 namespace monoidreduce::cuda {
 
-// bias: of the columns, or absent.
+// bias: [columns], or absent.
 template <class E>
 LogitScores<Bits, E> logit_scores(const FoldProblem& p, const TensorView& bias) {
   return {p.score, kLog2E, static_cast<const E*>(bias.data), bias.stride[0], static_cast<int>(p.columns())};

@@ -1,9 +1,10 @@
-// What the tensor-core tiers share of a narrow logsumexp_matmul (Plan::narrow), whose gradients are folds with a payload. Of
-// shares p_ij = exp(x_ij - lse_i), upstream gradients g_i and the scale s of scores:
+// What the tensor-core tiers share for a narrow logsumexp_matmul (Plan::narrow: up to 128 wide), whose
+// gradients are folds with a payload. With the softmax probabilities p_ij = exp(x_ij - lse_i), upstream
+// gradients g_i and the scale s of scores:
 //
 //   mean_i = sum_j p_ij b_j           the forward pass: attention, with b for keys and values
-//   d_a_i  = g_i s mean_i             no scores
-//   d_b_j  = sum_i p_ij g_i s a_i     rows of a folded into rows of b; lse_i is known: no maximum is needed
+//   d_a_i  = g_i s mean_i             needs no scores
+//   d_b_j  = sum_i p_ij g_i s a_i     folds rows of a into rows of b; lse_i is known, so no row max is needed
 #pragma once
 
 #include <cmath>
@@ -20,7 +21,7 @@
 
 namespace monoidreduce::cuda {
 
-// PayloadRows of the forward pass.
+// The row policy of the forward pass (PayloadRows).
 struct MeanRows {
   static constexpr bool kLowWords = false;
   float *lse, *lse_low;  // [rows]
@@ -34,7 +35,7 @@ struct MeanRows {
   __device__ __forceinline__ void output_of(float (&)[kSize], int) const {}
 };
 
-// run(E{}, monoid, scores, problem, rows, out) is a tier's forward fold.
+// Calls run(E{}, monoid, scores, problem, rows, out), which must launch a tier's forward fold.
 template <class Run>
 void logsumexp_mean_pass(const LogSumExpForward& x, Run run) {
   FoldProblem problem = logsumexp_problem(x);
@@ -46,25 +47,27 @@ void logsumexp_mean_pass(const LogSumExpForward& x, Run run) {
   });
 }
 
-// How a row of a weighs in d_b.
+// What the fold of d_b reads of a row of a: how much the row weighs.
 struct alignas(8) ShareOfRow {
-  float lse;       // in base 2; what rounding it lost is in the factor
-  float upstream;  // g_i s
+  float lse;       // in base 2; its low word is part of the factor
+  float upstream;  // g_i s, corrected by the low word of lse
 };
-// The shares of a's rows, in whole units: rows beyond the last weigh nothing.
+// The above for all rows of a, padded to whole units; rows beyond the last weigh nothing.
 struct Shares {
   static constexpr int kUnit = tiles::kNarrowUnit;
   ShareOfRow* rows;
-  float* far;  // of a unit: has any row a log-sum-exp so large that its scores must be rounded (is_far)
+  // One for each unit of rows: not 0 if some row has so large a log-sum-exp that its scores must be rounded
+  // (is_large).
+  float* far;
 
   __host__ __device__ static Shares in(float* scratch, std::int64_t padded_rows) {
     return {reinterpret_cast<ShareOfRow*>(scratch), scratch + 2 * padded_rows};
   }
 };
 
-// FragmentScores whose columns are rows of a: a dot product becomes its weight p_ij g_i s. A score is not
-// rounded before the log-sum-exp is taken from it, unless the log-sum-exp is of rounded scores. Where a score
-// is 2^20, rounding it would cost 6 % of a share.
+// The score policy of d_b (FragmentScores); its columns are rows of a. A dot product becomes its weight p_ij
+// g_i s. A score is not rounded before the log-sum-exp is subtracted, unless the log-sum-exp is one of
+// rounded scores. For a score of 2^20, rounding it would cost 6 % of p.
 struct ShareScores {
   static constexpr bool kMonotone = false;
   float scale;
@@ -77,7 +80,7 @@ struct ShareScores {
     const auto weigh = [&](auto difference) {
 #pragma unroll
       for (int i = 0; i < kSize; i += 4) {
-        const float4 two = __ldg(at + i);  // of two columns that a thread has in both of its rows
+        const float4 two = __ldg(at + i);  // for two columns, which a thread has in both of its rows
 #pragma unroll
         for (int r = 0; r < 4; r += 2) {
           tile[i + r] = arch::exp2(difference(tile[i + r], two.x)) * two.y;
@@ -88,19 +91,19 @@ struct ShareScores {
     const auto fused = [&](float dot, float lse) { return fmaf(dot, scale, -lse); };
     if (__ldg(shares.far + column0 / Shares::kUnit) == 0.f) return weigh(fused);
     weigh([&](float dot, float lse) {
-      return fabsf(lse) < kFarScore ? fused(dot, lse) : __fmul_rn(dot, scale) - lse;
+      return fabsf(lse) < kLargeScore ? fused(dot, lse) : __fmul_rn(dot, scale) - lse;
     });
   }
   __device__ __forceinline__ Bits value(Bits weight, int) const { return weight; }
   __device__ __forceinline__ Bits rounded(Bits weight) const { return weight; }
 };
 
-// The sum of scores that are weights.
+// The monoid of d_b: the sum of scores that are weights.
 struct WeightSum : Sum<Bits> {
   MR_HD Bits absent() const { return 0.f; }
 };
 
-// PayloadRows of d_b: nothing is kept of a row.
+// The row policy of d_b (PayloadRows): nothing is stored for a row.
 struct GradientRows {
   static constexpr bool kLowWords = false;
   __device__ void store(std::int64_t, int, Bits, bool) const {}
@@ -110,14 +113,14 @@ struct GradientRows {
   __device__ __forceinline__ void output_of(float (&)[kSize], int) const {}
 };
 
-// The rows of a before the fold of d_b. Widths are multiples of 8.
+// The inputs of logsumexp_rows. Widths are multiples of 8.
 template <class E>
 struct LogSumExpRowInputs {
   RowVector<float> grad_lse;
   const float *lse, *lse_low;
   const E* mean;  // [rows, width]
-  E* d_a;         // or null
-  Shares shares;  // or null
+  E* d_a;         // [rows, width], or null
+  Shares shares;  // rows: null if d_b is not wanted
   std::int64_t rows;
   int width;
   float scale;
@@ -125,7 +128,7 @@ struct LogSumExpRowInputs {
 
 inline constexpr int kLanesOfNarrowRow = tiles::kWidestNarrow / kChunk;
 
-// d_a, and what the fold of d_b needs of a row. A block takes a unit of rows.
+// Computes d_a, and what the fold of d_b needs of a row. A block takes one unit of rows.
 template <class E>
 __global__ void __launch_bounds__(kPrepareThreads)
     logsumexp_rows(const __grid_constant__ LogSumExpRowInputs<E> x) {
@@ -139,7 +142,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
       const LogNumber<Bits> lse =
           there ? bits({x.lse[row], x.lse_low[row]}) : LogNumber<Bits>{infinity<Bits>(), 0.f};
       x.shares.rows[row] = {LogSumExp<Bits>::origin(lse.high).x, upstream * ::exp2f(-lse.low.x)};
-      far = far || is_far(lse);
+      far = far || is_large(lse);
     }
     if (x.d_a == nullptr || !there || first >= x.width) continue;
     float values[kChunk];
@@ -153,7 +156,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
   if (threadIdx.x == 0) x.shares.far[blockIdx.x] = far ? 1.f : 0.f;
 }
 
-// run(E{}, monoid, scores, problem, rows, out) is a tier's forward fold.
+// Computes d_a and d_b. run(E{}, monoid, scores, problem, rows, out) must launch a tier's forward fold.
 template <class Run>
 void logsumexp_gradient_folds(const LogSumExpBackward& x, const Launch& launch, Run run) {
   const FoldProblem scores = logsumexp_problem(x);

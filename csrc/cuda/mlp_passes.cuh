@@ -1,4 +1,4 @@
-// What the tensor-core tiers share of the MLP: its monoid, scores and rows.
+// What the tensor-core tiers share for the MLP: its monoid, scores and rows.
 #pragma once
 
 #include "element.h"
@@ -12,7 +12,7 @@
 
 namespace monoidreduce::cuda {
 
-// bias2, added to the result; nothing is kept of a row.
+// The row policy of the forward fold (PayloadRows): adds bias2 to the result, and stores nothing for a row.
 template <class E>
 struct MlpRows {
   static constexpr bool kLowWords = false;
@@ -23,9 +23,9 @@ struct MlpRows {
   __device__ void store(std::int64_t, int, P, bool) const {}
   template <int kSize>
   __device__ __forceinline__ void output(float (&sums)[kSize]) const {
-    // A pointer that moves, and one condition a load. Addresses of all columns, or a branch around them, took
-    // more registers than the sums leave (108 and 540 bytes of spills at width 256). So did what follows from
-    // the thread's number, where it was shared by the fragments (44 bytes).
+    // One moving pointer, and one condition for each load. The addresses of all columns, or a branch around
+    // them, took more registers than the sums leave (108 and 540 bytes of spills at width 256). So did values
+    // computed from the thread index, if the fragments shared them (44 bytes).
     const int first = arch::thread_again() % 4 * 2, there = bias2 ? width - first : 0;
     const E* at = bias2 + first * stride;
 #pragma unroll
@@ -57,7 +57,7 @@ void with_mlp_monoid(const Arguments& x, Run run) {
   });
 }
 
-// run(E{}, monoid, scores, problem, rows, out) folds with a tier's kernel.
+// Calls run(E{}, monoid, scores, problem, rows, out), which must launch a tier's forward fold.
 template <class Elements = Halves, class Run>
 void mlp_forward_pass(const MlpForward& x, Run run) {
   with_mlp_monoid<Elements>(x, [&](auto element, const auto& monoid, const auto& scores) {
@@ -67,7 +67,7 @@ void mlp_forward_pass(const MlpForward& x, Run run) {
   });
 }
 
-// run(E{}, monoid, scores, problem, wanted) is a tier's backward fold.
+// Calls run(E{}, monoid, scores, problem, wanted), which must launch a tier's backward fold.
 template <class Elements = Halves, class Run>
 void mlp_backward_pass(const MlpBackward& x, Run run) {
   const FoldGradients wanted{.grad_out = as_rows(x.grad_out),

@@ -11,10 +11,11 @@ namespace {
 
 using namespace monoidreduce::simt;
 
-// ProgramScores of any program.
+// The data of ProgramScores, which are the same for every program.
 template <class T, class Call>
 ProgramScoresData<T> program_scores(const Call& x) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 30;  // of 32-bit numbers, from which tiles count on
+  // Indices have 32 bits, and tiles go beyond the last one.
+  constexpr std::int64_t kMost = std::int64_t{1} << 30;
   require(std::max(x.q.size[2], x.k.size[2]) <= kMost, "q, k: expected at most ", kMost,
           " queries and keys beside functions of scores, got ", x.q.size[2], " and ", x.k.size[2]);
   return {scores_of(x), static_cast<T>(x.options.scale)};
@@ -46,7 +47,7 @@ void run(const ModifiedAttentionPull& x, const Plan&, const Launch& launch) {
   with_accumulation(x.q.dtype, [&](auto zero) {
     using T = decltype(zero);
     T *of_lse = data<T>(x.scratch), *centre = of_lse + p.batch() * p.heads() * p.rows();
-    if (!x.options.weights)  // rows of weights have no centre
+    if (!x.options.weights)  // attend has weights, and no centre
       row_centre<T>(x.grad_out, x.out, x.out_low, x.grad_lse, of_lse, centre, launch);
     const SoftmaxRows<T> rows{data<T>(x.lse), data<T>(x.lse_low), centre, of_lse};
     sink_gradient(LogSumExp<T>{}, rows, x, launch);

@@ -1,12 +1,15 @@
-// What the tensor-core tiers share of attention whose scores functions modify: the backward pass around a tier's kernel.
+// What the tensor-core tiers share for attention with functions of its scores: the backward pass around a
+// tier's kernel.
 #pragma once
 
 #include "attention_passes.cuh"
 #include "modified_scores.cuh"
+#include "monoidreduce/ops/modified_attention.h"
 
 namespace monoidreduce::cuda {
 
-// run(E{}, problem, wanted, scratch) launches a tier's backward fold, after the pass over the rows.
+// run(E{}, problem, wanted, scratch) must launch a tier's backward fold. It is called after the preprocess of
+// the rows.
 template <class Run>
 void modified_backward_passes(const ModifiedAttentionPull& x, const JobSharing& sharing, const Launch& launch,
                               Run run) {
@@ -17,8 +20,8 @@ void modified_backward_passes(const ModifiedAttentionPull& x, const JobSharing& 
   const DeviceGuard device(x.q.cuda_device);
   Halves::with(x.q.dtype, [&](auto element) {
     prepare_rows<decltype(element)>(
-        {x.grad_out, x.out, x.out_low, x.lse, x.grad_lse, scale, x.k.size[1], is_partial(p)},
-        scratch.residuals, scratch.marks, scratch.cleared, launch);
+        {x.grad_out, x.out, x.out_low, x.lse, x.grad_lse, scale, x.k.size[1], may_mask(p)}, scratch.residuals,
+        scratch.marks, scratch.cleared, launch);
     run(element, p, wanted, scratch);
   });
   sink_gradient(LogSumExp<float>{}, known_rows(x, scratch), x, launch);

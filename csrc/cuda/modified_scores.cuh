@@ -1,4 +1,5 @@
-// Attention whose scores functions modify, as kernels that were compiled for the functions take it.
+// The host side of attention with functions of its scores (score_mod, mask_mod): the arguments of kernels
+// that NVRTC compiled for them.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +10,7 @@
 
 namespace monoidreduce::cuda {
 
-// ModifiedScores of any program.
+// The data of ModifiedScores, which are the same for every program.
 template <class Call>
 ModifiedScoresData scores_of(const Call& x) {
   const auto count = [](const TensorView& t) { return t.present() ? t.size[0] : std::int64_t{0}; };

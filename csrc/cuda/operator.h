@@ -1,4 +1,4 @@
-// What the CUDA operators share: the accumulation type, and tensors as kernels take them.
+// What all CUDA operators use: the accumulation type, and the data of tensors.
 #pragma once
 
 #include "engine.h"
@@ -7,7 +7,7 @@
 
 namespace monoidreduce::cuda {
 
-// Calls run(T{}) with the type that tensors of the given element type are accumulated in.
+// Calls run(T{}) with the type in which tensors of the given element type are accumulated.
 template <class Run>
 void with_accumulation(DType dtype, Run run) {
   switch (dtype) {

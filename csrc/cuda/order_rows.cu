@@ -1,4 +1,7 @@
+// Compacts the indices of the active rows (not ignored, not masked): these first, then the others, and last
+// the number of active rows.
 #include "monoidreduce/launch/launch_kernel.cuh"
+#include "monoidreduce/ops/rows.h"
 #include "operator.h"
 
 namespace monoidreduce::cuda {
@@ -15,10 +18,11 @@ __device__ __forceinline__ std::int64_t scan_warp(std::int64_t value) {
   return value;
 }
 
-// One block: a warp has neighbouring rows, which it counts and then places, 32 at a time.
+// order: [rows + 1]. One block. A warp has consecutive rows; it first counts its active rows, then places all
+// of them, 32 at a time.
 __global__ void __launch_bounds__(kThreads)
-    order_rows_kernel(std::int64_t rows, const CountedTokens counted, std::int64_t* order) {
-  __shared__ std::int64_t up_to[kWarps];  // how many count, of the rows of a warp and of those before it
+    order_rows_kernel(std::int64_t rows, const ActiveTokens counted, std::int64_t* order) {
+  __shared__ std::int64_t up_to[kWarps];  // active rows of a warp and of all warps before it
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const std::int64_t of_warp = (rows + kThreads - 1) / kThreads * 32;
   const std::int64_t begin = ::min(warp * of_warp, rows), end = ::min(begin + of_warp, rows);
@@ -52,7 +56,7 @@ template <>
 void run(const RowOrdering& x, const Launch& launch) {
   const DeviceGuard device(x.order.cuda_device);
   launch_kernel("order_rows", &order_rows_kernel, 1, kThreads, 0, launch.stream, x.order.size[0] - 1,
-                CountedTokens(x), data<std::int64_t>(x.order));
+                ActiveTokens(x), data<std::int64_t>(x.order));
 }
 
 }  // namespace monoidreduce::cuda

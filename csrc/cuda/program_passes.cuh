@@ -1,4 +1,5 @@
-// Launches of kernels that were compiled for a program, on tensor cores: for tiles of either family.
+// Launches kernels that NVRTC compiled for a user's program, on tensor cores, with the tiles of either
+// family.
 #pragma once
 
 #include "../plan/tiles.h"
@@ -7,6 +8,7 @@
 #include "monoidreduce/launch/contraction_schedule.h"
 #include "monoidreduce/launch/loaded_kernels.cuh"
 #include "monoidreduce/launch/tensors.cuh"
+#include "monoidreduce/ops/statistics.h"
 
 namespace monoidreduce::cuda {
 
@@ -48,7 +50,8 @@ inline StatisticsResults results_of(const StatisticsFold& x) {
           x.b.size[0] == 0 ? -1 : 0};
 }
 
-// The members of ProgramFold and ProgramGradient (program_epilogue.cuh), which are the same for every program.
+// The members of ProgramFold and ProgramGradient (program_epilogue.cuh), whose layout is the same for every
+// program.
 struct FoldParameter {
   ProgramData data;
   void* partial;
@@ -68,7 +71,7 @@ void fold_by(Tile tile, const StatisticsFold& x, const Launch& launch) {
                 kThreads, 0, launch.stream, Nothing{}, schedule, row_order(p), partial, results_of(x));
 }
 
-// Tile: by scores.
+// Tile<kScores> is the tile for so many scores.
 template <template <int> class Tile>
 void fold(const StatisticsFold& x, const Launch& launch) {
   if (x.other_a.present())
@@ -94,7 +97,7 @@ void local_gradient_by(Tile tile, const StatisticsLocalGradient& x, const Stores
       Tile::kThreads, contraction_bytes<typename Stores::Memory>(tile), launch.stream,
       contraction_arguments(tile, schedule, p, nullptr), GradientParameter<Stores>{data_of(x), stores});
 }
-// Tile: by scores, and by how many of them get gradients.
+// Tile<kScores, kOuts>: kOuts is the number of scores that get gradients.
 template <template <int, int> class Tile>
 void local_gradient(const StatisticsLocalGradient& x, const Launch& launch) {
   const auto of_first = [&](auto tile) {

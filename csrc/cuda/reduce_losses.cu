@@ -1,5 +1,7 @@
+// Reduces losses to their mean or sum.
 #include "monoidreduce/device/warp/lanes.cuh"
 #include "monoidreduce/launch/launch_kernel.cuh"
+#include "monoidreduce/ops/rows.h"
 #include "operator.h"
 
 namespace monoidreduce::cuda {
@@ -7,12 +9,13 @@ namespace {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32;
 
-// One block, for one order of the sum: a loss is 4 bytes where its token's logits took a fold.
+// losses: [tokens]; reduced: one number. One block, so that the order of the sum is fixed. It is cheap: 4
+// bytes are read for each token, whose logits took a fold.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    reduce_losses_kernel(const T* losses, std::int64_t tokens, const CountedTokens counted, bool mean,
+    reduce_losses_kernel(const T* losses, std::int64_t tokens, const ActiveTokens counted, bool mean,
                          T* reduced) {
-  double sum = 0;  // of float32 losses too: a long sum of float32 would lose digits
+  double sum = 0;  // for float32 losses too: a long sum in float32 would lose digits
   double count = 0;
   for (std::int64_t i = threadIdx.x; i < tokens; i += kThreads) {
     if (counted(i)) sum += losses[i], count += 1;
@@ -39,7 +42,7 @@ void run(const LossReduction& x, const Launch& launch) {
     using T = decltype(zero);
     const DeviceGuard device(x.losses.cuda_device);
     launch_kernel("reduce_losses", &reduce_losses_kernel<T>, 1, kThreads, 0, launch.stream,
-                  static_cast<const T*>(x.losses.data), x.losses.size[0], CountedTokens(x), x.mean,
+                  static_cast<const T*>(x.losses.data), x.losses.size[0], ActiveTokens(x), x.mean,
                   data<T>(x.reduced));
   });
 }

@@ -1,3 +1,4 @@
+// Scales rows by a factor each, and gathers or scatters them by an order (RowScaling of ops/rows.h).
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -10,13 +11,16 @@
 namespace monoidreduce::cuda {
 namespace {
 
-constexpr int kThreads = 256, kVector = 8;  // elements that a thread reads at once
+constexpr int kThreads = 256, kVector = 8;  // kVector: elements that a thread reads at a time
 
 template <class T>
 struct alignas(16) Vector {
   T elements[kVector];
 };
 
+// Gathers: rows is [rows, width], out [places, width] in the order. With `scatters` it is the other way
+// round. pitch, out_pitch: elements between lines. factors: [places], or null. vectors: how many there are in
+// all.
 template <class T, class U>
 __global__ void __launch_bounds__(kThreads)
     scale_rows_kernel(const T* rows, std::int64_t pitch, const float* factors, U* out, std::int64_t out_pitch,

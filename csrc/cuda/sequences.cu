@@ -1,4 +1,5 @@
-// The spans of packed sequences on a GPU, which the host never reads.
+// Computes the listed spans of packed sequences (which columns a row keeps, and vice versa) on the GPU; the
+// host never reads them.
 #include "monoidreduce/ops/sequences.h"
 
 #include <algorithm>
@@ -11,15 +12,16 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Of a thread that looks at a part of the starts.
+// Whether the starts that the calling thread looks at are sound (see Sequences).
 __device__ __forceinline__ bool sound(const Sequences& sequences) {
   bool sound = true;
   for (std::int64_t s = threadIdx.x; s <= sequences.count; s += kThreads) sound &= sequences.sound(s);
   return sound;
 }
 
-// Rows, then columns, a thread each. Every block looks at all starts, because a search among unsound ones could end outside of
-// them. So a GPU has one block a multiprocessor at most: of a million tokens there may be as many starts.
+// One thread for each row, then for each column. Every block looks at all starts, because a search among
+// unsound ones could leave them. So there is at most one block per SM: a million tokens may have as many
+// starts.
 __global__ void __launch_bounds__(kThreads)
     sequence_spans_kernel(const __grid_constant__ Sequences rows, const __grid_constant__ Sequences columns,
                           std::int64_t left, std::int64_t right, Span* row_spans, Span* column_spans) {
@@ -28,18 +30,19 @@ __global__ void __launch_bounds__(kThreads)
        line < rows.lines + columns.lines; line += std::int64_t{gridDim.x} * kThreads) {
     const std::int64_t column = line - rows.lines;
     if (column < 0)
-      row_spans[line] = all_sound ? kept_span(rows, columns, line, left, right) : kUndefined;
+      row_spans[line] = all_sound ? unmasked_span(rows, columns, line, left, right) : kUndefined;
     else
-      column_spans[column] = all_sound ? kept_span(columns, rows, column, right, left) : kUndefined;
+      column_spans[column] = all_sound ? unmasked_span(columns, rows, column, right, left) : kUndefined;
   }
 }
 
+// Fills a result with NaN if the spans are undefined, because the starts are not sound.
 __global__ void __launch_bounds__(kThreads)
     undefine_kernel(const Span* spans, unsigned char* bytes, std::int64_t count) {
   if (spans->begin <= spans->end) return;
   for (std::int64_t n = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; n < count;
        n += std::int64_t{gridDim.x} * kThreads)
-    bytes[n] = 0xff;  // all bits: NaN in every type
+    bytes[n] = 0xff;  // all bits set are NaN in every type
 }
 
 }  // namespace

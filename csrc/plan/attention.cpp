@@ -1,8 +1,8 @@
 #include "attention.h"
 
 #include "monoidreduce/launch/dense_lines.h"
-#include "monoidreduce/launch/last_round.h"
 #include "monoidreduce/launch/packing.h"
+#include "monoidreduce/launch/stream_k_tail.h"
 #include "monoidreduce/monoids/logsumexp.h"
 #include "plan.h"
 #include "tiles.h"
@@ -17,40 +17,41 @@ Call padded(const Call& given) {
   return x;
 }
 
-// What the kernels of a family compute where some gradients are wanted: none stands for all. Up to a width of
-// 128 Hopper has a pass for the rows alone, and leaves them out of the kernel of all gradients. Biases of
-// scores have only the kernel of all gradients.
+// The gradients that a family's kernels compute, given those that are wanted. (If none is present yet, all are.) Up to a width
+// of 128, Hopper has one kernel for all gradients, a variant of it without the rows' gradient, and a kernel for the rows'
+// gradient alone. With a bias of scores there is only the kernel for all gradients.
 GradientSet computed(Family family, const FoldProblem& p, const AttentionBackward& x) {
   const GradientSet wanted{x.d_q.present(), x.d_k.present(), x.d_v.present()};
   if (!wanted.rows && !wanted.of_columns()) return {};
   if (family != Family::kSm90 || p.bias.present()) return {};
-  if (!gradients_at_once(p)) return wanted;
+  if (!one_kernel_backward(p)) return wanted;
   if (!wanted.rows) return {.rows = false};
   if (!wanted.of_columns()) return {.columns = false, .payload = false};
   return {};
 }
 
-// tile: of Hopper's kernel for all gradients at once. even: do all tiles of keys meet equally many queries.
+// tile: the tile of Hopper's kernel for all gradients at once. even: whether all tiles of keys have equally many queries.
 JobSharing backward_sharing(Family family, const FoldProblem& p, const GradientSet& computed, TileSize tile,
                             bool even, const DeviceFacts& gpu, const Launch& launch) {
-  const bool at_once = family == Family::kSm80 || (gradients_at_once(p) && computed.of_columns());
+  const bool at_once = family == Family::kSm80 || (one_kernel_backward(p) && computed.of_columns());
   if (!at_once) return {};
-  if (launch.deterministic && computed.rows) return {.in_turn = true};  // turns have a counter of their own
+  // The scratch of the semaphores has a counter of jobs too.
+  if (launch.deterministic && computed.rows) return {.in_turn = true};
   if (family == Family::kSm80) return {};
   if (!even) return {.floats = 1, .words = 1};
   const std::int64_t width = std::max(p.width(), p.payload_width());
-  const LastRound last = backward_last_round(tile, p, gpu);
-  const std::int64_t words = last.blocks * tiles::kHandingThreads / 32;
-  return {4 * tiles::kHandingThreads * tiles::handed_quads(width) * last.blocks + words, words, last.jobs};
+  const StreamKTail last = backward_stream_k_tail(tile, p, gpu);
+  const std::int64_t words = last.blocks * tiles::kFixupThreads / 32;
+  return {4 * tiles::kFixupThreads * tiles::fixup_quads(width) * last.blocks + words, words, last.jobs};
 }
 
-// The scratch of the SIMT kernels, backward: two numbers a query.
+// The scratch of the SIMT kernels in backward: two numbers per query.
 template <class Call>
 std::int64_t row_numbers(const Call& x) {
   return 2 * x.q.size[0] * x.q.size[1] * x.q.size[2];
 }
 
-// What keeps attention whose scores functions modify from Hopper's kernels.
+// Why Hopper's kernels cannot take attention with a user's score_mod or mask_mod.
 template <class Call>
 Limits modified_limits(const Call& x, bool in_order) {
   if (std::max(x.q.size[3], x.v.size[3]) > 128)
@@ -95,7 +96,7 @@ Plan plan(const AttentionBackward& given, const DeviceFacts& gpu, const Launch& 
   Plan plan = plan_of(given, x, choose_resident(p, limits, gpu, launch), launch);
   const Family family = plan.choice.family;
   plan.computed = computed(family, p, x);
-  const bool at_once = gradients_at_once(p) && plan.computed.of_columns();
+  const bool at_once = one_kernel_backward(p) && plan.computed.of_columns();
   plan.adds_rows = family != Family::kSm90 || (at_once && plan.computed.rows);
   if (family == Family::kSimt) {
     plan.scratch = row_numbers(x);

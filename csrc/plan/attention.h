@@ -1,19 +1,19 @@
-// The scratch of attention's backward pass on tensor cores.
+// How the scratch of attention's backward pass on tensor cores is laid out.
 #pragma once
 
 #include <cstdint>
 
-#include "monoidreduce/operators.h"
+#include "monoidreduce/plan.h"
 
 namespace monoidreduce {
 
-// Its parts, one behind the other on 16-byte boundaries: two residuals of rows,
-// marks of rows and of columns, what blocks share, and turns.
+// The parts of the scratch, one behind the other on 16-byte boundaries: two residuals per row (lse, delta), marks of rows and
+// of columns (repair.cuh), the memory through which blocks share jobs (JobSharing), and semaphores (semaphores.cuh).
 struct BackwardParts {
-  static constexpr int kCount = 6, kPadding = 128, kMarked = 64,
-                       kInTurn = 8;                   // rows; rows of a mark, of a turn
-  std::int64_t padded_rows, row_units, column_units;  // of a head
-  std::int64_t floats[kCount];
+  // Rows of a head are padded to a multiple of kPadding. There is a mark for kMarked rows and a semaphore for kInTurn rows.
+  static constexpr int kCount = 6, kPadding = 128, kMarked = 64, kInTurn = 8;
+  std::int64_t padded_rows, row_units, column_units;  // per head: padded rows; marks of rows, of columns
+  std::int64_t floats[kCount];                        // size of each part
 
   template <class Call>
   BackwardParts(const Call& x, const JobSharing& sharing) {

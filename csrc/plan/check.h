@@ -1,4 +1,4 @@
-// Whether a plan is that of a call. No kernel is launched otherwise: it would go beyond its tensors.
+// Checks that a plan was made for a call. With another plan, kernels would read or write beyond their tensors.
 #pragma once
 
 #include <string_view>
@@ -8,7 +8,7 @@
 
 namespace monoidreduce {
 
-// Of a call that holds no local gradients and no hidden values.
+// The plan of a call that may hold neither dlogits nor hidden values.
 template <class Call>
 Plan plan_without_workspace(const Call& given, const DeviceFacts& gpu, const Launch& launch) {
   Call x = given;
@@ -24,7 +24,7 @@ inline void check_presence(const char* name, const TensorView& t, bool expected)
   require(t.present() == expected, name, ": expected ", expected ? "a tensor" : "none",
           ", as the plan says, got ", t.present() ? "one" : "none");
 }
-// Gradients that tensor cores may write, of columns and of rows.
+// Checks the dtypes of gradients, which depend on whether the plan's kernels write them or add to them.
 template <class Call>
 void check_gradients(const Call& x, const Plan& plan) {
   const DType same = plan.sizes.dtype, sums = accumulation(same);
@@ -44,7 +44,7 @@ void check_gradients(const Call& x, const Plan& plan) {
     check_dtype("da", x.d_a, plan.narrow ? same : sums), check_dtype("db", x.d_b, plan.narrow ? same : sums);
 }
 
-// A call for which a family has no kernels.
+// Throws: the plan's family has no kernels for the call.
 template <class Call>
 [[noreturn]] void refuse(const Call&, const Plan& plan) {
   constexpr const auto& description = kDescription<Call>;
@@ -55,7 +55,7 @@ template <class Call>
       message("plan: expected one ", kExpected, " for ", description.name, ", got ", text(plan)));
 }
 
-// What a narrow logsumexp_matmul keeps, and needs.
+// Checks the mean that a narrow logsumexp_matmul saves in forward and needs in backward.
 template <class Call>
 void check_mean(const Call& x, const Plan& plan) {
   if constexpr (requires { x.lse, x.mean, x.d_a; }) {
@@ -67,7 +67,7 @@ void check_mean(const Call& x, const Plan& plan) {
   }
 }
 
-// The result of an MLP, which tensor cores round.
+// Checks the dtype of an MLP's result, which tensor-core kernels round.
 template <class Call>
 void check_result(const Call& x, const Plan& plan) {
   if constexpr (requires { x.bias2; })
@@ -81,7 +81,7 @@ void check_order(const Call& x, const Plan& plan) {
             "order: expected none on a tier other than sm90, got a tensor");
 }
 
-// A local gradient is made of weights that a forward pass kept where their frames are there.
+// If frames are present, dlogits are made from softmax weights that forward saved.
 template <class Call>
 void check_frames(const Call& x, const Plan& plan) {
   if constexpr (requires { x.frames, x.log_probs; })
@@ -115,7 +115,8 @@ void check(const Call& x, const Plan& plan) {
   check_result(x, plan);
 }
 
-// Of some columns of the call, and for an MLP in parts some rows.
+// Checks a call that is a part of a pass (some of its columns, and for an MLP in parts some of its rows) against the pass's
+// plan.
 template <class Call>
 void check_part(const Call& x, const Plan& plan, const char* pass) {
   require(plan.call == std::string_view(pass), "plan: expected that of ", pass, ", got that of ", plan.call);
@@ -129,7 +130,7 @@ void check_part(const Call& x, const Plan& plan, const char* pass) {
   check_gradients(x, plan);
 }
 
-// Is the path that a call takes another one in the deterministic mode.
+// Whether the call is counted as a deterministic one (path_counter.h): only passes with an order of sums are.
 template <class Call>
 bool counts_order(const Call& x, const Plan& plan) {
   return plan.deterministic && (requires { x.d_q; } || requires { x.d_x; } || requires { x.d_a; });

@@ -55,7 +55,7 @@ Plan backward_plan(const Call& given, const DeviceFacts& gpu, const Launch& laun
   return plan;
 }
 
-// Does a fold with a payload of its own width take a logsumexp_matmul (Plan::narrow).
+// Whether a logsumexp_matmul runs as a fold whose payload is b itself (Plan::narrow).
 bool is_narrow(const Choice& choice, const FoldProblem& p) {
   const std::int64_t fewer = std::min(p.rows(), p.columns()), more = std::max(p.rows(), p.columns());
   return choice.family != Family::kSimt && p.width() <= tiles::kWidestNarrow &&
@@ -64,13 +64,13 @@ bool is_narrow(const Choice& choice, const FoldProblem& p) {
 
 std::int64_t accumulation_size(DType dtype) { return item_size(accumulation(dtype)); }
 
-// The lanes that have registers for rows of all operands of a program (device/simt/program_narrow.cuh); 0: they are too wide, or
-// there is nothing to compute.
+// How many lanes must share a row of a program, so that they have registers for all its operands
+// (device/simt/program_narrow.cuh). 0: the operands are too wide, or there is nothing to compute.
 int lanes_of_program(const Choice& choice, const FoldProblem& p) {
   const bool two = p.other_a.present(), empty = p.width() == 0 || (two && p.other_width() == 0);
   if (choice.family != Family::kSimt || empty || p.rows() == 0 || p.columns() == 0) return 0;
   for (const std::int64_t lanes : {1, 4}) {
-    if (lanes == 1 && p.a.dtype == DType::kFloat64) continue;  // states of four rows spilled 650 bytes
+    if (lanes == 1 && p.a.dtype == DType::kFloat64) continue;  // the states of four rows spilled 650 bytes
     const std::int64_t vector = lanes * tiles::kRowVector;
     const auto bytes = [&](std::int64_t width) {
       return parts_of(accumulation_size(p.a.dtype) * width, vector) * vector;
@@ -80,8 +80,8 @@ int lanes_of_program(const Choice& choice, const FoldProblem& p) {
   }
   return 0;
 }
-// A program's plan where threads own rows. The columns come in enough parts to occupy a GPU, as far as memory
-// allows. Each part has a result for each row, and there is room for `room` results.
+// Makes a program's plan narrow if threads can own rows. Columns are split into enough parts to fill the GPU, as far as memory
+// allows: each part has a result for every row, and there is room for `room` results in all.
 void plan_narrow(Plan& plan, const FoldProblem& p, const DeviceFacts& gpu, std::int64_t room) {
   plan.lanes = lanes_of_program(plan.choice, p);
   plan.narrow = plan.lanes > 0;
@@ -92,7 +92,7 @@ void plan_narrow(Plan& plan, const FoldProblem& p, const DeviceFacts& gpu, std::
   plan.parts = std::max<std::int64_t>(std::min({wanted, steps, room / p.rows()}), 1);
 }
 
-// Of 16 bits.
+// A 16-bit matrix with padded columns.
 TensorView matrix(std::int64_t rows, std::int64_t columns) {
   TensorView t;
   t.dtype = DType::kBFloat16, t.rank = 4;
@@ -102,7 +102,8 @@ TensorView matrix(std::int64_t rows, std::int64_t columns) {
 
 }  // namespace
 
-// Cross entropy has a frame for each row and tile, and a number a row; distillation two frames.
+// The scratch then also has frames (row maxima): for cross entropy one per row and tile, and one more number per row; for
+// distillation two per row and tile.
 void Plan::keep(std::int64_t columns) {
   const bool two = sizes.other_width != 0;
   const std::int64_t tile = (two ? tiles::kSm90Distillation : tiles::kSm90Loss).columns,
@@ -129,8 +130,8 @@ template <>
 Plan plan(const DistillationBackward& x, const DeviceFacts& gpu, const Launch& launch) {
   return backward_plan(x, gpu, launch);
 }
-// A row's mean of b has no registers in a contraction: it is folded by the kernels of attention. Few rows and many columns, or
-// many and few, are not (tiles.h).
+// A contraction kernel has no registers for the mean of b under a row's softmax. So a narrow call, which saves that mean, takes
+// attention's kernels, with b as the values. With few rows and many columns, or the reverse, a call is not narrow (tiles.h).
 template <>
 Plan plan(const LogSumExpForward& given, const DeviceFacts& gpu, const Launch& launch) {
   const LogSumExpForward x = padded(given);
@@ -186,7 +187,7 @@ template <>
 Plan plan(const StatisticsLocalGradient& x, const DeviceFacts& gpu, const Launch& launch) {
   return backward_plan(x, gpu, launch);
 }
-// Not narrow: another call takes the gradients.
+// If this plan is not narrow, the caller takes StatisticsLocalGradient instead.
 template <>
 Plan plan(const StatisticsRowGradient& x, const DeviceFacts& gpu, const Launch& launch) {
   const FoldProblem p = problem_of(x);

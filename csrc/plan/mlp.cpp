@@ -16,15 +16,15 @@ Call padded(const Call& given) {
 
 // ---- Few rows
 
-// In how many splits hidden units may come where rows are few. Their partial sums take at most 32 MiB, and each of the warps
-// that combine a row waits for every fourth split, one after another.
+// The largest number of splits of the hidden units if rows are few. Partial sums take at most 32 MiB. Each of the four warps
+// that combine a row reads every fourth split, one after another, so there may not be too many.
 std::int64_t most_splits(const FoldProblem& p) {
   constexpr std::int64_t kMost = 128, kFloats = (32 << 20) / sizeof(float);
   return std::min(kMost, kFloats / (p.rows() * p.payload_width()));
 }
 
-// No heads: rows are many. On sm_80 few rows have the same tiles of rows as many rows, and only splits make
-// more blocks.
+// How few rows are packed; heads is 0 if there are many. On sm_80 few rows have the same tiles as many rows, and only splits
+// make more blocks.
 Packing pack(Family family, const FoldProblem& p, const DeviceFacts& gpu) {
   const std::int64_t width = std::max(p.width(), p.payload_width());
   if (family == Family::kSm90) {
@@ -48,12 +48,13 @@ TileSize forward_tile(const FoldProblem& p, const Packing& packing) {
 
 // ---- In parts
 //
-// A call that no kernel takes whole has its hidden values held in parts, within the bytes of the workspace.
-// Else the SIMT kernels take it. A part of the forward pass has some rows and all hidden units: each result
-// is one product. A part of the backward pass has all rows, and the rows' gradient is summed over parts. Or
-// it has all hidden units, and the weights' gradients are summed. The smaller gradients are the ones summed.
+// If no tensor-core kernel takes a call whole, it runs in parts, whose hidden values are stored and fit into the workspace. If
+// not even a tile fits, the SIMT kernels take the call. A part of the forward pass has some rows and all hidden units, so each
+// result is one matrix product. A part of the backward pass has either all rows, and the rows' gradient is summed over the
+// parts; or all hidden units, and the weights' gradients are summed. The smaller gradients are the ones that are summed.
 
-// How many lines of a matrix fit into so many bytes: all, or whole tiles, all times equally many; 0 where not one does.
+// How many lines of a matrix fit into `bytes`: all of them, or whole tiles, divided evenly over the parts; 0 if not one tile
+// fits.
 std::int64_t fitting(std::int64_t bytes, std::int64_t line_bytes, std::int64_t lines, std::int64_t tile) {
   if (lines * line_bytes <= bytes) return lines;
   const std::int64_t tiles_at_once = bytes / (line_bytes * tile), tiles = parts_of(lines, tile);
@@ -66,7 +67,7 @@ TileSize forward_part(const FoldProblem& p, std::int64_t workspace) {
           p.columns()};
 }
 TileSize backward_part(const FoldProblem& p, std::int64_t workspace) {
-  // A hidden value, and the derivative by it.
+  // Each hidden unit of a row takes a hidden value and the derivative with respect to it.
   const std::int64_t bytes = 2 * item_size(p.a.dtype),
                      rows = fitting(workspace, p.columns() * bytes, p.rows(), tiles::kHiddenGradient.rows),
                      units =
@@ -95,17 +96,17 @@ Plan parts_plan(const Call& given, const Call& padded, const Choice& choice, con
 
 // ---- Backward
 
-// What keeps the kernels that store no hidden value from being the faster ones: so few blocks that most multiprocessors would be
-// idle.
+// Why parts are faster than the fused kernels, which store no hidden value: there would be so few blocks that most SMs are
+// idle. No reason if the fused kernels are the faster ones.
 //
-// With many rows, the blocks of hidden units may be too few. (H100, 16384 rows, bfloat16, as they are and in
-// parts. Width 128: 1024 units 0.77 and 0.12 ms, 4096 units 0.76 and 0.39. Width 64: 16384 units 0.59 and
-// 1.4.) Kernels of floats share the rows among blocks instead.
+// With many rows, there may be too few blocks of hidden units. (H100, 16384 rows, bfloat16, time of the fused kernels and in
+// parts. Width 128: 1024 units 0.77 and 0.12 ms, 4096 units 0.76 and 0.39. Width 64: 16384 units 0.59 and 1.4.) The float32
+// kernels divide the rows among blocks instead.
 //
-// With many hidden units, the blocks of rows may be too few where rows have a pass of their own on Hopper. Up
-// to width 128 rows have a pass of their own in the deterministic mode, which was not timed. (16384 units of
-// width 256: 128 rows take 0.57 ms in one block and 0.06 in parts. Parts of 1024 rows take 0.14. Parts of
-// 4096, whose blocks would run side by side, take 0.78.)
+// With many hidden units, there may be too few blocks of rows, if the rows' gradient has its own kernel on Hopper. That is so
+// above width 128; up to 128 it is so in the deterministic mode, which was not timed. (16384 units of width 256: 128 rows take
+// 0.57 ms in one block and 0.06 in parts. In parts, 1024 rows take 0.14, and 4096 rows, whose blocks would run side by side,
+// 0.78.)
 Reason idle(const FoldProblem& p, bool adds_rows, const DeviceFacts& gpu) {
   constexpr int kUnits = 128, kManyRows = 8192, kRows = 128, kManyUnits = 4096, kShare = 3, kShareOfRows = 5;
   const std::int64_t units = p.columns(), blocks = parts_of(units, kUnits);
@@ -116,8 +117,8 @@ Reason idle(const FoldProblem& p, bool adds_rows, const DeviceFacts& gpu) {
   return {"{} hidden units are {} blocks for {} multiprocessors", units, blocks, all};
 }
 
-// Are parts so large that launches take no longer than products. Where parts are of units, products of width 128 that are
-// added to the rows' gradient took 5 ms in all, others 1 to 2.
+// Whether parts are so large that launching them takes no longer than multiplying. Parts of the hidden units are not: their
+// products of width 128, which are added to the rows' gradient, took 5 ms in all, other products 1 to 2.
 bool large(const TileSize& part, const FoldProblem& p) {
   constexpr std::int64_t kValues = 1 << 22;
   return part.columns == p.columns() && part.rows * part.columns >= std::min(p.rows() * p.columns(), kValues);
@@ -152,7 +153,7 @@ Plan plan(const MlpBackward& given, const DeviceFacts& gpu, const Launch& launch
   if (launch.deterministic) limits.sm80 = {"the deterministic mode is asked for"};
   Choice whole = choose_resident(p, limits, gpu, launch);
   Plan plan = plan_of(given, x, whole, launch);
-  plan.adds_rows = whole.family != Family::kSm90 || (gradients_at_once(p) && !launch.deterministic);
+  plan.adds_rows = whole.family != Family::kSm90 || (one_kernel_backward(p) && !launch.deterministic);
   if (whole.family == Family::kSm90) plan.tile = backward_tile(p);
   const Reason obstacle = whole.family == Family::kSimt ? Reason{} : idle(p, plan.adds_rows, gpu);
   if (whole.family != Family::kSimt && !obstacle) return plan;

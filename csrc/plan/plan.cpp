@@ -10,14 +10,14 @@
 namespace monoidreduce {
 namespace {
 
-// A build without CUDA plans for one that has all kernels.
+// A build without CUDA makes plans as for a build that has all kernels.
 #if defined(MONOIDREDUCE_WITH_SM90) || !defined(MONOIDREDUCE_WITH_CUDA)
 constexpr bool kWithSm90 = true;
 #else
 constexpr bool kWithSm90 = false;
 #endif
 
-// What MONOIDREDUCE_CUDA_TIER names. Read at every call: a test runs the same call on every tier.
+// The fastest family that MONOIDREDUCE_CUDA_TIER allows. Read at every call, because tests run the same call on every tier.
 Family named_family() {
   const char* const named = std::getenv("MONOIDREDUCE_CUDA_TIER");
   const std::string_view tier = named ? named : "";
@@ -29,14 +29,14 @@ Family named_family() {
   return {};
 }
 
-// What keeps a GPU from the kernels of a family.
+// Why a GPU cannot run the kernels of a family.
 Reason gpu_obstacle(Family family, const DeviceFacts& gpu) {
   const Capabilities& row = kFamilies[static_cast<int>(family)];
-  const bool runs = row.major_alone ? gpu.major == row.major && gpu.minor == 0 : gpu.major >= row.major;
+  const bool runs = row.exact_major ? gpu.major == row.major && gpu.minor == 0 : gpu.major >= row.major;
   return runs ? Reason{} : Reason{"the GPU is sm_{}{}, not sm_{}0", gpu.major, gpu.minor, row.major};
 }
 
-// What keeps a fold from tensor cores of any kind. tf32: are there kernels for float32, and may they round to it.
+// Why no tensor-core kernel takes a fold. tf32: whether there are kernels for float32 operands, and they may round to tf32.
 Reason common_obstacle(const FoldProblem& p, const DeviceFacts& gpu, bool tf32 = false) {
   if (named_family() == Family::kSimt) return {"MONOIDREDUCE_CUDA_TIER=simt"};
   if (p.a.dtype == DType::kFloat32 && !tf32) return {"the inputs are float32, not multiplied in tf32"};
@@ -81,8 +81,8 @@ PlannedSizes planned_sizes(const FoldProblem& p) {
 }
 
 TileSize backward_tile(const FoldProblem& p) {
-  return gradients_at_once(p) ? tiles::at_once(std::max(p.width(), p.payload_width()), p.bias.present())
-                              : tiles::kPass;
+  return one_kernel_backward(p) ? tiles::at_once(std::max(p.width(), p.payload_width()), p.bias.present())
+                                : tiles::kPass;
 }
 
 std::int64_t widest_sm80_backward(const FoldProblem& p, const DeviceFacts& gpu) {
@@ -123,7 +123,7 @@ Choice choose_products(const FoldProblem& p, std::int64_t workspace, const Devic
                        const Launch& launch) {
   Choice choice = choose_contraction(p, gpu);
   if (choice.family != Family::kSm90)
-    choice = choose_multiplied(p, gpu, launch);  // Hopper's kernels multiply
+    choice = choose_multiplied(p, gpu, launch);  // torch multiplies; Hopper has kernels of its own for this
   if (choice.family == Family::kSimt) return choice;
   constexpr std::int64_t kTileColumns = 256;
   if (workspace / (p.rows() * item_size(p.a.dtype) * kTileColumns) == 0)

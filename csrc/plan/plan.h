@@ -1,4 +1,4 @@
-// What the plans of all operators share: the choice of a family of kernels for a fold, and what a plan is of.
+// What the plans of all operators share: the choice of a family of kernels, and the sizes that a plan is made for.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ template <class Call>
 FoldProblem problem_of(const Call& x) {
   if constexpr (requires { x.row_index; }) {
     FoldProblem problem = statistics_problem(x);
-    problem.score.scale = 1;  // programs take any
+    problem.score.scale = 1;  // kernels of programs take any scale, so it must not exclude tensor cores
     return problem;
   } else if constexpr (requires { x.kernel; })
     return modified_problem(x);
@@ -35,35 +35,36 @@ FoldProblem problem_of(const Call& x) {
 
 PlannedSizes planned_sizes(const FoldProblem& p);
 
-// Operands come to tensor cores with sizes that are multiples of 8. The caller pads others with zeros, and a
-// plan is of padded operands.
+// Tensor-core kernels take sizes in multiples of 8. The caller pads other sizes with zeros, and the plan is for the padded
+// operands.
 constexpr std::int64_t padded_size(std::int64_t size) { return (size + 7) / 8 * 8; }
 
-// Widths that the kernels go up to, and what keeps a call from kernels of any tensor cores or of one family, whatever its fold.
+// Limits of one operator, beyond those of its fold: the largest width of the sm80 kernels, and reasons that exclude both
+// tensor-core families (both), or one.
 struct Limits {
   std::int64_t widest_sm80 = kFamilies[1].widest;
   Reason both = {}, sm80 = {}, sm90 = {};
 };
-// Does one kernel of Hopper's compute all gradients of a fold with a payload. Its blocks then add to the
-// gradients of the rows (Plan::adds_rows). Else each gradient has a pass.
-inline bool gradients_at_once(const FoldProblem& p) { return p.width() <= 128 && p.payload_width() <= 128; }
-TileSize backward_tile(const FoldProblem& p);  // of Hopper's
-// Backward tiles of sm_80 differ in what shared memory they need.
+// Whether one Hopper kernel computes all gradients of a fold with a payload. Its blocks add to the rows' gradients
+// (Plan::adds_rows). Wider folds have a kernel for each gradient.
+inline bool one_kernel_backward(const FoldProblem& p) { return p.width() <= 128 && p.payload_width() <= 128; }
+TileSize backward_tile(const FoldProblem& p);  // on Hopper
+// The largest width of the sm80 backward kernels on this GPU: the widest tiles need more shared memory than some GPUs have.
 std::int64_t widest_sm80_backward(const FoldProblem& p, const DeviceFacts& gpu);
 
-// Of a fold with a payload. A bias inside a score must be one of columns, as in the MLP.
+// The family for a fold with a payload, by the resident kernels. A bias inside the score must be one per column, as in the MLP.
 Choice choose_resident(const FoldProblem& p, const Limits& limits, const DeviceFacts& gpu,
                        const Launch& launch);
-// Of a fold without a payload whose widths may be any.
+// The family for a fold without a payload, of any width, by the contraction kernels.
 Choice choose_contraction(const FoldProblem& p, const DeviceFacts& gpu);
-// The same, of a call whose results torch multiplies.
+// The same for a call with results that torch multiplies afterwards. In the deterministic mode this depends on cuBLAS.
 Choice choose_multiplied(const FoldProblem& p, const DeviceFacts& gpu, const Launch& launch);
-// Of a backward pass whose gradients are products of local gradients (operators.h). A workspace of so many
-// bytes must hold the local gradients of all rows in one tile of columns.
+// The family for a backward pass whose gradients are products of dlogits (operators.h). The workspace, in bytes, must hold at
+// least the dlogits of all rows for one tile of columns.
 Choice choose_products(const FoldProblem& p, std::int64_t workspace, const DeviceFacts& gpu,
                        const Launch& launch);
 
-// Of a call, given and with padded operands.
+// Starts the plan of a call. given: the call as it came; padded: with the sizes of padded operands.
 template <class Call>
 Plan plan_of(const Call& given, const Call& padded, const Choice& choice, const Launch& launch) {
   const FoldProblem p = problem_of(given);

@@ -42,7 +42,7 @@ std::string few_rows(const Packing& packing, bool attention) {
   return message("; few rows: tiles of ", packing.rows, " rows", of, split);
 }
 
-// Of attention's gradients.
+// Names the gradients of attention that are computed, unless all are.
 std::string alone(const GradientSet& computed) {
   std::string which;
   const auto add = [&](bool there, const char* name) {

@@ -1,6 +1,5 @@
-// Any monoid behind one type, so that the law suite (laws.h) is compiled once and not once a monoid: states,
-// frames, outputs and upstream gradients are lists of numbers, members are functions. A broken member can be
-// planted by assigning to it.
+// Type erasure for monoids, so that the law suite (laws.h) is compiled once instead of once per monoid. States, frames, outputs
+// and upstream gradients are lists of numbers; members are std::functions. A test plants a broken member by assigning to it.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +20,7 @@ namespace monoidreduce::test {
 
 using Values = std::vector<double>;
 
-// ---- Plain structs as lists of numbers.
+// ---- Conversion between plain structs and lists of numbers.
 
 struct Anything {
   template <class T>
@@ -77,7 +76,7 @@ void for_each_number(T& x, const F& f) {
   }
 }
 
-// The same, a number in two words (LogNumber) being one.
+// The same, but a number in two words (LogNumber) counts as one.
 template <class T, class F>
 void for_each_value(const T& x, const F& f) {
   if constexpr (requires { x.high, x.low; }) {
@@ -101,7 +100,7 @@ template <class T>
   for_each_value(x, [&](double value) { list.push_back(value); });
   return list;
 }
-// The inverse of numbers(). The largest 64-bit integer is not a double: it is read back from the next one.
+// The inverse of numbers(). The largest 64-bit integer cannot be represented as a double; it is read back from the next one.
 template <class T>
 [[gnu::noinline]] T from_numbers(const Values& list) {
   T x{};
@@ -116,9 +115,9 @@ template <class T>
   return x;
 }
 
-// ---- A monoid, its members by their own names.
+// ---- The type-erased monoid; members have the names that they have in monoid.h.
 
-// Element<double>, with the payload where there is one. Numbers are representable in the monoid's real type.
+// An Element<double>, and its payload if there is one. All numbers are representable in the monoid's real type.
 struct Item {
   double score = 0, other = 0;
   std::int64_t column = 0, label = 0;
@@ -128,14 +127,14 @@ struct Item {
 using ItemAt = std::function<Item(int)>;
 
 struct AnyMonoid {
-  double epsilon, smallest_normal;  // of the real type
+  double epsilon, smallest_normal;  // those of the real type
   int scores, upstream_parts;
 
   std::function<Values()> identity;
   std::function<Values(const Item&)> lift;
   std::function<Values(const Values&, const Values&)> combine;
   std::function<Values(const Values&)> project;
-  std::function<Values(const Values&)> statistics;  // of an output: what gradients by it are by
+  std::function<Values(const Values&)> statistics;  // the numbers of an output that gradients are taken by
   // item, product, upstream -> the gradient of each score
   std::function<Values(const Item&, const Values&, const Values&)> local_gradient;
   std::function<Values(const Values&, int, const ItemAt&)> fold_tile;
@@ -147,8 +146,8 @@ struct AnyMonoid {
   std::function<Values(const Values&, const Values&)> reframe;
   std::function<Values(const Values&, const Item&)> accumulate;
 
-  bool weighted = false, normalized = false;  // is it a PayloadMonoid, and its kNormalized
-  std::optional<double> absent = {};          // of a MaskableMonoid
+  bool weighted = false, normalized = false;  // whether it is a PayloadMonoid; its kNormalized
+  std::optional<double> absent = {};          // absent(), if it is a MaskableMonoid
   std::function<double(const Values&, const Values&)> rescale;
   std::function<double(const Item&, const Values&)> weight;
   std::function<double(const Item&, const Values&)> share;
@@ -166,8 +165,8 @@ Element<R> as_element(const Item& item) {
           static_cast<Index<R>>(item.label), static_cast<R>(item.factor)};
 }
 
-// The members that a monoid M has, on lists of numbers: one class a monoid. A std::function of each, made where M is known,
-// would take compilers longer than all else of the suite.
+// The members of a monoid M, on lists of numbers; there is a derived class for each M. Making each std::function where M is
+// known would take longer to compile than the rest of the suite.
 struct Members {
   virtual ~Members() = default;
   virtual Values identity() const = 0;
@@ -177,13 +176,13 @@ struct Members {
   virtual Values statistics(const Values& p) const = 0;
   virtual Values local_gradient(const Item& e, const Values& p, const Values& g) const = 0;
   virtual Values fold_tile(const Values& s, int count, const ItemAt& at) const = 0;
-  // Of a FramedMonoid.
+  // FramedMonoid only.
   virtual Values frame(const Item&) const { return {}; }
   virtual Values frame_of(const Values&) const { return {}; }
   virtual Values join(const Values&, const Values&) const { return {}; }
   virtual Values reframe(const Values&, const Values&) const { return {}; }
   virtual Values accumulate(const Values&, const Item&) const { return {}; }
-  // Of a PayloadMonoid.
+  // PayloadMonoid only.
   virtual double rescale(const Values&, const Values&) const { return 0; }
   virtual double weight(const Item&, const Values&) const { return 0; }
   virtual double share(const Item&, const Values&) const { return 0; }
@@ -309,8 +308,8 @@ AnyMonoid any_monoid(const M& m = {}) {
   return any;
 }
 
-// WithPayload as a monoid: it lifts items with a payload, and projects to the scalar output and the payload's
-// fold, one number a component.
+// WithPayload as a monoid. It lifts items with a payload, and projects to the scalar output followed by the payload's fold, one
+// number per component.
 template <class M, int D>
 AnyMonoid any_payload_monoid(WithPayload<M, D> p) {
   using R = typename M::Real;

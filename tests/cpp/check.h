@@ -1,4 +1,4 @@
-// A test is a main() that makes checks and ends with `return checks.finish();`.
+// A minimal test framework. A test is a main() that makes checks and ends with `return checks.finish();`.
 #pragma once
 
 #include <cstdio>
@@ -54,7 +54,7 @@ class Checks {
   // How often each law failed.
   const std::map<std::string, int>& broken() const { return broken_; }
 
-  // Prints the counts; the exit status of the test.
+  // Prints the counts, and returns the exit status of the test.
   int finish() const {
     std::printf("%ld passed, %ld failed\n", passed_, failed_);
     return failed_ != 0 || passed_ == 0;

@@ -4,14 +4,14 @@
 //   Monoid           identity, commutativity, associativity, split trees, tile fold, NaN,
 //                    D against finite differences
 //   FramedMonoid     frames form a semilattice, reframe composes, accumulate agrees with combine of a lift
-//   MonotoneMonoid   the largest scores have the frame of all
-//   PayloadMonoid    rescale composes, mass and weight follow it, share is the final weight;
+//   MonotoneMonoid   the largest scores determine the frame of all elements
+//   PayloadMonoid    rescale composes, mass and weight follow it, share is the final weight (softmax probability);
 //                    as WithPayload, the laws of a Monoid again, and the gradients of a whole problem
 //                    with respect to scores and payload
-//   MaskableMonoid   an element of the absent score has no weight in any frame, and changes nothing
+//   MaskableMonoid   an element with the score absent() has no weight in any frame, and changes nothing
 //
 // check_precision(single, twice, checks) compares a monoid's float version with its double version.
-// Tolerances are a few roundings per addition, of the largest number added. Exact results are compared bit by bit.
+// Tolerances allow a few roundings per addition, of the largest number added. Exact results are compared bit by bit.
 #pragma once
 
 #include <numeric>
@@ -33,11 +33,11 @@ inline int below(Random& random, int n) { return std::uniform_int_distribution<i
 inline bool any_nan(const Values& list) {
   return std::any_of(list.begin(), list.end(), [](double x) { return std::isnan(x); });
 }
-// Bit by bit, except that one NaN is as good as another.
+// Equal bit by bit, except that all NaN are equal.
 inline bool same(double a, double b) {
   return (a == b && std::signbit(a) == std::signbit(b)) || (std::isnan(a) && std::isnan(b));
 }
-// Within the tolerance; infinities and NaN must agree.
+// Equal within the tolerance; infinities and NaN must agree.
 inline bool near(double a, double b, double tolerance) {
   return a == b || (std::isnan(a) && std::isnan(b)) || std::fabs(a - b) <= tolerance;
 }
@@ -63,31 +63,29 @@ inline double dot(const Values& a, const Values& b) {
 using Row = std::vector<Item>;
 inline constexpr int kPayload = 3;
 
-// A monoid, and what the suite cannot know of it. The defaults suit most.
+// A monoid, and what the suite needs to know about it. The defaults suit most monoids.
 struct Subject {
   std::string name;
   AnyMonoid monoid;
   std::optional<AnyMonoid> with_payload = {};
 
-  // A random element of a column. It must keep clear, by 0.005 in the scores, of points where the output has
-  // no derivative.
+  // A random element of a column. Its scores must stay at least 0.005 away from points where the output has no derivative.
   std::function<Item(Random&, int)> element = [](Random& random, int column) {
     return Item{.score = normal(random, 4), .other = normal(random, 2), .column = column};
   };
-  // Scores at which sums, frames and guards break. An element gets one of them, or a row is gathered around
+  // Scores at which sums, frames and guards are likely to break. An element gets one of them, or a whole row is gathered around
   // one.
   Values extremes = {0.,  -0.,  monoid.smallest_normal * monoid.epsilon, -monoid.smallest_normal, 200, -200,
                      1e5, -1e5, -std::numeric_limits<double>::infinity()};
-  // The number whose derivatives local_gradient(element, output, upstream) returns, from the output's
-  // statistics.
+  // The scalar function of the output's statistics of which local_gradient(element, output, upstream) is the derivative.
   std::function<double(const Values&, const Values&)> objective =
       [](const Values& statistics, const Values& upstream) { return dot(statistics, upstream); };
-  // The score of an element that changes nothing, so that it may stand for an excluded one.
+  // The score of an element that changes nothing, which can therefore stand for a masked one.
   std::optional<double> absent = monoid.absent;
-  // Does combine choose and never round (max, min): then results may not differ at all.
+  // Whether combine only chooses and never rounds (max, min). Results may then not differ at all.
   bool exact = false;
 
-  // Columns in order, from any; the row's label is one of them, or none.
+  // A row of random elements with consecutive columns, which need not begin at 0. The row's label is one of them, or none.
   Row row(Random& random, int count) const {
     Row items;
     const int first = below(random, 4), label = first - 1 + below(random, count + 2);
@@ -140,7 +138,7 @@ inline Values fold_in_order(const AnyMonoid& m, const Row& row) {
   return state;
 }
 
-// Items [begin, end) by a random tree: any split, empty sides included, either side first.
+// Folds items [begin, end) in a random tree: splits anywhere, also with an empty side, and combines either side first.
 inline Values fold_as_tree(const AnyMonoid& m, const Row& row, int begin, int end, Random& random) {
   if (begin == end) return m.identity();
   if (begin + 1 == end) return m.lift(row[begin]);
@@ -152,7 +150,7 @@ inline Values fold_as_tree(const AnyMonoid& m, const Row& row, int begin, int en
   return padding == 0 ? m.combine(both, m.identity()) : padding == 1 ? m.combine(m.identity(), both) : both;
 }
 
-// Folds items [first, first + count) into state. What lies beyond them is NaN.
+// Folds items [first, first + count) into state. Items beyond these are NaN, so that reading them is noticed.
 inline Values fold_one_tile(const AnyMonoid& m, const Values& state, const Row& row, int first, int count) {
   return m.fold_tile(state, count, [&](int c) { return c < count ? row[first + c] : Item{NAN, NAN}; });
 }
@@ -160,7 +158,7 @@ inline Values fold_as_one_tile(const AnyMonoid& m, const Row& row) {
   return fold_one_tile(m, m.identity(), row, 0, static_cast<int>(row.size()));
 }
 
-// How much two ways of folding a row may differ.
+// The tolerance between two ways of folding a row.
 inline double tolerance(const AnyMonoid& m, const Row& row) {
   double most = magnitude(m.project(fold_in_order(m, row)));
   for (const Item& e : row) most = std::max(most, magnitude(m.project(m.lift(e))));
@@ -172,7 +170,7 @@ inline constexpr int kLongest = 20;
 
 // ---- The laws.
 
-// Of identity and combine. m is subject.monoid or subject.with_payload.
+// The laws of identity and combine. m is subject.monoid or subject.with_payload.
 inline void check_combine(const Subject& subject, const AnyMonoid& m, const std::string& name,
                           Checks& checks) {
   Random random(1);
@@ -213,7 +211,7 @@ inline void check_combine(const Subject& subject, const AnyMonoid& m, const std:
   }
 }
 
-// Ragged tiles, empty ones included, agree with one combine an element.
+// Folding ragged tiles, empty ones included, agrees with one combine per element.
 inline void check_tile_fold(const Subject& subject, Checks& checks) {
   const AnyMonoid& m = subject.monoid;
   constexpr int kTile = 4;
@@ -235,7 +233,7 @@ inline void check_tile_fold(const Subject& subject, Checks& checks) {
   }
 }
 
-// NaN scores, one or several, reach the same parts of the output however the row is folded.
+// One or several NaN scores reach the same parts of the output, however the row is folded.
 inline void check_nan(const Subject& subject, Checks& checks) {
   const AnyMonoid& m = subject.monoid;
   checks.section(subject.name, "NaN");
@@ -254,7 +252,7 @@ inline void check_nan(const Subject& subject, Checks& checks) {
   }
 }
 
-// An element of the absent score changes nothing and has neither weight nor gradient, in a row of others and alone.
+// An element with the absent score changes nothing, and has neither weight nor gradient, among other elements and alone.
 inline void check_absent(const Subject& subject, Checks& checks) {
   const AnyMonoid& m = subject.monoid;
   checks.section(subject.name, "absent is neutral");
@@ -286,12 +284,11 @@ double difference(F f) {
   constexpr double h = 1e-3;
   return (8 * (f(h) - f(-h)) - (f(2 * h) - f(-2 * h))) / (12 * h);
 }
-// What it may be off by, times the magnitude of f: rounding 1e-12, truncation 1e-12 times the fifth
-// derivative.
+// The error of difference() relative to the magnitude of f: 1e-12 from rounding, and 1e-12 times the fifth derivative from
+// truncation.
 inline constexpr double kDifferenceTolerance = 1e-9;
 
-// local_gradient is the derivative of the projected fold by each score, for each part of the output. In
-// double.
+// local_gradient is the derivative of the projected fold with respect to each score, for each part of the output. In double.
 inline void check_local_gradient(const Subject& subject, Checks& checks) {
   const AnyMonoid& m = subject.monoid;
   checks.section(subject.name, "local gradient");
@@ -359,7 +356,7 @@ inline void check_frames(const Subject& subject, Checks& checks) {
   }
 }
 
-// The largest of each score has the frame of all elements; a score of -inf is none.
+// The frame of the largest scores is the frame of all elements. Scores of -inf do not count.
 inline void check_monotone_frames(const Subject& subject, Checks& checks) {
   const AnyMonoid& m = subject.monoid;
   checks.section(subject.name, "frames are monotone");
@@ -386,8 +383,8 @@ inline void check_weights(const Subject& subject, Checks& checks) {
                  state = fold_in_order(m, row);
     if (any_nan(m.project(state))) continue;
     const Values f = m.frame_of(a), g = m.join(f, m.frame_of(b)), h = m.join(g, m.frame(row[3]));
-    // Exponentials of scores are off by the rounding of the scores; below the smallest normal number they may
-    // be flushed to 0.
+    // Exponentials have relative errors as large as the rounding of the scores. Below the smallest normal number they may be
+    // flushed to 0.
     double largest = 0;
     for (const Item& e : row) largest = std::max(largest, magnitude({e.score}));
     const auto close = [&](double x, double y) {
@@ -408,7 +405,7 @@ inline void check_weights(const Subject& subject, Checks& checks) {
     CHECK(checks, close(m.mass(alone), m.weight(row[3], h)), alone, m.weight(row[3], h));
 
     checks.section(subject.name, "share");
-    // Off by the rounding of differences of scores, however large the scores are.
+    // The error may be that of rounding differences of scores, however large the scores themselves are.
     double least = std::numeric_limits<double>::infinity(), most = -least;
     for (const Item& e : row) {
       if (std::isfinite(e.score)) least = std::min(least, e.score), most = std::max(most, e.score);
@@ -422,7 +419,7 @@ inline void check_weights(const Subject& subject, Checks& checks) {
   }
 }
 
-// The payload's fold is the sum of every payload times its element's share.
+// The payload's fold is the sum of every payload times its element's share (softmax probability).
 inline void check_payload(const Subject& subject, Checks& checks) {
   const AnyMonoid &m = subject.monoid, &folded = *subject.with_payload;
   checks.section(subject.name, "payload");
@@ -442,15 +439,14 @@ inline void check_payload(const Subject& subject, Checks& checks) {
   }
 }
 
-// The gradients of <G, out> + g P by every score and every payload component of a row, through pull(). In
-// double.
+// The gradients of <G, out> + g P with respect to every score and every payload component of a row, through pull(). In double.
 inline void check_payload_gradients(const Subject& subject, Checks& checks) {
   const AnyMonoid &m = subject.monoid, &folded = *subject.with_payload;
   checks.section(subject.name, "payload gradients");
   Random random(8);
   for (int trial = 0; trial < kTrials; ++trial) {
     const Row row = subject.row(random, 1 + below(random, 8));
-    Values grad(1 + kPayload);  // by the parts of a projection: P, out
+    Values grad(1 + kPayload);  // upstream gradients of a projection's parts: P, out
     for (double& part : grad) part = normal(random);
     const Values grad_out(grad.begin() + 1, grad.end());
     const Values output = folded.project(fold_in_order(folded, row)),
@@ -494,7 +490,7 @@ inline void check_laws(const Subject& subject, Checks& checks) {
   }
 }
 
-// Output and local gradients in float against the same in double.
+// Compares output and local gradients in float with those in double.
 inline void check_precision(const Subject& single, const Subject& twice, Checks& checks) {
   const AnyMonoid &m = single.monoid, &reference = twice.monoid;
   checks.section(single.name, "precision");

@@ -1,5 +1,5 @@
-// OnPacks<M, T>: M on the CPU engine's packs, one lane of it as a monoid of scalars, so that the law suite
-// runs on what the engine runs. The other lanes hold NaN and must not matter.
+// OnPacks<M, T>: the monoid M on the CPU engine's packs (SIMD vectors), of which one lane is presented as a monoid of
+// scalars. So the law suite tests the code that the engine runs. The other lanes hold NaN, which must not matter.
 #pragma once
 
 #include <cstring>

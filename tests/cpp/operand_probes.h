@@ -1,8 +1,8 @@
-// Probe matrices: products that show where the elements of an operand were taken from. On the host.
+// Probe matrices: matrix products that show from which places a kernel took the elements of an operand. On the host.
 //
-// The elements of one operand number its lines or its depth. The other operand has unit vectors: each of them
-// leaves one number of a line. Where an element lies elsewhere than it should, the product has the number of
-// another place. All are whole numbers that each element type holds, so products are exact.
+// The elements of one operand are the numbers of its lines, or of its depths. The other operand consists of unit vectors,
+// each of which selects one number of a line. If an element was taken from a wrong place, the product has the number of that
+// place. All are integers that every element type can represent, so products are exact.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -27,7 +27,7 @@ struct Matrix {
   int rows, columns;
   std::vector<int> values;  // row-major
 
-  // Of value(row, column).
+  // The matrix with the elements value(row, column).
   template <class Value>
   Matrix(int rows, int columns, Value value) : rows(rows), columns(columns) {
     for (int i = 0; i < rows; ++i)
@@ -38,7 +38,7 @@ struct Matrix {
   Matrix transposed() const {
     return {columns, rows, [this](int i, int j) { return (*this)(j, i); }};
   }
-  // From column `first` of a wider matrix on, which has another number elsewhere than the probes.
+  // A wider matrix that contains this one from column `first` on. Elsewhere it has a number that no probe has.
   Matrix within(int width, int first) const {
     constexpr int kElsewhere = -512;
     return {rows, width, [this, first](int i, int j) {
@@ -69,7 +69,7 @@ struct Probe {
   }
 };
 
-// At most 256 rows, columns and steps of the depth: bfloat16 has eight bits.
+// There may be at most 256 rows, columns and steps of the depth, because bfloat16 has a mantissa of eight bits.
 inline std::vector<Probe> operand_probes(int rows, int columns, int depth) {
   std::vector<Probe> probes;
   for (int first = 0; first < depth; first += columns) {
@@ -89,7 +89,7 @@ inline std::vector<Probe> operand_probes(int rows, int columns, int depth) {
   return probes;
 }
 
-// Every element of the product that the device computed. Waits for it.
+// Checks every element of the product that the device computed. Waits for the device.
 inline void check_product(Checks& checks, const DeviceTensor& computed, const Probe& probe) {
   const Matrix expected = probe.product();
   const std::vector<double> found = computed.values();
@@ -100,7 +100,7 @@ inline void check_product(Checks& checks, const DeviceTensor& computed, const Pr
   }
 }
 
-// Where the device writes a product: no element is there yet.
+// A tensor for a product that the device is going to write; filled with NaN.
 inline DeviceTensor no_product(int rows, int columns) {
   return {HostTensor({1, 1, rows, columns}, std::numeric_limits<double>::quiet_NaN()), DType::kFloat32};
 }

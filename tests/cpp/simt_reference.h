@@ -1,5 +1,5 @@
-// The oracle of the SIMT tests: the fold and its gradients by definition, one element after another, in
-// double on the host.
+// The oracle of the SIMT tests: the fold and its gradients by their definitions, one element after another, in double on the
+// host.
 #pragma once
 
 #include <vector>
@@ -14,13 +14,13 @@ inline double& at(const TensorView& t, std::int64_t b, std::int64_t h, std::int6
   return static_cast<double*>(t.data)[b * t.stride[0] + h * t.stride[1] + i * t.stride[2] + k * t.stride[3]];
 }
 
-// One element in range, and what its score was made of.
+// One element in range, and what its score was computed from.
 struct ReferenceElement {
   Element<double> element;
   double dot, other_dot, bias;
 };
 
-// The elements of one row. bias_excludes: the bias holds 0 for an element that is left out, and is not added.
+// The unmasked elements of one row. bias_excludes: the bias is a mask, 0 for a masked element, and is not added.
 inline std::vector<ReferenceElement> elements_of(const FoldProblem& p, bool bias_excludes, std::int64_t label,
                                                  std::int64_t b, std::int64_t h, std::int64_t i) {
   const std::int64_t hc = h / (p.heads() / p.column_heads());
@@ -73,7 +73,7 @@ void reference_forward(const M& m, const FoldProblem& p, bool bias_excludes, con
   });
 }
 
-// All gradients in g are accumulated into.
+// Adds to all gradients in g.
 template <bool kPayload, class M, class Rows>
 void reference_backward(const M& m, const FoldProblem& p, bool bias_excludes, const Rows& rows,
                         const FoldGradients& g) {

@@ -1,5 +1,4 @@
-// One line a case: PASS or FAIL, the case, and the largest error of each result relative to its largest
-// value.
+// Prints one line per case: PASS or FAIL, the case, and the largest error of each result relative to its largest value.
 #pragma once
 
 #include <cmath>
@@ -12,8 +11,8 @@
 
 namespace monoidreduce::test {
 
-// Largest error allowed, relative to the largest value. A result of the accumulation type is a sum of some
-// hundred terms of either sign; one of a half type has been rounded once more.
+// The largest allowed error, relative to the largest value. A result in the accumulation type is a sum of some hundred terms of
+// either sign; a 16-bit result has been rounded once more.
 inline double tolerance(DType dtype) {
   switch (dtype) {
     case DType::kFloat64:

@@ -1,5 +1,5 @@
-// Tensors of the SIMT tests: values on the host in double, rounded to an element type; copies on the device
-// in any layout.
+// Tensors for the SIMT tests: values on the host, in double but rounded to an element type, and copies on the device in any
+// layout.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -60,7 +60,7 @@ inline double decode(const char* from, DType dtype) {
   return 0;
 }
 
-// The view of a dense tensor, or of one of size 1 along some axes as if it had the given shape.
+// The view of a dense tensor. Axes of size 1 are broadcast to the given shape.
 inline TensorView strided_view(void* data, const Shape& own, const Shape& stride, const Shape& shape,
                                DType dtype, int device) {
   TensorView t{.data = data, .rank = static_cast<int>(shape.size()), .dtype = dtype, .cuda_device = device};
@@ -93,7 +93,7 @@ struct HostTensor {
   }
 };
 
-// Normally distributed values that dtype holds exactly.
+// Normally distributed values that dtype represents exactly.
 inline HostTensor random_tensor(std::mt19937& random, const Shape& shape, DType dtype, double deviation = 1) {
   HostTensor t(shape);
   std::normal_distribution<double> normal(0, deviation);
@@ -108,7 +108,7 @@ inline HostTensor random_tensor(std::mt19937& random, const Shape& shape, DType 
 enum class Layout {
   kDense,
   kGapped,    // every second element of every axis, from an odd address; NaN in between
-  kReversed,  // the first axis lies closest
+  kReversed,  // the first axis is the contiguous one
 };
 
 class DeviceTensor {
@@ -170,7 +170,7 @@ class DeviceTensor {
   DType dtype() const { return dtype_; }
 
  private:
-  // Where element n, counted row-major, lies.
+  // The offset of element n, counted row-major.
   std::int64_t place(std::int64_t n) const {
     std::int64_t at = offset_;
     for (int axis = static_cast<int>(shape_.size()) - 1; axis >= 0; --axis) {

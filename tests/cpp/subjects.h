@@ -1,4 +1,4 @@
-// The library's monoids as subjects of the law suite. M is the monoid itself, or one made from it.
+// The library's monoids as subjects of the law suite. M is the monoid itself, or a variant of it (a mutation, or one on packs).
 #pragma once
 
 #include "laws.h"
@@ -37,14 +37,14 @@ Subject sum(const char* activation) {
 template <class M>
 Subject cross_entropy() {
   Subject s = subject<M>(with_real<M>("CrossEntropy"));
-  // By the log-sum-exp, the target's score, and the sum: the mean times the count.
+  // Gradients are with respect to the log-sum-exp, the target's score, and the sum, which is the mean times the count.
   s.objective = [](const Values& p, const Values& g) {
     return g[0] * p[0] + g[1] * p[1] + g[2] * p[2] * p[3];
   };
   return s;
 }
 
-// Weights of as many classes as rows of the suite have columns, in the monoid's real type.
+// With weights for as many classes as the suite's rows can have columns, in the monoid's real type.
 template <class M>
 Subject weighted_cross_entropy() {
   using R = typename M::Real;
@@ -76,7 +76,7 @@ Subject log_probs(const std::string& name) {
 template <class M>
 Subject distillation(const char* loss) {
   Subject s = subject<M>(with_real<M>("Distillation", loss));
-  s.extremes.pop_back();  // at -inf the expectation of a score is infinite or NaN, depending on the order
+  s.extremes.pop_back();  // without -inf: the expectation would be infinite or NaN, depending on the order
   s.objective = [](const Values& p, const Values& g) { return g[0] * p[3]; };  // the loss
   return s;
 }
@@ -102,7 +102,7 @@ Subject log_weighted_sum() {
 template <class M>
 Subject arg_max() {
   Subject s = subject<M>(with_real<M>("ArgMax"));
-  s.element = [](Random& random, int column) {  // no two near each other: a tie has no derivative
+  s.element = [](Random& random, int column) {  // no two scores are close, because a tie has no derivative
     return Item{.score = std::round(normal(random, 16)) / 4 + column / 128., .column = column};
   };
   s.objective = [](const Values& p, const Values& g) { return g[0] * p[0]; };

@@ -1,5 +1,5 @@
-// Activations and their derivatives: against long double, against central differences, at large arguments,
-// infinities and NaN.
+// Tests activations and their derivatives: against long double, against central differences, and at large arguments, infinities
+// and NaN.
 #include "monoidreduce/activation.h"
 
 #include <string>
@@ -11,13 +11,13 @@ namespace {
 
 using Real80 = long double;
 
-// An activation as formulas in long double. cut: does a finite precision form of it round at the size of z,
-// and not of the value (1 + erf loses the digits of its tail).
+// An activation as formulas in long double. cut: whether its rounding error in finite precision is relative to z, and not to
+// the value (1 + erf loses the digits of its tail).
 struct Reference {
   const char* name;
   Real80 (*value)(Real80);
   Real80 (*derivative)(Real80);
-  // The largest argument of an exponential inside: the exponential magnifies its rounding error.
+  // The largest argument of an exponential in the formula, because the exponential magnifies its rounding error.
   Real80 (*exponent)(Real80);
   bool cut = false;
 };
@@ -92,8 +92,8 @@ void check_differences(const Reference& reference, Checks& checks) {
   }
 }
 
-// Far out, a value and a slope are their limits: never NaN, and infinite only where the exact number
-// overflows (Relu2).
+// At large arguments, value and slope are equal to their limits: never NaN, and infinite only if the exact number overflows
+// (Relu2).
 template <class R, class Activation>
 void check_far_out(const Reference& reference, Checks& checks) {
   checks.section(reference.name, "large arguments");
@@ -144,8 +144,8 @@ int main() {
   using namespace monoidreduce::test;
   constexpr double kInf = std::numeric_limits<double>::infinity();
   Checks checks;
-  // At -inf the gated activations are -inf * 0, NaN, as torch's are: an excluded element is skipped, never
-  // given a score of -inf.
+  // At -inf the activations of the form z * gate(z) are -inf * 0 = NaN, as in torch. (A masked element is skipped, and never
+  // gets a score of -inf.)
   check<Identity>(kIdentity, kInf, -kInf, checks);
   check<Relu>(kRelu, kInf, 0, checks);
   check<Relu2>(kRelu2, kInf, 0, checks);

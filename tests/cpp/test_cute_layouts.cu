@@ -1,4 +1,4 @@
-// Layouts of tiles in shared memory and descriptors of matrix operands, against CuTe's. Runs on the host.
+// Compares the layouts of tiles in shared memory and the descriptors of wgmma operands with CuTe's. Runs on the host.
 #include <cute/atom/mma_traits_sm90_gmma.hpp>
 #include <cute/tensor.hpp>
 
@@ -11,7 +11,7 @@ namespace {
 using Element = cute::half_t;
 using Atom = cute::SM90::GMMA::Layout_K_SW128_Atom<Element>;
 
-// Lines of 64 elements in slabs one behind the other: atoms of 8 lines, lines first.
+// Slabs, one behind the other, with lines of 64 elements: in CuTe's terms atoms of 8 lines, repeated along the lines first.
 template <int kLines, int kWidth>
 auto tile_layout() {
   return cute::tile_to_shape(Atom{}, cute::Shape<cute::Int<kLines>, cute::Int<kWidth>>{});
@@ -29,14 +29,14 @@ void check_places(test::Checks& checks) {
   }
 }
 
-// CuTe's descriptor of `operand`, which starts `start` elements into a tile at address 0. On a host CuTe knows no address
-// in shared memory: it says so and takes 0.
+// CuTe's descriptor of `operand`, which starts `start` elements into a tile at address 0. On a host CuTe cannot get an
+// address in shared memory: it prints a message and uses 0.
 template <cute::SM90::GMMA::Major kMajor, class Operand>
 std::uint64_t expected(const Operand& operand, int start) {
   return cute::SM90::GMMA::make_gmma_desc<kMajor>(operand).desc_ + start * 2 / 16;
 }
 
-// Steps over the width, of an operand of kLines lines of a tile.
+// Steps along the width, for an operand that has kLines lines of a tile.
 template <int kLines, int kWidth>
 void check_along_width(test::Checks& checks) {
   auto tile =
@@ -51,7 +51,7 @@ void check_along_width(test::Checks& checks) {
   }
 }
 
-// Steps over the lines: the operand's rows are the width, adjacent in memory.
+// Steps along the lines: the rows of the operand are elements of the width, which are adjacent in memory.
 template <int kLines, int kWidth>
 void check_along_rows(test::Checks& checks) {
   const auto tile_of = [](auto shape) {
@@ -63,7 +63,7 @@ void check_along_rows(test::Checks& checks) {
   const auto steps = cute::flat_divide(tile, cute::Shape<cute::Int<kWidth>, cute::Int<kProductDepth>>{});
   const auto plain = cute::get_nonswizzle_portion(tile.layout());
   const AlongRows<kLines> own(0);
-  // Of a single slab the distance to the next is not read.
+  // If there is a single slab, the distance to the next slab is not read, so it is not compared.
   constexpr std::uint64_t kRead = kWidth == kSlab ? ~(std::uint64_t{0x3fff} << 16) : ~std::uint64_t{0};
   for (int k = 0; k < kLines / kProductDepth; ++k) {
     const auto operand = steps(cute::_, cute::_, 0, 0);

@@ -1,5 +1,5 @@
-// Every monoid of the library obeys the laws (laws.h), in float and in double, and behaves as documented at
-// the edges.
+// Tests that every monoid of the library obeys the laws (laws.h), in float and in double, and behaves as documented in edge
+// cases.
 #include "subjects.h"
 
 namespace monoidreduce::test {
@@ -46,7 +46,8 @@ void check_log_sum_exp_edges(Checks& checks) {
   CHECK(checks, same(numbers(m.project(m.identity())), {-kInf, 0.}), numbers(m.project(m.identity())));
   const auto two_empty = combine(m, m.lift(element<R>(-kInf)), m.identity());
   CHECK(checks, same(numbers(two_empty), numbers(m.identity())), numbers(two_empty));
-  // +inf in any order, tile or number, beside what is finite and what is empty, has the logarithm +inf; beside NaN, NaN.
+  // A fold with scores of +inf is +inf, whatever their order, tile or number, beside finite scores and -inf. With a NaN it is
+  // NaN.
   for (const std::vector<double>& scores :
        {Values{kInf}, Values{1, kInf}, Values{kInf, -kInf}, Values{3e38, kInf, 2}, Values{kInf, 5, kInf, -7},
         Values{kInf, NAN}, Values{NAN, 1, kInf}}) {
@@ -60,18 +61,18 @@ void check_log_sum_exp_edges(Checks& checks) {
       CHECK(checks, same(numbers(m.project(state)), {expected, std::isnan(expected) ? NAN : 0.}),
             numbers(state));
   }
-  // Of a row that infinity leads the others have no share, and it has none that is a number.
+  // If the largest score is +inf, its softmax probability is NaN and that of the others is 0.
   const auto infinite = m.project(combine(m, m.lift(element<R>(1)), m.lift(element<R>(kInf))));
   CHECK(checks, m.share(element<R>(1), infinite) == 0 && std::isnan(m.share(element<R>(kInf), infinite)));
-  // A NaN never becomes the frame of a tile, so the others' masses stay finite and only the sum is NaN.
+  // A NaN never becomes the frame of a tile, so the masses of the others stay finite, and only the sum is NaN.
   const auto with_nan = fold_tile(m, m.identity(), 3, [](int c) { return element<R>(c == 1 ? NAN : c); });
   CHECK(checks, with_nan.frame == 2 && std::isnan(with_nan.mass), numbers(with_nan));
-  // The spread of a row is no limit, nor is its level.
+  // Scores may be far apart, and far from 0.
   const auto spread = fold_tile(m, m.identity(), 3, [](int c) {
     return element<R>(c == 0 ? -3e4 : c == 1 ? 3e4 : 2e4);
   });
   CHECK(checks, same(numbers(m.project(spread)), {3e4, 0.}), numbers(m.project(spread)));
-  // Two equal scores have half of the weight each, however large they are.
+  // Two equal scores have a probability of 1/2 each, however large they are.
   for (const double score : {0., 600., -600., 3e4, 1e30}) {
     const auto pair = m.project(combine(m, m.lift(element<R>(score)), m.lift(element<R>(score))));
     const R half = m.share(element<R>(score), pair);
@@ -104,14 +105,14 @@ void check_arg_max_edges(Checks& checks) {
   CHECK(checks, is(of({0., -0.}), 0., 0), numbers(of({0., -0.})));
   CHECK(checks, is(of({1, NAN, kInf, NAN}), NAN, 1), numbers(of({1, NAN, kInf, NAN})));
   CHECK(checks, is(of({kInf, 1, kInf}), kInf, 0), numbers(of({kInf, 1, kInf})));
-  // The gradient goes to the chosen column alone; an empty row has none.
+  // The gradient goes only to the chosen column; an empty row has none.
   const auto p = of({1, 5, 5});
   CHECK(checks, m.local_gradient(element<R>(5, 1), p, R(-2)).score == -2);
   CHECK(checks, m.local_gradient(element<R>(5, 2), p, R(-2)).score == 0);
   CHECK(checks, m.local_gradient(element<R>(5, 0), of({}), R(-2)).score == 0);
 }
 
-// A label outside the columns picks nothing; every column's score is in the sum.
+// A label that is not among the columns selects nothing, and every column's score is in the sum.
 template <class R>
 void check_cross_entropy_edges(Checks& checks) {
   const CrossEntropy<R> m;

@@ -1,8 +1,9 @@
-// What the monoids compute: outputs against the formulas they stand for, in long double, and the row
-// functions made of them.
+// Tests what the monoids compute: their outputs against the formulas that they implement, in long double, and the functions of
+// rows that use them.
 #include <algorithm>
 #include <cmath>
 
+#include "monoidreduce/ops/cross_entropy.h"
 #include "monoidreduce/rows.h"
 #include "subjects.h"
 
@@ -37,7 +38,7 @@ Values rounded(std::initializer_list<Real80> list) {
   return values;
 }
 
-// expected(row) is the output for the row.
+// expected(row) must return the output for the row.
 template <class Expected>
 void check_values(const Subject& subject, Expected expected, Checks& checks) {
   const AnyMonoid& m = subject.monoid;
@@ -97,11 +98,11 @@ void check_all_values(Checks& checks) {
         return Values{best.score, static_cast<double>(best.column)};
       },
       checks);
-  // log-sum-exps of p and of q, the centre, and the loss
+  // The log-sum-exps of P and Q, the centre (lse of P less the loss), and the loss.
   const auto expected = [](const Row& row, double Item::* p, double Item::* q, Real80 loss) {
     return rounded({log_sum_exp_of(row, p), log_sum_exp_of(row, q), log_sum_exp_of(row, p) - loss, loss});
   };
-  // log p of each side, and the losses as they are written: sums over the classes.
+  // The losses by their definitions, as sums over the classes, from the log-probabilities of both sides.
   const auto loss = [](const Row& row, double Item::* under, auto term) {
     const Real80 student = log_sum_exp_of(row, &Item::score), teacher = log_sum_exp_of(row, &Item::other);
     return expectation(row, under, [&](const Item& e) { return term(e.score - student, e.other - teacher); });
@@ -129,8 +130,8 @@ void check_all_values(Checks& checks) {
       checks);
 }
 
-// A log-sum-exp in two float words is more than a float, and the share of a score between 0 and it, or near it, is right
-// to the last bits: neither the rounding of the logarithm nor that of the differences is left in it.
+// A log-sum-exp in two float words has more precision than a float. So the probability of a score that is near it, or between 0
+// and it, is accurate to the last bits: neither the rounding of the logarithm nor that of the differences is left in it.
 void check_two_words(Checks& checks) {
   const LogSumExp<float> m;
   Random random(5);
@@ -158,8 +159,8 @@ void check_two_words(Checks& checks) {
   CHECK(checks, m.share({1, 0, 0, 0}, {inf, 0}) == 0 && std::isnan(m.share({1, 0, 0, 0}, {NAN, 0})));
 }
 
-// A student equal to its teacher, and one a rounding away: the KL losses are 0 and tiny, whatever the level
-// of the scores.
+// If student and teacher are equal, or differ by rounding errors, the KL losses are 0 or tiny, whatever the level of the
+// scores.
 void check_close_distributions(Checks& checks) {
   checks.section("Distillation", "student close to teacher");
   Random random(2);
@@ -175,13 +176,13 @@ void check_close_distributions(Checks& checks) {
     for (Item& e : row) e.other = static_cast<float>(e.score + normal(random, 1e-3));
     const Values there =
         forward.monoid.statistics(forward.monoid.project(fold_as_one_tile(forward.monoid, row)));
-    // The divergence is of second order in the difference: 1e-7 here, far below the rounding of a log-sum-exp
-    // near 70.
+    // The divergence is of second order in the difference: 1e-7 here, far below the rounding error of a log-sum-exp near 70.
     CHECK(checks, std::fabs(there[3]) < 2e-6, there);
   }
 }
 
-// A constant added to all scores of a side changes no probability. Neither the loss nor a local gradient may lose digits to it.
+// A constant added to all scores of a side changes no probability. Neither the loss nor a local gradient may lose digits to
+// such a constant.
 template <DistillationLoss kLoss>
 void check_levels(const char* name, Checks& checks) {
   checks.section("Distillation", std::string("levels of the scores, ") + name);
@@ -220,7 +221,7 @@ void check_levels(const char* name, Checks& checks) {
   }
 }
 
-// The same of cross entropy whose targets are smoothed.
+// The same for cross entropy with label smoothing.
 void check_smoothing_levels(Checks& checks) {
   checks.section("CrossEntropy", "levels of the scores");
   Random random(7);
@@ -246,8 +247,7 @@ void check_smoothing_levels(Checks& checks) {
   }
 }
 
-// The loss of a row as a function of its statistics, and its gradient by them, for every combination of
-// options.
+// The loss of a row as a function of its statistics, and its gradient with respect to these, for every combination of options.
 void check_cross_entropy_loss(Checks& checks) {
   Random random(3);
   for (const double smoothing : {0., 0.1, 1.}) {
@@ -255,7 +255,7 @@ void check_cross_entropy_loss(Checks& checks) {
       for (int trial = 0; trial < kTrials; ++trial) {
         const CrossEntropyLoss<double> rule{smoothing, z_loss};
         const Values p = {normal(random, 3), normal(random, 3), normal(random, 3)};
-        // Seven classes, whose weights are 1 or have another mean; the target's.
+        // Seven classes. All weights are 1, or the target's and the mean are these.
         const RowWeights<double> weights = trial % 2 ? RowWeights<double>{} : RowWeights<double>{0.3, 1.7};
         const double sum = 7 * weights.mean;
         const auto value = [&](const Values& s) {
@@ -292,7 +292,7 @@ void check_cross_entropy_loss(Checks& checks) {
         numbers(plain.upstream(inf, 7, {}, 0, 1)));
 }
 
-// The whole of cross entropy: scores to loss, and the gradient by every score through rule.upstream and D.
+// All of cross entropy: from scores to the loss, and the gradient with respect to every score, through rule.upstream and D.
 void check_cross_entropy_problem(Checks& checks) {
   checks.section("CrossEntropy", "whole problem");
   const CrossEntropy<double> m;
@@ -320,7 +320,7 @@ void check_cross_entropy_problem(Checks& checks) {
   }
 }
 
-// A sink is one more element, whose payload is 0.
+// An attention sink gives the same results as one more element with payload 0.
 template <class R>
 void check_sinks(Checks& checks) {
   const WithPayload<LogSumExp<R>, 1> m{};
@@ -355,7 +355,7 @@ void check_sinks(Checks& checks) {
   }
 }
 
-// Rows (rows.h): which rows are active, what an ignored, an invalid and a masked row store and pull.
+// Row policies (rows.h): which rows are active, and what ignored, invalid and masked rows store and pass back.
 void check_rows(Checks& checks) {
   checks.section("CrossEntropyRows", "ignored and invalid targets");
   const std::int64_t target[] = {2, -100, 7, -1, 0};
@@ -367,7 +367,7 @@ void check_rows(Checks& checks) {
   CHECK(checks, !rows.active(1) && rows.active(0) && rows.active(2));
   CHECK(checks, same(numbers(rows.upstream(0)), {2, -2, -0.}), numbers(rows.upstream(0)));
   CHECK(checks, any_nan(numbers(rows.upstream(2))) && any_nan(numbers(rows.upstream(3))));
-  rows.grad_lse = {g_lse, 1};  // the lse of an ignored row has a gradient, its loss has none
+  rows.grad_lse = {g_lse, 1};  // an ignored row's lse has a gradient, but its loss has none
   CHECK(checks, rows.active(1) && near(numbers(rows.upstream(1)), {1, 0, 0}, 0), numbers(rows.upstream(1)));
   checks.section("CrossEntropyRows", "strides");
   rows.grad_loss = {g_loss, 0};

@@ -1,5 +1,5 @@
-// The law suite catches what it should: each mutation below is a monoid of the library with one member
-// broken, and the law named beside it must fail. A mutation that passes its law fails this test.
+// Tests the law suite itself. Each mutation below is a monoid of the library with one broken member, and the law named beside
+// it must fail. A mutation that passes its law fails this test.
 #include "subjects.h"
 
 namespace monoidreduce::test {
@@ -68,7 +68,7 @@ struct RescaleInverted : Softmax {
 struct RescaleInBaseTwo : Softmax {
   double rescale(double from, double to) const { return exp2(from - origin(to)); }
 };
-struct RescaleOfLargeStepsIsZero : Softmax {  // a chain of two small steps no longer equals one large step
+struct RescaleOfLargeStepsIsZero : Softmax {  // two small steps no longer equal one large step
   double rescale(double from, double to) const { return to - from > 4 ? 0 : Softmax::rescale(from, to); }
 };
 struct AddNotAssociative : Softmax {
@@ -128,19 +128,19 @@ struct PayloadNotNormalized : Softmax {
 struct AbsentIsZero : Softmax {
   double absent() const { return 0; }
 };
-struct AbsentIsLowestFinite
-    : Softmax {  // an element alone, or with others of its kind, is a fold of something
+struct AbsentIsLowestFinite : Softmax {  // a row of such elements only is not like an empty row
   double absent() const { return -std::numeric_limits<double>::max(); }
 };
 struct AbsentIsInfinite : Softmax {
   double absent() const { return kInfinity; }
 };
-// Frames above their elements obey all other laws, but the largest score's is not the greatest.
+// Frames may be larger than their elements without breaking other laws, but here the largest score does not have the largest
+// frame.
 struct FrameOfMagnitude : Softmax {
   double frame(E e) const { return abs(Softmax::frame(e)); }
   State lift(E e) const { return {frame(e), weight(e, frame(e))}; }
 };
-struct FrameOfLeast : Softmax {  // of a softmax of negated scores
+struct FrameOfLeast : Softmax {  // a softmax of negated scores, so the least score determines the frame
   static E negated(E e) { return {-e.score, e.other, e.column, e.label}; }
   double absent() const { return kInfinity; }
   double frame(E e) const { return Softmax::frame(negated(e)); }
@@ -166,7 +166,7 @@ struct LowWordOfNothingIsNan : Softmax {
   }
 };
 
-// In float, against the double version.
+// Broken in float, and found by comparison with the double version.
 struct TenBitProject : LogSumExp<float> {
   Output project(State s) const { return {std::round(LogSumExp<float>::project(s).high * 1024) / 1024, 0}; }
 };
@@ -383,7 +383,7 @@ struct LossSign : Distillation<double, kLoss> {
     return p;
   }
 };
-// One frame for both distributions: the mass of the one with smaller scores underflows.
+// Both distributions have one frame, so the mass of the one with smaller scores underflows.
 template <DistillationLoss kLoss>
 struct FramesShared : Distillation<double, kLoss> {
   using Base = Distillation<double, kLoss>;
@@ -455,7 +455,7 @@ struct ValueGradientMissing : LogWSum<double> {
   }
 };
 
-// ---- WithPayload, combine, the tile fold and the pull, which are functions of any monoid
+// ---- Functions of any monoid: WithPayload, combine, the tile fold and the pull
 
 Subject with_payload(Subject s, const std::function<void(AnyMonoid&)>& plant) {
   plant(*s.with_payload);
@@ -466,7 +466,7 @@ Subject with_member(Subject s, const std::function<void(AnyMonoid&)>& plant) {
   return s;
 }
 
-// The payload sums of both sides added as they are.
+// Adds the payload sums of both sides without rescaling.
 void payload_not_rescaled(AnyMonoid& m) {
   m.combine = [combine = m.combine](const Values& a, const Values& b) {
     Values c = combine(a, b);
@@ -504,7 +504,7 @@ void combine_forgets_one_frame(AnyMonoid& m) {
   };
 }
 
-// fold_tile over a multiple of four elements, whatever the count: the mask of a ragged tile ignored.
+// Ignores the mask of a ragged tile: fold_tile folds a multiple of four elements, whatever the count.
 void mask_ignored(AnyMonoid& m) {
   m.fold_tile = [fold = m.fold_tile](const Values& s, int count, const ItemAt& at) {
     return fold(s, (count + 3) / 4 * 4, at);
@@ -555,7 +555,7 @@ void pull_swapped(AnyMonoid& m) {
 struct Mutation {
   const char* name;
   Subject subject;
-  const char* law;  // that must fail
+  const char* law;  // the law that must fail
 };
 
 template <DistillationLoss kLoss>

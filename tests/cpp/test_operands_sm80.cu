@@ -1,5 +1,6 @@
-// Operands of a warp's products as the kernels from sm_80 on have them (device/block/warp_operand.cuh), each with probe matrices: from
-// tiles that were copied or written from registers, or from there; with their depth along lines or elements. No Python:
+// Tests the operands of mma.sync as the sm80 kernels use them (device/block/warp_operand.cuh), each with probe matrices.
+// Operands come from tiles that were copied, from tiles that were written from registers, or from registers; with their depth
+// along the lines of a tile or across them. Needs no Python:
 //   nvcc -std=c++20 -O2 -arch=native -Icsrc/include tests/cpp/test_operands_sm80.cu -o test_operands_sm80
 //   ./test_operands_sm80
 #include <iostream>
@@ -13,12 +14,14 @@
 
 namespace monoidreduce::test {
 
-// Rows are the lines of a tile, or its elements are; a fragment; and as the first two, where fragments were stored.
+// Where the left operand comes from. Its rows are the lines of a tile, or the elements of its lines; or it is a fragment in
+// registers; or it is like the first two, in a tile to which fragments were stored.
 enum class Left { kLines, kElements, kRegisters, kStoredLines, kStoredElements };
-// Columns are the lines of a tile, or its elements are; and as the first, where the left operand is a fragment.
+// Where the right operand comes from. Its columns are the lines of a tile, or the elements of its lines; or the lines, where
+// the left operand is a fragment.
 enum class Right { kLines, kElements, kFragmentLines };
 
-// Eight warps: each has 16 rows of every 64, and half of the columns.
+// Eight warps; each has 16 rows of every 64, and half of the columns.
 inline constexpr int kThreads = 256, kRows = 128, kFragments = kRows / kFragmentRows;
 
 template <class E_, Left kLeft_, Right kRight_, int kColumns_, int kDepth_>
@@ -30,7 +33,8 @@ struct Operands {
   static constexpr bool kLeftTransposed = kLeft == Left::kElements || kLeft == Left::kStoredElements,
                         kRightTransposed = kRight == Right::kElements;
   static constexpr bool kLeftLoaded = kLeft == Left::kLines || kLeft == Left::kElements;
-  // Floats: lines that are read in the paired order, but belong to a depth in its own; or are columns of pairs.
+  // Whether the lines of a float operand are spread when they are copied (copy_tile.cuh). Lines that are then read in the
+  // paired order (warp_operand.cuh) come in their natural order; and columns that are read in pairs are in different banks.
   static constexpr bool kFloat = std::is_same_v<E, float>;
   static constexpr bool kLeftSpread = kFloat && kLeft == Left::kElements,
                         kRightSpread = kFloat && kRight == Right::kFragmentLines;
@@ -69,7 +73,7 @@ __device__ __forceinline__ void read_fragment(std::uint32_t (&words)[kWords], co
   round_fragment<E>(words, fragment);
 }
 
-// The left operand's lines are of floats where it comes from fragments. product: [rows, columns].
+// If the left operand comes from fragments, its lines are floats. product: [rows, columns].
 template <class O>
 __global__ void __launch_bounds__(kThreads, 1)
     probe_kernel(const Lines left_lines, const Lines right_lines, float* product) {
@@ -155,7 +159,7 @@ void check(Checks& checks) {
   }
 }
 
-// Columns and depths, as far as the 99 KiB go that a block has on every GPU.
+// Checks sizes of columns and depth that fit into 99 KiB of shared memory, which a block can have on every GPU.
 template <class E, Left kLeft, Right kRight>
 void check_sizes(Checks& checks) {
   check<Operands<E, kLeft, kRight, 64, 64>>(checks);
@@ -169,12 +173,12 @@ template <class E>
 void check_element(Checks& checks) {
   check_sizes<E, Left::kLines, Right::kLines>(checks);  // scores, steps of contractions
   if constexpr (sizeof(E) == 2)
-    check_sizes<E, Left::kLines, Right::kElements>(checks);         // of transposed columns
-  check_sizes<E, Left::kElements, Right::kLines>(checks);           // of a transposed payload
+    check_sizes<E, Left::kLines, Right::kElements>(checks);         // the same with transposed columns
+  check_sizes<E, Left::kElements, Right::kLines>(checks);           // the same with a transposed payload
   check_sizes<E, Left::kRegisters, Right::kElements>(checks);       // weights times payload
-  check_sizes<E, Left::kRegisters, Right::kFragmentLines>(checks);  // transposed
+  check_sizes<E, Left::kRegisters, Right::kFragmentLines>(checks);  // weights times transposed payload
   check_sizes<E, Left::kStoredLines, Right::kElements>(checks);     // gradients of columns and payload
-  check_sizes<E, Left::kStoredElements, Right::kElements>(checks);  // of rows
+  check_sizes<E, Left::kStoredElements, Right::kElements>(checks);  // gradients of rows
 }
 
 }  // namespace monoidreduce::test

@@ -1,5 +1,6 @@
-// Operands of the warpgroup's products as Hopper's kernels have them, each with probe matrices: brought by the copy engine,
-// written from registers, or left there; with their depth adjacent or their lines; in the widths that kernels use. No Python:
+// Tests the operands of wgmma as Hopper's kernels use them, each with probe matrices. Operands are loaded by TMA, written to
+// shared memory from registers, or in registers; either their depth or their lines are adjacent in memory; in the widths that
+// kernels use. Needs no Python:
 //   nvcc -std=c++20 -O2 -gencode=arch=compute_90a,code=sm_90a -Icsrc/include tests/cpp/test_operands_sm90.cu -o test_operands_sm90
 //   ./test_operands_sm90
 #include <iostream>
@@ -13,12 +14,12 @@
 
 namespace monoidreduce::test {
 
-// Of a tile with the depth along its width, or along its rows (device/block/shared_tile.cuh). Left ones also from a fragment in
-// registers; right ones also along rows of a tile that fragments were stored to.
+// Where operands come from: a tile with the depth along its width, or along its rows (device/block/shared_tile.cuh). The left
+// operand may also be a fragment in registers; the right one may be along the rows of a tile to which fragments were stored.
 enum class Left { kAlongWidth, kAlongRows, kRegisters };
 enum class Right { kAlongWidth, kAlongRows, kStored };
 
-// kFirst: which of the right tile's columns, along its rows, the product begins with.
+// kFirst: the first column of the right tile that the product uses, if the depth is along the tile's rows.
 template <class E_, Left kLeft_, Right kRight_, int kRows_, int kColumns_, int kDepth_, int kFirst_>
 struct Operands {
   using E = E_;
@@ -48,8 +49,8 @@ struct Operands {
 };
 
 struct Arguments {
-  arch::TensorMap left, right;  // of what is loaded
-  // What comes from fragments: [rows, depth] and [depth, columns of the tile].
+  arch::TensorMap left, right;  // for operands that TMA loads
+  // Values of operands that come from fragments: [rows, depth] and [depth, columns of the tile].
   const float *left_values, *right_values;
   float* product;  // [rows, columns]
 };
@@ -60,7 +61,7 @@ struct alignas(kSharedAlignment) Memory {
   arch::Mbarrier arrived;
 };
 
-// The warpgroup's 64 rows of a matrix as words of E.
+// The warpgroup's 64 rows of a matrix, as words of E.
 template <class E, int kWidth>
 __device__ __forceinline__ void read_fragment(std::uint32_t (&words)[kWidth / 4], const float* values,
                                               int row0) {
@@ -71,7 +72,7 @@ __device__ __forceinline__ void read_fragment(std::uint32_t (&words)[kWidth / 4]
   round_fragment<E>(words, fragment);
 }
 
-// product = left . right, in one group of instructions.
+// product = left right, in one wgmma group.
 template <class O>
 __global__ void __launch_bounds__(O::kThreads, 1) probe_kernel(const __grid_constant__ Arguments p) {
   using E = typename O::E;
@@ -111,7 +112,7 @@ __global__ void __launch_bounds__(O::kThreads, 1) probe_kernel(const __grid_cons
 #pragma unroll
   for (float& x : product) x = -1.f;  // overwritten by the first step
   arch::pin(product);
-  arch::fence_products();
+  arch::fence_wgmma();
 #pragma unroll
   for (int k = 0; k < O::kDepth / kProductDepth; ++k) {
     using Product = arch::Wgmma<E, O::kColumns>;
@@ -121,8 +122,8 @@ __global__ void __launch_bounds__(O::kThreads, 1) probe_kernel(const __grid_cons
       Product::template registers<O::kRightTransposed>(product, &words[4 * k], right[k], k > 0);
     }
   }
-  arch::commit_products();
-  arch::wait_products<0>();
+  arch::commit_wgmma();
+  arch::wait_wgmma<0>();
   arch::pin(product);
 #pragma unroll
   for (int i = 0; i < O::kColumns / 2; ++i)
@@ -167,7 +168,7 @@ struct Sizes {
 template <class E>
 void check_element(Checks& checks) {
   using enum Left;
-  // Scores of the forward folds, a consumer's own rows: columns, width.
+  // Scores of the forward kernels, for a consumer's own rows. Arguments: columns, width.
   Sizes<E, kAlongWidth, Right::kAlongWidth, 64>{checks}
       .template with<128, 64>()
       .template with<128, 128>()
@@ -175,7 +176,7 @@ void check_element(Checks& checks) {
       .template with<192, 128>()
       .template with<64, 256>()
       .template with<80, 256>();
-  // Products of whole tiles: of the backward folds, of the passes, and the steps of contractions.
+  // Products of whole tiles, in the backward kernels and in the steps of contractions.
   Sizes<E, kAlongWidth, Right::kAlongWidth, 128>{checks}
       .template with<64, 64>()
       .template with<128, 64>()
@@ -200,7 +201,7 @@ void check_element(Checks& checks) {
       .template with<64, 192>()
       .template with<64, 256>();
   Sizes<E, kAlongRows, Right::kAlongRows, 128>{checks}.template with<192, 64>().template with<256, 64>();
-  // Weights times the payload, and gradients: width, columns or rows of a tile.
+  // Weights times the payload, and gradients. Arguments: width, columns or rows of a tile.
   Sizes<E, kRegisters, Right::kAlongRows, 128>{checks}
       .template with<64, 64>()
       .template with<128, 64>()
@@ -215,7 +216,7 @@ void check_element(Checks& checks) {
       .template with<64, 128>()
       .template with<128, 128>()
       .template with<256, 64>();
-  // Shares of the rows' gradients: rows, columns of a tile, the first row.
+  // Parts of the rows' gradients. Arguments: rows, columns of a tile, the first row.
   Sizes<E, kAlongRows, Right::kStored, 128>{checks}
       .template with<32, 128>()
       .template with<32, 128, 32>()

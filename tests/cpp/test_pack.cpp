@@ -1,5 +1,5 @@
-// Packs: every function lane by lane against the C library's, in units in the last place, and every monoid of
-// the library on packs against the laws.
+// Tests packs (SIMD vectors): every function, lane by lane, against the C library's, in units in the last place (ulps), and
+// every monoid of the library on packs against the laws.
 #include <cmath>
 
 #include "on_packs.h"
@@ -13,7 +13,7 @@ using Real80 = long double;
 template <class T>
 using Lanes = std::vector<T>;
 
-// f on packs, of any number of arguments: padded to whole packs.
+// f applied to packs, for any number of values, which are padded to whole packs.
 template <class T, class F>
 Lanes<T> on_packs(const Lanes<T>& x, F f) {
   using R = cpu::LanePack<T>;
@@ -25,8 +25,7 @@ Lanes<T> on_packs(const Lanes<T>& x, F f) {
   return padded;
 }
 
-// Errors in units in the last place of the exact value; denormal results count in the smallest normal
-// number's.
+// The error in units in the last place of the exact value; for denormal results in units of the smallest normal number.
 template <class T>
 double ulps(T value, Real80 exact) {
   const T rounded = static_cast<T>(exact);
@@ -39,7 +38,7 @@ double ulps(T value, Real80 exact) {
   return static_cast<double>(fabsl(value - exact) / ulp);
 }
 
-// Numbers of every size and sign, dense in [-range, range], and the special ones.
+// Arguments: special values, numbers of every size and sign, and many in [-range, range].
 template <class T>
 Lanes<T> arguments(double range) {
   using Limits = std::numeric_limits<T>;
@@ -65,7 +64,7 @@ Lanes<T> arguments(double range) {
   return x;
 }
 
-// most(x) is how many ulps f(x) may be off.
+// most(x): the largest allowed error of f(x), in ulps.
 template <class T, class F, class Exact, class Most>
 void check_ulps(const char* name, double range, F f, Exact exact, Most most, Checks& checks) {
   checks.section(name, sizeof(T) == 4 ? "float" : "double");
@@ -76,7 +75,7 @@ void check_ulps(const char* name, double range, F f, Exact exact, Most most, Che
   }
 }
 
-// Bit by bit what the scalar function of the same name returns.
+// Checks that f returns, bit by bit, what it returns on scalars.
 template <class T, class F>
 void check_equal(const char* name, F f, Checks& checks) {
   checks.section(name, sizeof(T) == 4 ? "float" : "double");
@@ -87,7 +86,7 @@ void check_equal(const char* name, F f, Checks& checks) {
 template <class T>
 void check_functions(Checks& checks) {
   constexpr bool kFloat = sizeof(T) == 4;
-  // Powers under the smallest normal number may come out as 0, those in the last half binade as infinity.
+  // Powers below the smallest normal number may come out as 0, those in the last half binade as infinity.
   const T least = std::numeric_limits<T>::min(),
           most = std::ldexp(std::sqrt(T(0.5)), std::numeric_limits<T>::max_exponent);
   const auto clipped = [=](auto power) {
@@ -97,7 +96,7 @@ void check_functions(Checks& checks) {
   const auto clipped80 = [=](Real80 power) {
     return power < least ? 0 : power > most ? infinity<T>() : power;
   };
-#if defined(__FMA__) && !defined(__SANITIZE_ADDRESS__)  // with instrumentation products are not fused
+#if defined(__FMA__) && !defined(__SANITIZE_ADDRESS__)  // instrumented code does not fuse products
   const auto exp_ulps = [](double) { return kFloat ? 2 : 3; };
 #else
   const auto exp_ulps = [](double x) { return 2 + std::fabs(x); };  // x log2(e) is rounded
@@ -119,7 +118,7 @@ void check_functions(Checks& checks) {
   }
   check_equal<T>("max", [](auto x) { return max(x, decltype(x)(1.5)); }, checks);
   check_equal<T>("max, other side", [](auto x) { return max(decltype(x)(-1.5), x); }, checks);
-  check_equal<T>("abs", [](auto x) { return abs(x) + decltype(x)(0); }, checks);  // not the sign of 0
+  check_equal<T>("abs", [](auto x) { return abs(x) + decltype(x)(0); }, checks);  // the sign of 0 may differ
   check_equal<T>("negation", [](auto x) { return -x; }, checks);
   check_equal<T>("select <", [](auto x) { return select(x < decltype(x)(0), -x, decltype(x)(2)); }, checks);
   check_equal<T>("select >", [](auto x) { return select(x > decltype(x)(0), -x, decltype(x)(2)); }, checks);
@@ -179,7 +178,7 @@ using ByTeacher = Distillation<R, DistillationLoss::kForwardKL>;
 template <class R>
 using ByStudent = Distillation<R, DistillationLoss::kReverseKL>;
 
-// like, with its monoid on packs.
+// The subject `like`, with its monoid on packs.
 template <template <class> class M, class T>
 Subject in_lane(Subject like, bool last) {
   OnPacks<M, T> m;
@@ -190,7 +189,7 @@ Subject in_lane(Subject like, bool last) {
   return like;
 }
 
-// The first lane and the last, against the laws and against the scalar monoid in double.
+// Checks the first lane and the last, against the laws and against the scalar monoid in double.
 template <template <class> class M, class F>
 void check_monoid(F make, Checks& checks) {
   const Subject single = make(M<float>()), twice = make(M<double>());

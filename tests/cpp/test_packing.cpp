@@ -1,5 +1,5 @@
-// How few rows are packed and their columns split: every row in a tile, tiles that fit, no split without a column, and none
-// where it would lengthen the work.
+// Tests the packing of few rows (packing.h). Every row is in a tile, tiles fit, no split is without columns, and columns are
+// not split where that would take longer.
 #include "monoidreduce/launch/packing.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ FoldProblem problem(std::int64_t batch, std::int64_t group, std::int64_t column_
   return p;
 }
 
-// Rounds of the multiprocessors, times the tiles of columns of a round.
+// How long the work takes: the number of waves on the SMs, times the column tiles of a wave.
 std::int64_t length(std::int64_t row_tiles, std::int64_t column_tiles, std::int64_t splits) {
   return parts_of(row_tiles * splits, kMultiprocessors) * parts_of(column_tiles, splits);
 }
@@ -83,13 +83,13 @@ void check_kept_columns(Checks& checks) {
   checks.section("kept columns", "by range");
   FoldProblem p = problem(1, 4, 1, 10, 5000);
   const Packing packing{4, 10, 1};
-  CHECK(checks, kept_columns(p, packing) == 5000);
+  CHECK(checks, unmasked_columns(p, packing) == 5000);
   p.range = {100, ColumnRange::kUnbounded, 4990};
-  CHECK(checks, kept_columns(p, packing) == 5000);
+  CHECK(checks, unmasked_columns(p, packing) == 5000);
   p.range = {100, 20, 4990};
-  CHECK(checks, kept_columns(p, packing) == 130);
+  CHECK(checks, unmasked_columns(p, packing) == 130);
   p.range = {10000, 20, 4990};
-  CHECK(checks, kept_columns(p, packing) == 5000);
+  CHECK(checks, unmasked_columns(p, packing) == 5000);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Score policies: the order of scale, bias and softcap, slopes against differences; column ranges against
-// brute force.
+// Tests score policies: the order of scale, bias and softcap, and slopes against differences. Tests column ranges against brute
+// force.
 #include "monoidreduce/score.h"
 
 #include "laws.h"
@@ -26,7 +26,7 @@ void check_option(const ScoreOptions& options, Checks& checks) {
     const double value = score.value(dot, bias), expected = formula(options, dot, bias);
     CHECK(checks, near(value, expected, 8 * epsilon * (size + c)), options.scale, c, options.bias_inside, dot,
           bias, value, expected);
-    checks.section("Score", "bias of -inf");  // excludes, unless the softcap bounds it
+    checks.section("Score", "bias of -inf");  // masks the element, unless the softcap bounds it
     const double excluded = score.value(dot, -infinity<R>());
     const double least = options.bias_inside && c != 0 ? -c : -std::numeric_limits<double>::infinity();
     CHECK(checks, near(excluded, least, 8 * epsilon * c), excluded, c, options.bias_inside);
@@ -53,8 +53,7 @@ void check_scores(Checks& checks) {
   }
 }
 
-// What begin and end promise: both in [0, columns] once begin is cut to the columns, and exactly the columns
-// in the window between.
+// begin and end are in [0, columns], once begin is cut to the columns, and exactly the columns between them are in the window.
 void check_ranges(Checks& checks) {
   constexpr std::int64_t kNone = ColumnRange::kUnbounded;
   checks.section("ColumnRange", "brute force");
@@ -64,8 +63,8 @@ void check_ranges(Checks& checks) {
          {kNone, std::int64_t(0), std::int64_t(1), std::int64_t(3), std::int64_t(100)}) {
       for (std::int64_t rows = 0; rows <= 7; ++rows) {
         for (std::int64_t columns = 0; columns <= 7; ++columns) {
-          // The aligned shift of attention, and others: rows wholly before the first column and wholly after
-          // the last.
+          // The shift that aligns the last row with the last column, as in attention, and others: windows that lie entirely
+          // before the first column or after the last.
           for (const std::int64_t shift :
                {columns - rows, std::int64_t(0), std::int64_t(-9), std::int64_t(9)}) {
             const ColumnRange range{left, right, shift}, less = range.bounding(rows, columns);

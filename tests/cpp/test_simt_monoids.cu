@@ -1,5 +1,5 @@
-// The SIMT kernels with monoids that no operator uses: without a frame, of two scores, with a payload of
-// their own making. And what a failed launch says.
+// Tests the SIMT kernels with monoids that no operator uses: without a frame, with two scores, and with a payload. Also tests
+// the error message of a failed launch.
 #include "monoidreduce/launch/fold_backward_simt.cuh"
 #include "monoidreduce/launch/fold_forward_simt.cuh"
 #include "monoidreduce/launch/row_prologue.cuh"
@@ -13,7 +13,7 @@
 namespace monoidreduce::test {
 namespace {
 
-// Keeps the products as they are, takes upstream gradients as they are.
+// A row policy that stores products as they are, and reads upstream gradients as they are.
 template <class M>
 struct PlainRows {
   typename M::Output* products;
@@ -25,12 +25,11 @@ struct PlainRows {
   MR_HD typename M::Upstream upstream(std::int64_t row) const { return upstreams[row]; }
 };
 
-// Outputs and upstream gradients of M<double> and M<float> are structs of the same number of reals (and
-// columns).
+// Outputs and upstream gradients of M<double> and M<float> must be structs with the same number of reals.
 constexpr std::int64_t kRows = 70, kColumns = 150, kWidth = 20, kOtherWidth = 12;
 
-// M<R>: the monoid for a real type; kFields: reals in its Output and in its Upstream; the device computes in
-// T.
+// M<R>: the monoid over a real type. kOutputFields, kUpstreamFields: how many reals its Output and its Upstream have. T: the
+// type in which the device computes.
 template <template <class> class M, class T, int kOutputFields, int kUpstreamFields>
 void check_monoid(Report& report, const char* monoid, double deviation) {
   using Real = M<T>;
@@ -92,7 +91,7 @@ void check_monoid(Report& report, const char* monoid, double deviation) {
 template <class R>
 using PlainSum = Sum<R, Tanh>;
 
-// The column of the largest score is an integer: it is compared for equality.
+// The column of the largest score is an integer, so it is compared for equality.
 void check_argmax(Report& report) {
   if (!report.wants("monoid ArgMax")) return;
   report.begin("monoid ArgMax");

@@ -1,5 +1,5 @@
-// The CUDA operators against a fold on the host in double: every operator, forward and backward, both ways of
-// adding gradients. No Python, so that it runs under compute-sanitizer. From the top folder:
+// Tests the CUDA operators against a fold on the host in double: every operator, forward and backward, with gradients added by
+// atomics and in a fixed order. Needs no Python, so that it runs under compute-sanitizer. From the top folder:
 //   nvcc -std=c++20 -O3 -arch=native -Icsrc/include tests/cpp/test_simt_*.cu csrc/cuda/*.cu csrc/path_counter.cpp -o test_simt
 //   ./test_simt [cases whose name contains this]
 //   compute-sanitizer --tool memcheck|racecheck|synccheck|initcheck --error-exitcode 1 ./test_simt small
@@ -12,6 +12,7 @@
 #include "../../csrc/cuda/engine.h"
 #include "monoidreduce/device/block/tile.cuh"
 #include "monoidreduce/monoids/sum.h"
+#include "monoidreduce/operators.h"
 #include "monoidreduce/rows.h"
 #include "simt_reference.h"
 #include "simt_report.h"
@@ -27,8 +28,8 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 using Gradients = std::vector<std::pair<const char*, const HostTensor*>>;  // name and expected values
 
-// Runs a backward pass three times: with atomics, and twice in the deterministic mode, which may give neither
-// other values nor other bits from run to run. run(launch, gradients) adds to zero-filled gradients.
+// Runs a backward pass three times: with atomics, and twice in the deterministic mode. The deterministic runs must give the
+// right values, and the same bits in both. run(launch, gradients) adds to zero-filled gradients.
 void check_backward(Report& report, DType dtype, const Gradients& expected,
                     const std::function<void(const Launch&, std::vector<DeviceTensor>&)>& run) {
   const auto zeros = [&] {
@@ -98,14 +99,14 @@ void run_attention(Report& report, const AttentionCase& c, DType dtype) {
   if (masked) {
     for (double& value : bias.values) value = value > 0;
   }
-  if (c.bias == Bias::kMaskOfKeys) {  // what an excluded key holds must not matter
+  if (c.bias == Bias::kMaskOfKeys) {  // what a masked key holds must not matter
     for (std::int64_t b = 0; b < c.b; ++b)
       for (std::int64_t h = 0; h < c.hkv; ++h)
         for (std::int64_t j = 0; j < c.n; ++j)
           if (bias.values[b * c.n + j] == 0) at(k.view(), b, h, j, 0) = at(v.view(), b, h, j, c.d - 1) = kNaN;
   }
   if (c.bias == Bias::kMask && c.m > 2)
-    std::fill_n(bias.values.begin() + 2 * c.n, c.n, 0);  // row 2 sees nothing
+    std::fill_n(bias.values.begin() + 2 * c.n, c.n, 0);  // in row 2 everything is masked
   if (c.gradient_of_out) grad_out = random_tensor(random, {c.b, c.h, c.m, c.d}, dtype);
   if (c.gradient_of_lse) grad_lse = random_tensor(random, {c.b, c.h, c.m}, acc);
 
@@ -133,7 +134,8 @@ void run_attention(Report& report, const AttentionCase& c, DType dtype) {
   report.compare("out", device_out, out.values);
   report.compare("lse", device_lse, lse.values);
 
-  // The centre is made of the output as it was rounded; of a row whose columns lie in one tile, of the columns.
+  // The centre (g_lse - delta) is computed from the rounded output; for a row whose columns are all in one tile, from the
+  // columns.
   HostTensor centre(lse.shape), d_q(q.shape), d_k(k.shape), d_v(v.shape), d_bias;
   if (bias.present() && !masked) d_bias = HostTensor(bias.shape);
   const std::vector<double> rounded = device_out.values();
@@ -289,7 +291,7 @@ void run_distillation(Report& report, const DistillationCase& c, DType dtype) {
   if (c.mask) {
     mask = HostTensor({c.n}, 1);
     for (std::int64_t i = 1; i < c.n; i += 3) mask.values[i] = kept[i] = 0;
-    if (c.n > 1) x.values[c.d] = kNaN;  // a token that is left out has no gradient, whatever it holds
+    if (c.n > 1) x.values[c.d] = kNaN;  // a masked token has no gradient, whatever it holds
   }
   HostTensor loss({c.n}), stats({6, c.n}), d_x(x.shape), d_weight(weight.shape), d_teacher_x,
       d_teacher_weight;
@@ -465,7 +467,7 @@ void run_logsumexp(Report& report, const LogSumExpCase& c, DType dtype) {
   report.end();
 }
 
-// The sizes straddle a tile (64), half of it (what is staged at a time: 32) and a payload slice (128).
+// Sizes are below and above those of a tile (64), of what is staged at a time (32), and of a payload slice (128).
 void run_all(Report& report) {
   using enum Layout;
   const DType all[] = {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16},

@@ -1,4 +1,4 @@
-// parallel_for: each task once, by its worker, whoever else calls it, and whatever a task does.
+// Tests parallel_for: each task runs once, on one worker, whoever else calls parallel_for and whatever a task does.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,7 +24,8 @@ void expect(bool condition, const char* what, std::int64_t value) {
   std::exit(1);
 }
 
-// Each index once; each worker in range and in one call at a time. Not atomic on purpose: TSan judges.
+// Each index is called once, each worker is in range and in one call at a time. The counters are not atomic on purpose, so that
+// TSan finds overlapping calls.
 void check_loop(int threads, std::int64_t tasks) {
   std::vector<int> calls(tasks, 0);
   std::vector<std::int64_t> by_worker(threads, 0);
@@ -113,7 +114,7 @@ void callers_do_not_disturb_each_other() {
   for (std::thread& caller : callers) caller.join();
 }
 
-// A loop whose tasks wait for another thread's loop: it must not wait behind it.
+// The tasks of a loop wait for the loop of another thread, which must therefore not wait for the first one.
 void a_loop_may_depend_on_another() {
   parallel_for(2, 2, [](std::int64_t, int) { std::thread([] { check_loop(2, 100); }).join(); });
 }
@@ -125,7 +126,7 @@ void sleeping_workers_wake() {
   }
 }
 
-// The child has none of the parent's workers; several_threads_work would hang on the parent's pool.
+// A forked child has none of its parent's workers; with the parent's pool, several_threads_work would hang.
 [[maybe_unused]] void a_forked_child_has_its_own_workers() {
   const pid_t child = fork();
   expect(child >= 0, "a child process", child);
@@ -154,7 +155,7 @@ int main() {
   callers_do_not_disturb_each_other();
   a_loop_may_depend_on_another();
   sleeping_workers_wake();
-#ifndef __SANITIZE_THREAD__  // which does not follow threads into a forked child
+#ifndef __SANITIZE_THREAD__  // TSan does not follow threads into a forked child
   a_forked_child_has_its_own_workers();
 #endif
 }

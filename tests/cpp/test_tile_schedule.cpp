@@ -1,5 +1,5 @@
-// The contraction's schedule: every tile once, waves that are full but for the last, and a combine that reads every
-// partial state of a row once.
+// Tests the tile schedule of contractions. Every tile is computed once, all waves but the last are full, and the kernel that
+// combines reads every partial state of a row once.
 #include "monoidreduce/device/schedule/tile_schedule.cuh"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace {
 
 void check_schedule(const TileSchedule& s, Checks& checks) {
   std::set<std::pair<int, int>> tiles;       // (row block, column tile)
-  std::set<std::pair<int, int>> left, read;  // (group, start) of the partial states
+  std::set<std::pair<int, int>> left, read;  // (group, start) of the partial states that are stored, and read
   int fewest = s.row_blocks * s.column_tiles, most = 0, visits = 0;
   for (int cluster = 0; cluster < s.clusters; ++cluster) {
     int taken = 0;

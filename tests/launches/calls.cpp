@@ -20,7 +20,7 @@ std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / t
 
 // ---- Tensors
 
-// Makes the tensors of calls, each with memory of its name.
+// Makes the tensors of calls. Each has fake memory under its own name.
 struct Tensors {
   int device;
 
@@ -31,13 +31,13 @@ struct Tensors {
     t.data = allocate(name, t.numel() * item_size(dtype));
     return t;
   }
-  // Lines padded to whole 16 elements.
+  // A matrix with lines padded to multiples of 16 elements.
   TensorView lines(const std::string& name, DType dtype, std::int64_t rows, std::int64_t columns) const {
     TensorView t = (*this)(name, dtype, {rows, round_up(columns, 16)});
     t.size[1] = columns;
     return t;
   }
-  // A copy whose last axes are padded to multiples of 8; or the tensor, where they need none.
+  // A copy with the last axes padded to multiples of 8, or the tensor itself if they already are.
   TensorView padded(const std::string& name, const TensorView& given, int axes = 1) const {
     TensorView t = given;
     for (int d = t.rank - axes; d < t.rank && t.present(); ++d) t.size[d] = round_up(t.size[d], 8);
@@ -68,7 +68,7 @@ TensorView part_of(TensorView t, int axis, std::int64_t first, std::int64_t coun
 
 // ---- Calls
 
-// All but the reason.
+// The plan in words, without the reason for its tier.
 std::string summary(const Plan& plan) {
   std::string result =
       message(plan.can().name, ", scratch ", plan.scratch, plan.adds_rows ? ", adds rows" : "");
@@ -80,7 +80,7 @@ class Recorder {
  public:
   explicit Recorder(int device) : tensors_{device} {}
 
-  // call(tensors) returns what the library says of the call; nothing where it has no tier.
+  // Runs call(tensors) and records what it launches. The function returns the plan of the call, or an empty one if it has none.
   void run(const std::string& name, const std::function<Plan(const Tensors&)>& call) {
     free_all();
     Call& made = calls.emplace_back(name);
@@ -118,7 +118,7 @@ struct Attention {
   bool tf32 = false, deterministic = false, of_lse = false, of_lse_alone = false, whole = true;
 };
 
-// [B, H, M, N] with strides of 0 where it is shared.
+// A bias [B, H, M, N], with stride 0 along the axes that share it.
 TensorView attention_bias(const Attention& c, const Tensors& t, const std::string& name, DType dtype) {
   const bool shared[4] = {c.shared_by_batches, c.shared_by_heads, c.shared_by_rows, c.shared_by_columns};
   const std::int64_t sizes[4] = {c.batch, c.heads, c.rows, c.columns};
@@ -240,7 +240,7 @@ std::vector<Attention> attention_calls() {
 
 // ---- What the linear losses share
 
-// The rows that count first, as order_rows leaves them; where Hopper's kernels take the call.
+// An order of rows with the active ones first, as order_rows makes it; absent unless Hopper's kernels take the call.
 TensorView ordered(bool wanted, const Plan& plan, const Tensors& t, const TensorView& target,
                    const TensorView& mask, std::int64_t rows) {
   if (!wanted || !plan.can().skips_rows) return {};
@@ -249,7 +249,7 @@ TensorView ordered(bool wanted, const Plan& plan, const Tensors& t, const Tensor
   return order;
 }
 
-// A weight, row by row or with its rows adjacent.
+// A weight [classes, width], row-major or transposed.
 TensorView weight_of(const Tensors& t, const char* name, DType dtype, std::int64_t classes,
                      std::int64_t width, bool transposed) {
   TensorView w = transposed ? t(name, dtype, {width, classes}) : t(name, dtype, {classes, width});
@@ -259,13 +259,13 @@ TensorView weight_of(const Tensors& t, const char* name, DType dtype, std::int64
   return w;
 }
 
-// A weight as a tier reads it: only Hopper's kernels take one whose rows are adjacent.
+// The weight as the kernels read it: only Hopper's take a transposed one, for others it is copied.
 TensorView readable_weight(const Tensors& t, const char* name, const TensorView& weight, const Plan& plan) {
   if (plan.can().transposed || weight.stride[1] == 1) return t.padded(name, weight);
   return t(message(name, "_copy"), weight.dtype, {weight.size[0], weight.size[1]});
 }
 
-// Of how many columns a workspace holds local gradients.
+// The number of columns whose dlogits fit into a workspace.
 std::int64_t columns_in(std::int64_t workspace, std::int64_t rows, std::int64_t columns) {
   return std::min(workspace / (2 * 256 * rows) * 256, columns);
 }
@@ -277,7 +277,7 @@ TensorView gathered_rows(const Tensors& t, const TensorView& rows, const TensorV
   return gathered;
 }
 
-// The products of local gradients with rows and columns, and the rows' gradient made of its sums.
+// Multiplies dlogits with rows and columns, and makes the rows' gradient from its sums.
 void multiply(const Tensors& t, const TensorView& local, const TensorView& rows, const TensorView& columns,
               const TensorView& order) {
   const std::int64_t count = rows.size[0], width = rows.size[1];
@@ -300,7 +300,7 @@ void multiply(const Tensors& t, const TensorView& local, const TensorView& rows,
       launch);
 }
 
-// The frames of what a forward pass of losses has kept, the last part of its scratch memory.
+// The frames (row maxima) of the weights that a loss's forward pass has saved: the last part of its scratch memory.
 TensorView frames_of(TensorView scratch, const Plan& plan) {
   scratch.data = static_cast<float*>(scratch.data) + plan.frames;
   scratch.size[0] -= plan.frames;
@@ -316,7 +316,7 @@ struct LinearCrossEntropy {
   bool biased = false, weighted = false, transposed = false, ordered = false, deterministic = false,
        of_lse = false, of_rank = false;
   double softcap = 0, smoothing = 0;
-  std::int64_t kept = 0;  // classes
+  std::int64_t kept = 0;  // classes whose dlogits forward saves
   std::int64_t workspace = 64 << 20;
 };
 
@@ -454,9 +454,9 @@ struct LinearLogProbs {
   DType dtype = kBFloat16;
   std::int64_t rows = 4096, classes = 32000, width = 1024;
   bool biased = false, ordered = false, top = false, each = false,
-       deterministic = false;  // each: temperature
+       deterministic = false;  // each: each row has its own temperature
   double softcap = 0;
-  std::int64_t kept = 0;  // classes whose weights forward keeps, where it can
+  std::int64_t kept = 0;  // classes whose softmax weights forward saves, if it can
   std::int64_t workspace = 64 << 20;
 };
 
@@ -698,7 +698,7 @@ struct LogSumExpOfProduct {
   std::string name = "";
   DType dtype = kBFloat16;
   std::int64_t rows = 4096, columns = 32000, width = 1024;
-  bool transposed = false, deterministic = false, differentiated = true;  // by a
+  bool transposed = false, deterministic = false, differentiated = true;  // differentiated: with respect to a
   double scale = 0.5;
   std::int64_t workspace = 64 << 20;
 };
@@ -710,7 +710,7 @@ void fill_logsumexp(const LogSumExpOfProduct& c, const Tensors& t, Arguments& x)
   x.lse = t("lse", accumulation(c.dtype), {c.rows});
   x.lse_low = t("lse_low", accumulation(c.dtype), {c.rows});
   x.scale = c.scale;
-  if (c.differentiated) x.mean = x.a;  // for the plan
+  if (c.differentiated) x.mean = x.a;  // only so that the plan knows that the mean is wanted
 }
 
 TensorView mean_of(const Tensors& t, const Plan& plan, const TensorView& a) {
@@ -735,7 +735,7 @@ Plan backward(const LogSumExpOfProduct& c, const Tensors& t) {
   x.workspace = c.workspace;
   const DType sums = accumulation(c.dtype);
   x.grad_lse = t("grad_lse", sums, {c.rows});
-  x.d_a = x.a, x.d_b = x.b;  // for the plan
+  x.d_a = x.a, x.d_b = x.b;  // only so that the plan knows that these gradients are wanted
   const Launch launch = launch_of(c.deterministic);
   const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
   if (plan.can().tensor_cores) x.a = t.padded("a", x.a), x.b = readable_weight(t, "b", x.b, plan);
@@ -909,7 +909,7 @@ std::vector<Mlp> mlp_calls() {
   return calls;
 }
 
-// ---- Between the products of a gated MLP
+// ---- The elementwise work between the products of a gated MLP
 
 void run_gated_calls(Recorder& recorder) {
   const Launch launch = launch_of();
@@ -932,7 +932,7 @@ void run_gated_calls(Recorder& recorder) {
   }
 }
 
-// ---- Distillation whose scores are stored
+// ---- Distillation by "jsd", which stores scores
 
 void run_stored_scores(Recorder& recorder) {
   const Launch launch = launch_of();
@@ -986,7 +986,7 @@ void run_sequence_calls(Recorder& recorder) {
   });
 }
 
-// ---- Passes over rows, and products of local gradients
+// ---- Passes over rows, and products of dlogits
 
 void run_row_calls(Recorder& recorder) {
   const Launch launch = launch_of();
@@ -1112,7 +1112,7 @@ void run_cases(Recorder& recorder, const std::string& operation, const Cases& ca
 
 std::vector<Call> calls_on(const Machine& machine) {
   setenv("MONOIDREDUCE_CUDA_TIER", machine.tier, 1);
-  setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 1);  // without it no deterministic call is multiplied by torch
+  setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 1);  // without it torch multiplies no deterministic call
   Recorder recorder(machine.device);
   run_cases(recorder, "attention", attention_calls());
   run_cases(recorder, "cross_entropy", cross_entropy_calls());

@@ -1,5 +1,5 @@
-// A CUDA runtime without a GPU. Nothing runs: kernels and memsets are noted as they are launched. Device memory is addresses
-// that nobody reads.
+// A fake CUDA runtime, for machines without a GPU. Nothing runs: launches of kernels and memsets are only recorded. Device
+// memory consists of addresses that nobody reads.
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@
 
 namespace monoidreduce::launches {
 
-// What the host's code asks of a GPU. shared_bytes: that a block may have.
+// The facts that the host code asks about a GPU. shared_bytes: the most shared memory that a block may have.
 struct Device {
   int major, minor, multiprocessors, cache_bytes, shared_bytes;
 };
@@ -23,8 +23,8 @@ inline constexpr Device kDevices[] = {
 };
 inline constexpr int kDeviceCount = std::size(kDevices);
 
-// A kernel, or cudaMemsetAsync with its pointer, value and size as parameters. A parameter is text: its words of 8 bytes, an
-// address as a name and an offset.
+// The launch of a kernel, or a cudaMemsetAsync with its pointer, value and size as parameters. A parameter is text: its 8-byte
+// words, where an address is printed as a name and an offset.
 struct Event {
   std::string name;  // demangled
   int device;
@@ -33,10 +33,10 @@ struct Event {
   const void* stream;
   std::vector<std::string> parameters;
 };
-// What was launched since it was last asked.
+// Returns what was launched since the last call.
 std::vector<Event> take_events();
 
-// Memory of a name, at the same address in every run.
+// Allocates fake memory under a name, at the same address in every run.
 void* allocate(const std::string& name, std::size_t bytes);
 void free_all();
 

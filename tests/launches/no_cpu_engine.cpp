@@ -1,4 +1,4 @@
-// The CPU engine, for a program that has no tensors on the CPU.
+// Stands in for the CPU engine, in a program that has no tensors on the CPU.
 #include <tuple>
 
 #include "cpu/engine.h"
@@ -19,7 +19,7 @@ template <class Call>
 void run_alike(const Call&) {
   refuse();
 }
-// Has both compiled for every call.
+// Instantiates both for every call.
 namespace {
 template <class... Each>
 constexpr auto functions(CallList<Each...>) {

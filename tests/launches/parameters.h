@@ -1,4 +1,4 @@
-// What the CUDA runtime is not told at a launch: how large the kernel's parameters are.
+// The sizes of a kernel's parameters, which the CUDA runtime is not told at a launch.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,8 @@ struct Parameter {
   void (*clear_padding)(void* bytes);
 };
 
-// Where a struct has arrays of structs, GCC 12 clears bytes that are not padding, unless it is in a union.
+// A union around a value. Without it, GCC 12's __builtin_clear_padding also clears bytes that are not padding, in structs that
+// have arrays of structs.
 template <class T>
 union Alone {
   T value;
@@ -22,7 +23,7 @@ Parameter parameter() {
   return {sizeof(T), [](void* bytes) { __builtin_clear_padding(static_cast<Alone<T>*>(bytes)); }};
 }
 
-// kernel: the host's function of that name, which the runtime knows it by.
+// kernel: the host function with the kernel's name, by which the runtime identifies it.
 void describe_parameters(const void* kernel, std::vector<Parameter> parameters);
 
 }  // namespace monoidreduce::launches

@@ -1,5 +1,5 @@
-// What the host's half of the CUDA code launches, on GPUs that the runtime here plays (fake_cudart.h): what is true of every call,
-// and the kernels and grids of some.
+// Tests what the host code launches, on GPUs that a fake CUDA runtime simulates (fake_cudart.h): properties of every call, and
+// the kernels and grids of some.
 #include <algorithm>
 #include <map>
 #include <string>
@@ -26,7 +26,7 @@ std::string short_name(std::string name) {
   return name;
 }
 
-// Do the blocks of a kernel stay on their multiprocessors, one on each.
+// Whether a kernel is persistent, with one block on each SM.
 bool stays(const std::string& kernel, const std::string& call) {
   return contains(kernel, "contraction_kernel<") || contains(kernel, "sm90::fold_forward_kernel<") ||
          contains(kernel, "sm90::fold_few_rows_kernel<") ||
@@ -45,7 +45,7 @@ void check_event(Checks& checks, const Machine& machine, const Call& call, const
   CHECK(checks, event.shared_bytes <= std::size_t(device.shared_bytes), kernel, event.shared_bytes);
   if (stays(kernel, call.name))
     CHECK(checks, event.grid[0] <= unsigned(device.multiprocessors), kernel, event.grid[0]);
-  // Its kernels are in clusters of two blocks.
+  // This kernel runs in 2-CTA clusters.
   if (contains(kernel, "sm90::contraction_kernel<"))
     CHECK(checks, event.grid[0] % 2 == 0, kernel, event.grid[0]);
   for (const char* const other : {"sm80", "sm90", "simt"}) {
@@ -81,10 +81,10 @@ struct Expected {
 };
 const Launched kMemset{"cudaMemsetAsync"};
 
-// Attention has 2 x 8 heads of queries and 2 x 2 of keys, 1024 of each, unless the name says otherwise. An H100 has 132
-// multiprocessors, an A100 108, an RTX 5090 170 and an RTX 3060 28.
+// Expected launches. Attention has a batch of 2, 8 query heads and 2 key heads, 1024 queries and 1024 keys, unless the name
+// says otherwise. An H100 has 132 SMs, an A100 108, an RTX 5090 170 and an RTX 3060 28.
 const std::vector<Expected> kExpected = {
-    // Tiles of 192 queries at width 64, of 128 at greater ones.
+    // Tiles have 192 queries at width 64, and 128 at larger widths.
     {"H100",
      "attention_forward bfloat16 width 64",
      "sm90",
@@ -105,7 +105,7 @@ const std::vector<Expected> kExpected = {
      {kMemset,
       {"sm90::fold_forward_kernel<__nv_bfloat16, sm90::ForwardTile<128,", 132, 384},
       {"repair_forward_kernel<", 4 * 132, 256}}},
-    // 8 x 8 heads of keys in two splits; 8 x 32 rows.
+    // 8 x 8 key heads, each in two splits; then 8 x 32 rows to combine.
     {"H100",
      "attention_forward bfloat16 width 128 one row",
      "sm90",
@@ -132,7 +132,7 @@ const std::vector<Expected> kExpected = {
     {"H100", "attention_forward bfloat16 width 320", "simt", {{"simt::fold_forward<true,", 3 * 256, 256}}},
     {"H100", "attention_forward empty", "simt", {}},
 
-    // A block of prepare_rows takes 32 rows of 64 elements, of 128 elements 16.
+    // A block of prepare_rows takes 32 rows of width 64, or 16 rows of width 128.
     {"H100",
      "attention_backward bfloat16 width 128 causal",
      "sm90",
@@ -152,7 +152,7 @@ const std::vector<Expected> kExpected = {
      "sm90",
      {{"prepare_rows<__nv_bfloat16, 16>", 8 * 4096, 256},
       {"sm90::fold_backward_kernel<__nv_bfloat16, sm90::BackwardTile<128,", 132, 384}}},
-    // A pass for each gradient.
+    // One kernel for each gradient.
     {"H100",
      "attention_backward bfloat16 width 256",
      "sm90",
@@ -162,7 +162,7 @@ const std::vector<Expected> kExpected = {
       {"sm90::fold_backward_pass_kernel<__nv_bfloat16, sm90::PassTile<(sm90::GradientOf)1, 256,", 4 * 8, 384},
       {"sm90::fold_backward_pass_kernel<__nv_bfloat16, sm90::PassTile<(sm90::GradientOf)2, 256,", 4 * 8,
        384}}},
-    // Tiles of 128 keys, or of 64 where shared memory is short.
+    // Tiles have 128 keys, or 64 on GPUs with less shared memory.
     {"A100",
      "attention_backward bfloat16 width 64",
      "sm80",
@@ -173,7 +173,7 @@ const std::vector<Expected> kExpected = {
      "sm80",
      {{"prepare_rows<__nv_bfloat16, 8>", 16 * 32, 256},
       {"sm80::fold_backward_kernel<__nv_bfloat16, sm80::BackwardTile<64, 64, 64,", 4 * 16, 128}}},
-    // Two blocks on each of 108 multiprocessors: three for each tile of 64 keys.
+    // Two blocks run on each of 108 SMs, so three blocks share each tile of 64 keys.
     {"A100",
      "attention_backward float32 width 128 tf32",
      "sm80",
@@ -195,8 +195,8 @@ const std::vector<Expected> kExpected = {
      "simt",
      {{"simt::row_centre<double>", 16 * 128, 256}, {"simt::fold_backward<true,", 16 * 16 * 16, 256}}},
 
-    // All multiprocessors, unless there are fewer tiles: of 256 x 256 for a cluster of two blocks on Hopper, of 256 x 128 for a
-    // block elsewhere. combine_partial: 16 rows a block.
+    // The grid fills all SMs, unless there are fewer tiles. Tiles are 256 x 256 for a 2-CTA cluster on Hopper, and 256 x 128
+    // for a block elsewhere. combine_partial takes 16 rows per block.
     {"H100",
      "cross_entropy_forward bfloat16 large",
      "sm90",
@@ -215,7 +215,7 @@ const std::vector<Expected> kExpected = {
      "cross_entropy_forward bfloat16 large",
      "sm80",
      {{"sm80::contraction_kernel<__nv_bfloat16,", 28, 256}, {"combine_partial<", 512, 128}}},
-    // Five eighths of the rows are gathered at a time; the last kernel takes all of them.
+    // Five eighths of the rows are gathered at a time. The last kernel takes all rows.
     {"H100",
      "cross_entropy_forward bfloat16 kept, order",
      "sm90",
@@ -227,7 +227,7 @@ const std::vector<Expected> kExpected = {
       {"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256,", 132, 384},
       {"combine_partial<", 1536 / 16, 128},
       {"sm90::weights_to_gradients_kernel<", 4096, 256}}},
-    // Local gradients twice; their product by rows, 16 x 4 tiles; that by columns, 32 x 4.
+    // Two kernels compute dlogits. The product that gives dX has 16 x 4 tiles, the one that gives dW 32 x 4.
     {"H100",
      "cross_entropy_backward bfloat16 order",
      "sm90",
@@ -253,7 +253,8 @@ const std::vector<Expected> kExpected = {
      {{"simt::fold_backward<false,", 64 * 500, 256}}},
     {"H100", "cross_entropy_forward float64", "simt", {{"simt::fold_forward<false,", 64, 256}}},
 
-    // The tiles of cross entropy. Without registers for the largest of logits on sm80.
+    // Log-probabilities have the tiles of cross entropy. On sm80 there are no registers for the largest logit together with a
+    // bias.
     {"H100",
      "log_probs_forward bfloat16 top",
      "sm90",
@@ -274,10 +275,10 @@ const std::vector<Expected> kExpected = {
      "log_probs_forward bfloat16 kept",
      "sm90",
      {{"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, false>, "
-       "sm90::KeepingEpilogue<LogProbs<",
+       "sm90::SavingEpilogue<LogProbs<",
        132, 384},
       {"combine_partial<", 256, 128}}},
-    // Local gradients of the weights; their products.
+    // dlogits are made from the saved weights; then come their products.
     {"H100",
      "log_probs_backward bfloat16 kept",
      "sm90",
@@ -309,7 +310,7 @@ const std::vector<Expected> kExpected = {
      "sm90",
      {{"sm90::contraction_kernel<__nv_bfloat16,", 132, 384}, {"combine_partial<", 512, 128}}},
 
-    // Tiles of 128 rows forward, of 128 hidden units backward.
+    // Tiles have 128 rows in forward, and 128 hidden units in backward.
     {"H100",
      "mlp_forward bfloat16 few units",
      "sm90",
@@ -342,14 +343,14 @@ const std::vector<Expected> kExpected = {
      {{"sm80::fold_forward_kernel<float, sm80::ForwardTile<256,", 64, 128}}},
     {"RTX 3060", "mlp_forward float32 width 256", "simt", {{"simt::fold_forward<true,", 64 * 2, 256}}},
 
-    // 20 x 3 tiles.
+    // The product has 20 x 3 tiles.
     {"H100",
      "rows_product to bfloat16 bfloat16 in order",
      "",
      {{"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, false>, "
        "sm90::ScatterEpilogue<",
        2 * 20 * 3, 384},
-      {"sm90::clear_others<__nv_bfloat16>", 2 * 132, 256}}},
+      {"sm90::clear_inactive_rows<__nv_bfloat16>", 2 * 132, 256}}},
     {"A100", "reduce_losses float32 mean, targets", "", {{"reduce_losses_kernel<float>", 1, 1024}}},
     {"H100",
      "combine_cross_entropy float32",
@@ -361,13 +362,13 @@ const std::vector<Expected> kExpected = {
      "",
      {{"combine_states_kernel<CombinedDistillationRows<double>", 79, 64}}},
     {"A100", "order_rows mask", "", {{"order_rows_kernel", 1, 1024}}},
-    // A thread a row, then a thread a column.
+    // One thread per row, then one per column.
     {"H100", "sequence_spans", "", {{"sequence_spans_kernel", 16, 256}}},
     {"H100", "undefine", "", {{"undefine_kernel", 4 * 132, 256}}},
-    // 2048 elements a block; the last block is not full.
+    // A block takes 2048 elements; the last block is not full.
     {"H100", "gated_hidden bfloat16", "", {{"gated_hidden_kernel<__nv_bfloat16, float>", 490, 256}}},
     {"A100", "gated_gradient float64", "", {{"gated_gradient_kernel<double, double>", 490, 256}}},
-    // Clusters share tiles; a block a row, or a cluster of eight where classes are many.
+    // 2-CTA clusters for the product; then one block per row, or a cluster of eight blocks if there are many classes.
     {"H100",
      "score_product",
      "",

@@ -1,4 +1,4 @@
-// Prints every call of the table on every device as JSON: what was launched, and with which parameters.
+// Prints as JSON, for every call of the table on every device, what was launched and with which parameters.
 // scripts/launch_trace.py runs it.
 #include <cstdint>
 #include <cstdio>

@@ -68,10 +68,10 @@ HOPPER = {
         "wait(barrier, 0);": "mbarrier.try_wait.parity.shared.b64",
     },
     "cluster": {
-        "words[0] = block_of_cluster();": "%cluster_ctarank",
+        "words[0] = cluster_rank();": "%cluster_ctarank",
         "arrive_cluster();": "barrier.cluster.arrive.aligned;",
         "wait_cluster();": "barrier.cluster.wait.aligned;",
-        "const SharedAddress there = in_block(memory, 1);": "mapa.shared::cluster.u32",
+        "const SharedAddress there = map_to_rank(memory, 1);": "mapa.shared::cluster.u32",
         "words[1] = load_from_block(there);": "ld.shared::cluster.u32",
         "arrive(there);": "mbarrier.arrive.shared::cluster.b64",
     },
@@ -100,11 +100,11 @@ HOPPER = {
     },
     "warpgroup": {
         "words[1] = elect();": "elect.sync",
-        "release_registers<24>();": "setmaxnreg.dec.sync.aligned.u32 24;",
-        "take_registers<240>();": "setmaxnreg.inc.sync.aligned.u32 240;",
-        "float sums[2] = {x[0], x[1]}; pin(sums); fence_products();": "wgmma.fence.sync.aligned;",
-        "commit_products();": "wgmma.commit_group.sync.aligned;",
-        "wait_products<1>();": "wgmma.wait_group.sync.aligned 1;",
+        "setmaxnreg_dec<24>();": "setmaxnreg.dec.sync.aligned.u32 24;",
+        "setmaxnreg_inc<240>();": "setmaxnreg.inc.sync.aligned.u32 240;",
+        "float sums[2] = {x[0], x[1]}; pin(sums); fence_wgmma();": "wgmma.fence.sync.aligned;",
+        "commit_wgmma();": "wgmma.commit_group.sync.aligned;",
+        "wait_wgmma<1>();": "wgmma.wait_group.sync.aligned 1;",
     },
     "wgmma": {
         f"Wgmma<{element}, {width}>::{call}(sums<{width // 2}>(x), {left}, 2, true);": (

@@ -203,10 +203,10 @@ HOPPER = {
         ),
     ),
     "sm90 contraction, fold that keeps weights": Kernel(
-        "keeping_epilogue_sm90",
+        "saving_epilogue_sm90",
         (
             "sm90::contraction_kernel<E, sm90::ContractionTile<256, 4>, "
-            "sm90::KeepingEpilogue<M, S, FoldRows<M>, 256>>",
+            "sm90::SavingEpilogue<M, S, FoldRows<M>, 256>>",
         ),
     ),
     "sm90 products of matrices": Kernel(

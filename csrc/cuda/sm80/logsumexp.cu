@@ -12,7 +12,7 @@ struct MeanTiles {
   using Width64 = ForwardTile<64, 64, 2, 3, 3>;
   using Width128 = ForwardTile<128, 64, 2, 2, 2>;
 };
-// What is read of rows takes registers: more blocks, or columns, spill.
+// What the score policy reads of rows takes registers: with more blocks, or more columns, kernels spill.
 struct GradientTiles {
   using Width64 = ForwardTile<64, 64, 2, 2, 2>;
   using Width128 = ForwardTile<128, 32, 2, 2, 2>;

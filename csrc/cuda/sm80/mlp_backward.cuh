@@ -1,5 +1,5 @@
-// The MLP's backward pass for some of the element types. They have sources of their own: together, their kernels take a
-// compiler more than a GiB of memory.
+// The MLP's backward pass, a template over element types. 16-bit types and float have sources of their own:
+// together, their kernels take a compiler more than a GiB of memory.
 #pragma once
 
 #include "../engine.h"

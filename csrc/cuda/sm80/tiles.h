@@ -1,5 +1,6 @@
-// Tiles by width, and in the backward pass by the shared memory that a block may have. It may have 163 KiB on
-// sm_80, more on sm_90 and sm_100, and 99 KiB on sm_86, sm_89 and sm_120.
+// The tiles of the resident kernels, chosen by width; in the backward pass also by the shared memory that a
+// block may have. It may have 163 KiB on sm_80, more on sm_90 and sm_100, and 99 KiB on sm_86, sm_89 and
+// sm_120.
 #pragma once
 
 #include <algorithm>
@@ -10,9 +11,9 @@
 
 namespace monoidreduce::cuda::sm80 {
 
-// Of floats, which take twice the shared memory: up to 96 KiB, or 128 for a transposed payload 256 wide,
-// whose lines are 32 columns. TFLOP/s on an H100, 4k tokens, full. Width 64: 135, 32 columns 125. Width 128:
-// 151, 64 columns 114, one fragment 118. Width 256: 87, 32 columns 72.
+// Forward tiles for floats, which take twice the shared memory: up to 96 KiB, or 128 for a transposed payload
+// 256 wide, whose lines are 32 columns. TFLOP/s on an H100, 4k tokens, full. Width 64: 135, with 32 columns
+// 125. Width 128: 151, with 64 columns 114, with one fragment 118. Width 256: 87, with 32 columns 72.
 template <bool kTransposed>
 struct FloatForwardTiles {
   template <int kWidth, int kColumns, int kFragments, int kStages, int kBlocks>
@@ -22,7 +23,7 @@ struct FloatForwardTiles {
   using Width256 = std::conditional_t<kTransposed, Tile<256, 32, 1, 2, 1>, Tile<256, 16, 1, 2, 2>>;
 };
 
-// Of the MLP.
+// The forward tiles of the MLP.
 template <class E>
 struct MlpForwardTiles {
   using Width64 = monoidreduce::sm80::ForwardTile<64, 64, 2, 2, 3, true>;
@@ -63,9 +64,9 @@ struct BackwardTiles {
   using Tile =
       monoidreduce::sm80::BackwardTile<kWidth, kRows, kColumns, kWarps, kStages, kBlocks, kTransposed>;
   // TFLOP/s on an H100, full. Width 64, 8k tokens: 274, the small tile 243. Width 128, 16k: 310 and 273.
-  // Width 256, 8k: 221, and 201 with two stages of 32 rows. More columns mean fewer additions to the rows'
-  // gradients.
-  using Width64 = Tile<64, kBiased ? 64 : 128, 128, 8, 2, 1>;  // a bias of scores takes registers
+  // Width 256, 8k: 221, and 201 with two stages of 32 rows. With more columns there are fewer additions to
+  // the rows' gradients.
+  using Width64 = Tile<64, kBiased ? 64 : 128, 128, 8, 2, 1>;  // a score bias takes registers
   using SmallWidth64 = Tile<64, 64, 64, 4, 1, kBiased ? 2 : 3>;
   using Width128 = Tile<128, 64, 128, 8, 2, 1>;
   using SmallWidth128 = Tile<128, 64, 64, 4, 1, 2>;
@@ -76,7 +77,8 @@ struct BackwardTiles<float, kTransposed, kBiased> {
   template <int kWidth, int kRows, int kColumns, int kWarps, int kStages, int kBlocks>
   using Tile =
       monoidreduce::sm80::BackwardTile<kWidth, kRows, kColumns, kWarps, kStages, kBlocks, kTransposed>;
-  // The same: width 64, 124, 32 rows 109, two stages 90; width 128, 105, 64 rows 88, the small tile 78; width 256, 59.
+  // TFLOP/s for floats, as above: width 64, 124, with 32 rows 109, with two stages 90; width 128, 105, with
+  // 64 rows 88, the small tile 78; width 256, 59.
   using Width64 = Tile<64, 64, 64, 4, 1, 2>;
   using SmallWidth64 = Width64;
   using Width128 = Tile<128, 32, 64, 4, 1, 2>;

@@ -4,15 +4,15 @@
 #include "backward_kernels.cuh"
 
 namespace monoidreduce::cuda::sm90 {
-// How the plan counts what blocks share.
+// Whether csrc/plan assumes this kernel's tile, and the sizes of its handover (stream_k_fixup.cuh).
 template <int kWidth, bool kBiased>
 constexpr bool planned() {
   using Tile = TileAtOnce<kWidth, kBiased, false, monoidreduce::sm90::RowSums::kAnyOrder>;
-  using Parts = monoidreduce::sm90::ColumnHandover<Tile>;
+  using Parts = monoidreduce::sm90::ColumnFixup<Tile>;
   const TileSize tile = tiles::at_once(kWidth, kBiased);
   return tile.rows == Tile::kRows && tile.columns == Tile::kColumns &&
-         Parts::kThreads == tiles::kHandingThreads &&
-         Parts::kOfBlock == tiles::kHandingThreads * tiles::handed_quads(kWidth);
+         Parts::kThreads == tiles::kFixupThreads &&
+         Parts::kOfBlock == tiles::kFixupThreads * tiles::fixup_quads(kWidth);
 }
 static_assert(planned<64, false>() && planned<64, true>() && planned<128, false>() && planned<128, true>());
 

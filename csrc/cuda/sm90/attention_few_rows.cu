@@ -8,8 +8,8 @@ namespace {
 
 using namespace monoidreduce::sm90;
 
-// As many stages as shared memory holds: what is on its way from memory to a multiprocessor.
-// B: element type of biases of scores, or void.
+// As many stages as fit in shared memory: they are what is in flight from memory to an SM. B: the element
+// type of score biases that come in tiles, or void.
 template <class B>
 struct Tiles {
   using Width64 = ForwardTile<64, 64, 128, 1, 4>;

@@ -8,16 +8,15 @@ namespace {
 
 using namespace monoidreduce::sm90;
 
-// TFLOP/s on an H200, 16k tokens, full: 128 columns at width 64 with 2 consumers 430, with 3 482. At width
-// 128, 128 columns leave room for a second place of the rows. TFLOP/s of this width on an H100, full and
-// causal, with 128 columns and with 192. 2k: 643 / 627 and 533 / 502. 4k: 640 / 639 and 615 / 604.
-// 8k: 638 / 663 and 634 / 644.
+// TFLOP/s. Width 64, H200, 16k tokens, full, 128 columns: 430 with 2 consumers, 482 with 3. Width 128, H100:
+// with 128 columns there is room for a second buffer of rows. With 128 and with 192 columns, full and then
+// causal. 2k: 643 / 627 and 533 / 502. 4k: 640 / 639 and 615 / 604. 8k: 638 / 663 and 634 / 644.
 using tiles::kFewColumns;
 
-// B: element type of biases of scores, or void.
+// B: the element type of score biases that come in tiles, or void.
 template <class Scores, class B = BiasElement<Scores>>
 struct Tiles {
-  // Biases take shared memory and registers, in lines of 32 columns of float or 64.
+  // Biases take shared memory and registers. Their lines have 32 columns of float, or 64.
   using Width64 = ForwardTile<64, 64, 128, 2, 2>;
   using Width128 = ForwardTile<128, 128, sizeof(B) == 4 ? 96 : 128, 2, 2>;
   using FewColumnsWidth128 = Width128;
@@ -25,7 +24,7 @@ struct Tiles {
 };
 template <class Scores>
 struct Tiles<Scores, void> {
-  // A softcap takes registers too: on an H100, 8k tokens, 1.26 ms with 2 consumers, with 3, which spill, 1.36.
+  // A softcap takes registers too. H100, 8k tokens: 1.26 ms with 2 consumers, 1.36 with 3, which spill.
   static constexpr bool kSoftcapped = std::is_same_v<Scores, SoftcappedScores<Bits>>;
   using Width64 = ForwardTile<64, 64, 128, kSoftcapped ? 2 : 3, 2>;
   using Width128 = ForwardTile<128, 128, kSoftcapped ? 128 : 192, 2, 2>;

@@ -1,4 +1,4 @@
-// The kernels that a backward fold takes on Hopper, by width and mode.
+// Chooses the kernels of a backward fold on Hopper, by width and mode.
 #pragma once
 
 #include "../../plan/tiles.h"
@@ -12,25 +12,25 @@ namespace monoidreduce::cuda::sm90 {
 template <auto kValue>
 inline constexpr std::integral_constant<decltype(kValue), kValue> constant;
 
-// The tile of one kernel for all gradients, up to a width of 128. Biases of scores take shared memory.
+// The tile of the kernel for all gradients at once, for widths up to 128. Score biases take shared memory.
 template <int kWidth, bool kBiased, bool kTransposed, monoidreduce::sm90::RowSums kRowSums>
 using TileAtOnce =
     monoidreduce::sm90::BackwardTile<kWidth, kWidth == 64 && !kBiased ? 128 : 64, kTransposed, kRowSums>;
 
-// That of one gradient, of any width.
+// The tile of the kernel for one gradient, for any width.
 using TileOfPass = monoidreduce::sm90::PassTile<monoidreduce::sm90::GradientOf::kRows, 256, false>;
 static_assert(TileOfPass::kStaying == tiles::kPass.rows && TileOfPass::kStreamed == tiles::kPass.columns);
 
-// wanted: of attention without a bias of scores some gradients may be absent, as the plan says; else all are
-// there.
+// wanted: in attention without a score bias some gradients may be absent, as the plan says; otherwise all are
+// present.
 //
-// turns, sharing: as fold_backward takes them. kTransposed: do the payload and its gradient lie with their
-// columns adjacent, as in the MLP. The MLP's deterministic mode takes no turns: all of its blocks add to the
-// same rows, and each would wait for the one before. At width 128, 16384 rows and units, turns took 0.85 ms
-// instead of 0.78 with a pass for the rows' gradient (H100).
+// turns, sharing: as fold_backward takes them. kTransposed: the payload and its gradient are [payload width,
+// columns] in memory, as in the MLP. The MLP's deterministic mode uses no semaphores (turns): all of its
+// blocks add to the same rows, so each would wait for the one before. At width 128, 16384 rows and units, it
+// took 0.85 ms with them and 0.78 with a pass of its own for the rows' gradient (H100).
 template <class E, bool kTransposed, PayloadMonoid M, class Scores>
 void backward_kernels(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
-                      const RowResiduals& residuals, const RowMarks& marks, const Turns& turns,
+                      const RowResiduals& residuals, const RowMarks& marks, const RowSemaphores& turns,
                       float* sharing, const Launch& launch) {
   using namespace monoidreduce::sm90;
   using enum GradientOf;
@@ -62,7 +62,7 @@ void backward_kernels(const M& m, const Scores& scores, const FoldProblem& p, co
     }
   };
   const std::int64_t width = std::max(p.width(), p.payload_width());
-  if (kBiased || width <= 128) {  // biases have no passes of the columns
+  if (kBiased || width <= 128) {  // with biases, there are no passes for one gradient
     if (width <= 64) return at_once(constant<64>);
     return at_once(constant<128>);
   }

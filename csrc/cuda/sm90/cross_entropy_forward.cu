@@ -2,7 +2,7 @@
 #include "../cross_entropy_passes.cuh"
 #include "../engine.h"
 #include "monoidreduce/launch/contraction_sm90.cuh"
-#include "monoidreduce/launch/keeping_epilogue_sm90.cuh"
+#include "monoidreduce/launch/saving_epilogue_sm90.cuh"
 #include "monoidreduce/launch/weights_to_gradients.cuh"
 #include "monoidreduce/path_counter.h"
 
@@ -17,6 +17,8 @@ static_assert(kStateFloats<CrossEntropy<Bits>> == kStateFloats<CrossEntropy<floa
 static_assert(kStateFloats<LogSumExp<Bits>> == kStateFloats<LogSumExp<float>>);
 using Kept = KeptWeights<1, Tile::kColumns>;
 
+// dlogits of a row from its saved weights. The target has a term of its own: miss, its p less 1, has digits
+// that p near 1 lacks.
 struct CrossEntropyTerms {
   CrossEntropyRows<float> rows;
   const float* miss;
@@ -31,7 +33,7 @@ struct CrossEntropyTerms {
   }
 };
 
-// Behind the frames: a number a row.
+// `miss` lies behind the frames: [rows].
 float* miss_of(const Kept& kept, const FoldProblem& p) { return kept.frames[0] + p.rows() * kept.tiles(); }
 
 template <class E, class Call>
@@ -41,8 +43,9 @@ void to_gradients(const Call& x, const Kept& kept, const FoldProblem& p, const L
   weights_to_gradients<E>(kept, terms, p, launch);
 }
 
-// The same forward, and local gradients for an upstream gradient of kept_upstream, or the weights that they are made from.
-void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Plan& plan, const Launch& launch) {
+// The same forward pass; also saves dlogits for an upstream gradient of kept_upstream, or the weights that
+// they are made of.
+void cross_entropy_forward_saving(const CrossEntropyForward& x, const Plan& plan, const Launch& launch) {
   const FoldProblem problem = cross_entropy_problem(x);
   const Kept kept = kept_weights<Tile>(x.kept, static_cast<float*>(x.scratch.data) + plan.frames);
   const CrossEntropyResults results{cross_entropy_rows<float, double>(x), miss_of(kept, problem)};
@@ -51,7 +54,7 @@ void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Plan& pla
     using E = decltype(element);
     const auto fold = [&](const auto& m) {
       in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
-        fold_keeping<E, Tile>(m, scores, part, results, x.scratch.data, kept.from(part.first_place), launch);
+        fold_and_save<E, Tile>(m, scores, part, results, x.scratch.data, kept.from(part.first_place), launch);
       });
     };
     if (x.options.label_smoothing != 0) {
@@ -76,8 +79,8 @@ void run(const CrossEntropyKeptGradients& x, const Plan&, const Launch& launch) 
 template <>
 void run(const CrossEntropyForward& x, const Plan& plan, const Launch& launch) {
   if (!x.kept.present()) return cross_entropy_forward_pass<Tile, true>(x, launch);
-  cross_entropy_forward_keeping(x, plan, launch);
-  // It does a part of the backward pass.
+  cross_entropy_forward_saving(x, plan, launch);
+  // The forward pass has done a part of the backward pass.
   count_path("cross_entropy_backward", "cuda", "sm90", false, name(x.x.dtype));
 }
 

@@ -3,7 +3,7 @@
 #include "../engine.h"
 #include "../gathered_rows.h"
 #include "monoidreduce/launch/contraction_sm90.cuh"
-#include "monoidreduce/launch/keeping_epilogue_sm90.cuh"
+#include "monoidreduce/launch/saving_epilogue_sm90.cuh"
 #include "monoidreduce/launch/weights_to_gradients.cuh"
 #include "monoidreduce/path_counter.h"
 
@@ -15,12 +15,13 @@ using namespace monoidreduce::sm90;
 using Tile = ContractionTile<192, 5, 2>;
 static_assert(kSizesOf<Tile> == tiles::kSm90Distillation);
 static_assert(kStateFloats<NamedDistillation<Bits>> == kStateFloats<NamedDistillation<float>>);
-// A stage less: slabs take its place.
+// One stage less than Tile, to make room for the staging slabs of the stores.
 using KeepingTile = ContractionTile<192, 4, 2>;
 static_assert(KeepingTile::kColumns == Tile::kColumns);
 using Kept = KeptWeights<2, KeepingTile::kColumns>;
 
-// The gradient by the student's scores, of the losses under the teacher: share of student - share of teacher.
+// The gradient with respect to the student's scores, for the losses under the teacher: the student's p less
+// the teacher's.
 struct DistillationTerms {
   DistillationRows<float> rows;
   __device__ bool active(std::int64_t row) const { return rows.active(row); }
@@ -55,12 +56,12 @@ void run(const DistillationForward& x, const Plan& plan, const Launch& launch) {
     }
     const Kept kept = kept_of(x, static_cast<float*>(x.scratch.data) + plan.frames);
     in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
-      fold_keeping<E, KeepingTile>(m, scores, part, results, x.scratch.data, kept.from(part.first_place),
-                                   launch);
+      fold_and_save<E, KeepingTile>(m, scores, part, results, x.scratch.data, kept.from(part.first_place),
+                                    launch);
     });
     if (x.kept_upstream.present())
       weights_to_gradients<E>(kept, DistillationTerms{rows_of(x)}, problem, launch);
-    // It does a part of the backward pass.
+    // The forward pass has done a part of the backward pass.
     count_path("distillation_backward", "cuda", "sm90", false, name(x.x.dtype));
   });
 }

@@ -6,7 +6,7 @@
 namespace monoidreduce::cuda::sm90 {
 namespace {
 
-// A stage less than the forward pass has: the slabs take its place.
+// One stage less than the forward pass, to make room for the staging slabs of the stores.
 using Tile = monoidreduce::sm90::ContractionTile<192, 4, 2>;
 static_assert(Tile::kRowBlock == tiles::kSm90Distillation.row_block &&
               Tile::kColumns == tiles::kSm90Distillation.columns);

@@ -1,4 +1,4 @@
-// The rows of distillation with the loss "jsd", whose scores are stored.
+// The rows of distillation with the loss "jsd", from stored scores.
 #include "monoidreduce/device/simt/jsd_rows_sm90.cuh"
 
 #include <cuda_bf16.h>
@@ -18,7 +18,7 @@ namespace {
 
 using namespace monoidreduce::simt;
 
-// Errors of 2^-22 are as large as the errors that float32 scores around 1 have.
+// Errors of 2^-22 are as large as those of float32 scores around 1.
 struct ApproximateMath {
   __device__ __forceinline__ static float exp2(float x) { return arch::exp2(x); }
   __device__ __forceinline__ static float log2(float x) { return arch::log2(x); }
@@ -31,7 +31,8 @@ constexpr int kThreads = 512;
 using Team = ClusterTeam<8, kThreads>;
 constexpr int kSharedBytes = Team::kSharedBytes<JsdMasses<ApproximateMath>>;
 static_assert(sizeof(JsdSums) == sizeof(JsdMasses<ApproximateMath>));
-constexpr std::int64_t kManyColumns = Team::kThreads * kJsdVector / 2;  // most of a cluster has some
+// From here on most threads of a cluster have columns.
+constexpr std::int64_t kManyColumns = Team::kThreads * kJsdVector / 2;
 
 template <class Call>
 Jsd<ApproximateMath> jsd_of(const Call& x) {
@@ -44,15 +45,15 @@ ScorePair scores_of(const Call& x) {
           x.student.size[1],      x.student.stride[0],    x.teacher.stride[0]};
 }
 template <class Call>
-CountedRows counted_of(const Call& x) {
+ActiveRows counted_of(const Call& x) {
   return {data<const bool>(x.mask), x.mask.stride[0]};
 }
 
-// blocks: of a row.
+// blocks: how many take one row.
 template <class Call, class... Parameters, class... Arguments>
 void launch_rows(const Call& x, const Launch& launch, void (*kernel)(Parameters...), int blocks,
                  const Arguments&... arguments) {
-  constexpr std::int64_t kMostRows = 1 << 20;  // at once
+  constexpr std::int64_t kMostRows = 1 << 20;  // at a time
   const std::int64_t rows = std::min(x.student.size[0], kMostRows);
   if (rows == 0) return;
   const DeviceGuard device(x.student.cuda_device);
@@ -72,7 +73,7 @@ void run(const JsdRows& x, const Plan&, const Launch& launch) {
     run(&jsd_rows_kernel<ApproximateMath, kThreads>, 1);
   else
     run(&jsd_rows_of_cluster<ApproximateMath, Team::kBlocks, kThreads>, Team::kBlocks);
-  // As passes, by the type of the operands.
+  // Counted like passes, by the type of the operands.
   const char* const dtype = name(DType::kBFloat16);
   count_path("jsd_forward", "cuda", "sm90", false, dtype);
   if (x.factor.present()) count_path("jsd_backward", "cuda", "sm90", false, dtype);

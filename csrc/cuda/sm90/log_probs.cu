@@ -2,7 +2,7 @@
 #include "../engine.h"
 #include "../log_probs_passes.cuh"
 #include "monoidreduce/launch/contraction_sm90.cuh"
-#include "monoidreduce/launch/keeping_epilogue_sm90.cuh"
+#include "monoidreduce/launch/saving_epilogue_sm90.cuh"
 #include "monoidreduce/launch/weights_to_gradients.cuh"
 
 namespace monoidreduce::cuda::sm90 {
@@ -14,12 +14,12 @@ using Tile = ContractionTile<256, 4>;
 static_assert(kSizesOf<Tile> == tiles::kSm90Loss);
 static_assert(kStateFloats<TopLogProbs<Bits>> == kStateFloats<TopLogProbs<float>>);
 
-// As LogProbsRule::gradient, for shares that are made of weights. The label's share is e^log_prob. Near 1 that lacks digits,
-// which e^log_prob - 1 has; far from 1 the sum of that and 1 would lack them.
+// dlogits as in LogProbsRule::gradient, with the probabilities made of saved weights. The label's p is
+// e^log_prob. Near 1 it lacks digits that e^log_prob - 1 has; far from 1 it is the other way round.
 struct LogProbsTerms {
   LogProbsRows<float> rows;
   const float* log_probs;
-  float slope;  // of scores, by dot products
+  float slope;  // derivative of a score with respect to its dot product
 
   __device__ bool active(std::int64_t row) const { return rows.active(row); }
   __device__ EntropyTerms terms(std::int64_t row) const {
@@ -37,16 +37,16 @@ struct LogProbsTerms {
   }
 };
 
-// The same forward, and the weights of the first classes.
-void log_probs_forward_keeping(const LogProbsForward& x, const Plan& plan, const Launch& launch) {
+// The same forward pass; also saves the weights of the first classes.
+void log_probs_forward_saving(const LogProbsForward& x, const Plan& plan, const Launch& launch) {
   const FoldProblem problem = cross_entropy_problem(x);
   const auto kept = kept_weights<Tile>(x.kept, static_cast<float*>(x.scratch.data) + plan.frames);
   const LogProbsResults results{log_probs_rows<float, double>(x)};
   const ScaledScores<Bits> scores(problem.score, kLog2E);
   with_element(x.x.dtype, [&](auto element) {
     in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
-      fold_keeping<decltype(element), Tile>(LogProbs<Bits>{}, scores, part, results, x.scratch.data,
-                                            kept.from(part.first_place), launch);
+      fold_and_save<decltype(element), Tile>(LogProbs<Bits>{}, scores, part, results, x.scratch.data,
+                                             kept.from(part.first_place), launch);
     });
   });
 }
@@ -55,7 +55,7 @@ void log_probs_forward_keeping(const LogProbsForward& x, const Plan& plan, const
 
 template <>
 void run(const LogProbsForward& x, const Plan& plan, const Launch& launch) {
-  if (x.kept.present()) return log_probs_forward_keeping(x, plan, launch);
+  if (x.kept.present()) return log_probs_forward_saving(x, plan, launch);
   log_probs_forward_pass<Tile, true>(x, launch);
 }
 

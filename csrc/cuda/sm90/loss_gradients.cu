@@ -1,5 +1,5 @@
-// The backward pass of the losses on Hopper: dlogits of cross entropy and of a log-sum-exp, and the matrix products of any
-// loss's dlogits.
+// The backward pass of the losses on Hopper: dlogits of cross entropy and of a log-sum-exp, and the matrix
+// products of any loss's dlogits (dX and dW).
 #include "../../plan/tiles.h"
 #include "../cross_entropy_passes.cuh"
 #include "../element.h"
@@ -18,8 +18,9 @@ using GradientTile = ContractionTile<256, 4>;
 static_assert(GradientTile::kRowBlock == tiles::kSm90Loss.row_block &&
               GradientTile::kColumns == tiles::kSm90Loss.columns);
 
-// Calls run(Tile{}) with the tile of fewer columns where it leaves less of the last wave of tiles empty. With
-// 9 tiles of 256 columns in place of 12 of 192, 32 row blocks took 1.1 times as long on an H100.
+// Calls run(Tile{}) with the tile of 192 columns if it leaves less of the last wave of tiles empty, otherwise
+// with that of 256. With 9 tiles of 256 columns instead of 12 of 192, 32 row blocks took 1.1 times as long on
+// an H100.
 template <bool kRowsTransposed, class Run>
 void with_tile(const FoldProblem& p, Run run) {
   using Wide = ContractionTile<256, 4, 1, kRowsTransposed>;
@@ -35,9 +36,10 @@ void with_tile(const FoldProblem& p, Run run) {
   run(Wide{});
 }
 
-// Rows that do not count.
+// Sets the rows that are not active to 0.
 template <class E>
-__global__ void clear_others(const __grid_constant__ RowOrder order, E* out, std::int64_t pitch, int width) {
+__global__ void clear_inactive_rows(const __grid_constant__ RowOrder order, E* out, std::int64_t pitch,
+                                    int width) {
   for (int place = order.counted() + blockIdx.x; place < order.rows; place += gridDim.x)
     for (int column = threadIdx.x; column < width; column += blockDim.x)
       out[order[place] * pitch + column] = static_cast<E>(0.f);
@@ -69,8 +71,8 @@ void run(const RowsProduct& x, const Plan&, const Launch& launch) {
       });
       if (!x.order.present()) return;
       const DeviceGuard guard(x.a.cuda_device);
-      launch_kernel("clear_others", &clear_others<Out>, 2 * multiprocessors(x.a.cuda_device), 256, 0,
-                    launch.stream, factors.order, static_cast<Out*>(x.out.data), x.out.stride[0],
+      launch_kernel("clear_inactive_rows", &clear_inactive_rows<Out>, 2 * multiprocessors(x.a.cuda_device),
+                    256, 0, launch.stream, factors.order, static_cast<Out*>(x.out.data), x.out.stride[0],
                     static_cast<int>(x.out.size[1]));
     };
     if (!x.adds) return x.out.dtype == DType::kFloat32 ? scatter(0.f) : scatter(E{});

@@ -8,7 +8,7 @@ namespace {
 
 using namespace monoidreduce::sm90;
 
-// As many stages as shared memory holds.
+// As many stages as fit in shared memory.
 using Width64 = ForwardTile<64, 64, 128, 1, 6, true>;
 using Width128 = ForwardTile<128, 128, 128, 1, 3, true>;
 using Width256 = ForwardTile<256, 256, 64, 1, 3, true>;

@@ -8,7 +8,7 @@ namespace {
 
 using namespace monoidreduce::sm90;
 
-// TFLOP/s on an H200, 16384 x 16384, width 128: 128 columns 638, 176 columns 593.
+// TFLOP/s on an H200, 16384 x 16384, width 128: 638 with 128 columns, 593 with 176.
 using Width64 = ForwardTile<64, 64, 128, 2, 3, true>;
 using Width128 = ForwardTile<128, 128, 128, 2, 2, true>;
 using Width256 = ForwardTile<256, 256, 64, 2, 2, true>;

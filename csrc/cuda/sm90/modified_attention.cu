@@ -13,17 +13,17 @@ template <int kWidth, bool kPacked>
 constexpr bool planned() {
   using Forward = ModifiedForwardTile<kWidth, kPacked>;
   using Backward = ModifiedBackwardTile<kWidth, kPacked, kAnyOrder>;
-  using Parts = ColumnHandover<Backward>;
+  using Parts = ColumnFixup<Backward>;
   const TileSize forward = tiles::modified_forward(kWidth, kPacked),
                  backward = tiles::modified_backward(kWidth, kPacked);
   return forward.rows == Forward::kRows && forward.columns == Forward::kColumns &&
          backward.rows == Backward::kRows && backward.columns == Backward::kColumns &&
-         Parts::kThreads == tiles::kHandingThreads &&
-         Parts::kOfBlock == tiles::kHandingThreads * tiles::handed_quads(kWidth);
+         Parts::kThreads == tiles::kFixupThreads &&
+         Parts::kOfBlock == tiles::kFixupThreads * tiles::fixup_quads(kWidth);
 }
 static_assert(planned<64, false>() && planned<64, true>() && planned<128, false>() && planned<128, true>());
 
-// Calls run(width, packed): the larger width rounded up, 64 or 128; are there packed sequences.
+// Calls run(width, packed): the larger width rounded up to 64 or 128, and whether sequences are packed.
 template <class Call, class Run>
 void with_modified_tile(const Call& x, Run run) {
   const auto with_width = [&](auto packed) {

@@ -1,4 +1,4 @@
-// Scores as a matrix product in float32, for losses whose rows are computed from stored scores.
+// Scores as a matrix product in float32, for losses whose rows are computed from stored scores ("jsd").
 #include <cuda_bf16.h>
 
 #include "../engine.h"

@@ -1,6 +1,6 @@
-// A call of an operator is a plain struct (ops/*.h). Beside it, describe() says who has kernels for it, and lists its tensors
-// and options, once and in the order of the Python arguments. The checks (csrc/check.h), the choice of kernels
-// (csrc/operators.cpp), the Python binding and its stub follow from that:
+// A call of an operator is a plain struct (ops/*.h). Beside it, describe() says which engines have kernels for it, and lists
+// its tensors and options, once and in the order of the Python arguments. The checks (csrc/check.h), the choice of kernels
+// (csrc/operators.cpp), the Python binding and its stub are derived from this description:
 //
 //   template <std::same_as<Call> X>
 //   constexpr auto describe(const X*) {
@@ -8,9 +8,9 @@
 //                 option("scale", &X::scale));
 //   }
 //
-// It is a template, so that a source pays only for the descriptions that it reads. All of them take nvcc 8
-// seconds, and few kernels read one. The first tensor gives the call its device and its dtype. What no field
-// can say is a function, named by where().
+// describe() is a template, so that a source compiles only the descriptions that it uses: nvcc takes 8 seconds for all of
+// them, and few kernels use one. The first tensor determines the device and the dtype of the call. A check that no field can
+// express is a function, attached to a field by where().
 #pragma once
 
 #include <concepts>
@@ -24,13 +24,13 @@
 
 namespace monoidreduce {
 
-// The dtype of a tensor, by the dtype of the call.
+// Rules for the dtype of a tensor, given the dtype of the call.
 enum class Type {
   kSame,
-  kAccumulation,  // float64 in a call of float64, else float32
+  kAccumulation,  // float64 if the call is float64, otherwise float32
   kSameOrAccumulation,
   kGradient,      // kSame or kAccumulation on the CPU, kAccumulation on CUDA (operators.h)
-  kPlanGradient,  // kGradient, or kSame where the plan has them written
+  kPlanGradient,  // kSame where the plan's kernels write the gradient, kAccumulation where they add to it
   kSameAccumulationOrBool,
   kUpToFloat32,  // float32 or a 16-bit type
   kFloat32,
@@ -39,15 +39,16 @@ enum class Type {
 };
 enum class Kind { kTensor, kResult, kGradient, kScratch };
 
-// Axes of one name have one size in a call. The first tensor that has the axis sets it.
+// An axis of a tensor. Axes of the same name must have the same size throughout a call; the first tensor that has the axis
+// sets it.
 struct Axis {
   std::string_view name = {};
-  std::int64_t size = -1;                           // if it is fixed
-  std::string_view of = {};                         // the axis that the size follows from,
-  std::int64_t (*follows)(std::int64_t) = nullptr;  // and how
-  int place = -1, place_of = -1;                    // of this axis and of that one in the sizes of a call
+  std::int64_t size = -1;                           // a fixed size, or -1
+  std::string_view of = {};                         // another axis, from whose size this one's is computed
+  std::int64_t (*follows)(std::int64_t) = nullptr;  // computes it
+  int place = -1, place_of = -1;                    // indices of `name` and `of` in the call's array of sizes
 
-  // The size, given the sizes that a call has so far; -1 if it is not known yet.
+  // The axis' size, given the sizes that are known so far in a call. -1 if it is not known yet.
   constexpr std::int64_t size_in(const std::int64_t* sizes) const {
     if (follows != nullptr && sizes[place_of] != -1) return follows(sizes[place_of]);
     return size != -1 ? size : sizes[place];
@@ -57,7 +58,7 @@ struct Shape {
   Axis axes[TensorView::kMaxRank];
   int rank = 0;
 
-  // "B H M F"; in "statistics=6 N" the first axis has a fixed size, of one digit.
+  // Parses "B H M F". In "statistics=6 N" the first axis has a fixed size, which must be one digit.
   constexpr Shape(const char* letters) {
     for (std::string_view rest = letters; !rest.empty();) {
       const std::string_view letter = rest.substr(0, rest.find(' '));
@@ -72,11 +73,11 @@ struct Shape {
   }
 };
 
-// As a name: nvcc writes `T Call::*` for the host's compiler in a way that it warns of.
+// An alias, because nvcc passes `T Call::*` to the host compiler in a form that the compiler warns about.
 template <class Call, class T>
 using Member = T Call::*;
 
-// What is the same for the tensors of all calls.
+// The part of a TensorField that does not depend on the type of the call.
 struct TensorTraits {
   const char* name;
   Shape shape;
@@ -95,7 +96,7 @@ struct TensorField : TensorTraits {
   constexpr TensorField where(void (*holds)(const Call&)) const { return {*this, member, holds}; }
 };
 
-// Tensors that are read, of any strides.
+// A tensor that is read; any strides.
 template <class Call>
 constexpr TensorField<Call> tensor(const char* name, TensorView Call::* member, Shape shape,
                                    Type type = Type::kSame) {
@@ -106,7 +107,7 @@ constexpr TensorField<Call> optional(const char* name, TensorView Call::* member
                                      Type type = Type::kSame) {
   return tensor(name, member, shape, type).maybe();
 }
-// Tensors that the caller allocates, contiguous.
+// A tensor that is written; the caller allocates it, contiguous.
 template <class Call>
 constexpr TensorField<Call> result(const char* name, TensorView Call::* member, Shape shape,
                                    Type type = Type::kSame) {
@@ -122,7 +123,8 @@ constexpr TensorField<Call> scratch(const char* name, TensorView Call::* member)
   return {{name, "elements", Type::kAccumulation, Kind::kScratch, false, true}, member};
 }
 
-// A number, for which holds() is true if there is such a function. expected says that in words.
+// An option of the call. holds(), if not null, must be true for its value; `expected` says the same in words, for the error
+// message.
 template <class Call, class T>
 struct OptionField {
   const char* name;
@@ -145,13 +147,13 @@ constexpr OptionField<Call, T> option(const char* name, T Call::* member, const 
   return {name, member, expected, holds};
 }
 
-// How many bytes of local gradients or hidden values a call may hold.
+// The option `workspace`: how many bytes of local gradients (dlogits) or hidden values a call may hold at a time.
 template <class Call>
 constexpr auto workspace(std::int64_t Call::* member) {
   return option("workspace", member, "bytes >= 0", [](std::int64_t bytes) { return bytes >= 0; });
 }
 
-// An enumeration from 0 on, whose values have names in Python.
+// An option that is an enumeration with values from 0 on. Python knows the values by name.
 template <class Call, class Enum>
 struct ChoiceField {
   const char* name;
@@ -166,7 +168,7 @@ constexpr ChoiceField<Call, Enum> choice(const char* name, Enum Call::* member, 
   return {name, member, expected, choices, kCount};
 }
 
-// A field of a struct within a call: the options that several calls share.
+// A field of a struct that is a member of the call, such as the options that several calls share.
 template <class Call, class Options, class Field>
 struct NestedField : Field {
   Member<Call, Options> within;
@@ -184,20 +186,20 @@ constexpr std::tuple<Fields...> fields(const Fields&... each) {
   return {each...};
 }
 
-inline constexpr int kMostAxes = 14;  // of different names in a call
+inline constexpr int kMostAxes = 14;  // the largest number of differently named axes in a call
 
-// Who has kernels for a call: a bit for each namespace with a run() of it (cpu/engine.h, cuda/engine.h).
+// Which engines have kernels for a call: a bit for each namespace that defines run() for it (cpu/engine.h, cuda/engine.h).
 using KernelSet = unsigned;
 inline constexpr KernelSet kCpu = 1;                           // cpu::ISA, compiled for each instruction set
 inline constexpr KernelSet kAnyCpu = 2;                        // cpu, compiled once
-inline constexpr KernelSet kGpus = 4;                          // cuda, the same for all GPUs
-inline constexpr KernelSet kSimt = 8, kSm80 = 16, kSm90 = 32;  // cuda::simt, sm80, sm90: a plan's Family
+inline constexpr KernelSet kGpus = 4;                          // cuda, the same kernels for all GPUs
+inline constexpr KernelSet kSimt = 8, kSm80 = 16, kSm90 = 32;  // cuda::simt, sm80, sm90: by the plan's Family
 
 template <class Fields>
 struct Description {
   const char* name;
-  const char* pass;  // that the call is or belongs to; null: to none
-  bool counted;      // as the pass (path_counter.h)
+  const char* pass;  // the pass that the call is, or belongs to; null: none
+  bool counted;      // whether the call counts as a run of its pass (path_counter.h)
   KernelSet kernels;
   Fields fields;
   std::string_view axes[kMostAxes] = {};  // names
@@ -222,7 +224,7 @@ struct Description {
   }
 };
 
-// Each of the fields is one, or a tuple of fields that several calls share.
+// Each argument in `fields` is a field, or a tuple of fields that several calls share.
 template <class... Fields>
 constexpr auto described(const char* name, const char* pass, bool counted, KernelSet kernels,
                          const Fields&... fields) {
@@ -237,12 +239,12 @@ constexpr auto described(const char* name, const char* pass, bool counted, Kerne
   std::apply([&](auto&... field) { (description.place_axes(field), ...); }, description.fields);
   return description;
 }
-// A pass of an operator. With kSimt it has a plan (operators.h).
+// A forward or backward pass of an operator. A pass with SIMT kernels has a plan of its own (operators.h).
 template <class... Fields>
 constexpr auto pass(const char* name, KernelSet kernels, const Fields&... fields) {
   return described(name, name, true, kernels, fields...);
 }
-// What a pass needs beside it.
+// An auxiliary call that belongs to no pass.
 template <class... Fields>
 constexpr auto helper(const char* name, KernelSet kernels, const Fields&... fields) {
   return described(name, nullptr, false, kernels, fields...);
@@ -251,18 +253,19 @@ constexpr auto helper(const char* name, KernelSet kernels, const Fields&... fiel
 template <class Call>
 inline constexpr auto kDescription = describe(static_cast<const Call*>(nullptr));
 
-// A part of a pass: of some columns, or of some rows and hidden units. With kernels of a family it runs by the pass's plan.
+// A part of a pass: some of its columns, or some rows and hidden units. If a Family has kernels for it, it runs by the plan of
+// the pass.
 template <class Pass, class... Fields>
 constexpr auto part(const char* name, KernelSet kernels, const Fields&... fields) {
   return described(name, kDescription<Pass>.name, true, kernels, fields...);
 }
-// What comes behind a pass, which is counted already.
+// A call that follows a pass. The pass has been counted already.
 template <class Pass, class... Fields>
 constexpr auto after(const char* name, KernelSet kernels, const Fields&... fields) {
   return described(name, kDescription<Pass>.name, false, kernels, fields...);
 }
 
-// The tensor that gives a call its device and dtype.
+// The tensor that determines the device and dtype of a call: the first one in its description.
 template <class Call>
 const TensorView& leading(const Call& x) {
   return x.*std::get<0>(kDescription<Call>.fields).member;

@@ -1,9 +1,11 @@
 // Errors. They are thrown before any work is done, name the wrong value, and never end the process.
 #pragma once
 
-#include <sstream>
+#include <concepts>
+#include <cstdio>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 namespace monoidreduce {
 
@@ -13,11 +15,24 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Parts of messages. Without <sstream>, which takes a compiler half a second in every source of a kernel.
+inline void append(std::string& text, std::string_view part) { text += part; }
+template <std::integral T>
+void append(std::string& text, T part) {
+  text += std::to_string(part);
+}
+template <std::floating_point T>
+void append(std::string& text, T part) {
+  char digits[32];
+  std::snprintf(digits, sizeof digits, "%g", static_cast<double>(part));
+  text += digits;
+}
+
 template <class... Parts>
 std::string message(const Parts&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  return text.str();
+  std::string text;
+  (append(text, parts), ...);
+  return text;
 }
 
 // A mistake of the caller: throws std::invalid_argument (ValueError in Python). The message names the argument, its value

@@ -1,4 +1,5 @@
-// A fold problem as plain data, the input of both engines (cpu/fold.h, device/). Nothing here owns memory.
+// A fold problem as plain data: the input of the CPU engine (cpu/fold.h) and of the GPU kernels (device/). Nothing here owns
+// memory.
 //
 //   X_ij  = score(<a_i, b_j>, bias_ij)         for the columns j in range of row i
 //   P_i   = fold_j lift(X_ij)
@@ -27,12 +28,12 @@ struct FoldProblem {
   TensorView out_bias = {};  // [D]            added to the payload's fold; or absent
   ScoreOptions score = {};
   ColumnRange range = {};
-  bool whole = true;  // backward: the columns are all that P_i was folded over; false: a slice of them
-  // [M + 1] int64, or absent; only with one batch and one head. The active rows, then the others, and last the
-  // number of active rows.
+  bool whole = true;  // backward: whether the columns are all that P_i was folded over, or a slice of them
+  // [M + 1] int64, or absent; only with one batch and one head. The indices of the active rows, then of the others, and
+  // last the number of active rows.
   TensorView order = {};
-  // A problem may hold only a part of the ordered rows: the places from first_place on. places is then the number
-  // of all rows; 0 means that the problem holds them all.
+  // A problem may hold only part of the ordered rows, the places from first_place on. places is then the number of all
+  // rows. 0 means that the problem holds them all.
   std::int64_t first_place = 0, places = 0;
 
   std::int64_t batch() const { return a.size[0]; }
@@ -49,12 +50,12 @@ struct FoldProblem {
 // Where the payload's fold is written.
 struct FoldOutput {
   TensorView out;       // [B, H, M, D]   of any element type
-  TensorView low = {};  // [B, H, M, D]   what rounding to out's type of 16 bits lost, in that type; or absent
+  TensorView low = {};  // [B, H, M, D]   the error of rounding to 16-bit out, in out's dtype; or absent
 };
 
-// The gradients of a fold. A gradient that is absent is not computed.
-// Both engines add to d_bias, in the accumulation type. The CPU engine writes the others, in their own type; the GPU
-// engine adds to them in the accumulation type.
+// The gradients of a fold. A gradient whose tensor is absent is not computed.
+// d_bias is added to, in the accumulation type, on the CPU and on GPUs. The CPU engine writes all other gradients, in the
+// tensor's own type. GPU kernels add to them in the accumulation type.
 struct FoldGradients {
   TensorView grad_out;   // [B, H, M, D]   upstream gradient of out; absent where there is no payload
   TensorView d_a;        // [B, H, M, F]

@@ -1,17 +1,19 @@
-// The instructions of the CPU engine's interpreter (cpu/program.h). Python writes programs of them (folds/cpu/bytecode.py):
-// it takes names and limits from here.
+// The instructions of the CPU engine's interpreter (cpu/program.h). Python writes the programs (folds/cpu/bytecode.py), and
+// takes names and limits from here.
+//
+// An instruction has the operands to, a, b and c: numbers of registers, unless said otherwise. A word is as wide as the real
+// type. So an integer of a word has 32 bits beside float, 64 beside double; wide integers always have 64.
 #pragma once
 
 namespace monoidreduce {
 
 enum class Instruction {
-  // to = the element's scores; number a of the column's data, of a word or an integer of 64 bits; the column's number
-  kScore,
-  kOther,
-  kColumn,
-  kWideColumn,
-  kPosition,
-  // to = f(a), f(a, b), f(a, b, c) of reals
+  kScore,       // to = the element's first score
+  kOther,       // to = the element's second score
+  kColumn,      // to = the a-th datum of the column, a word
+  kWideColumn,  // to = the a-th datum of the column, a wide integer
+  kPosition,    // to = the index of the column
+  // to = f(a), f(a, b) or f(a, b, c), of reals
   kNeg,
   kAbs,
   kExp,
@@ -41,11 +43,12 @@ enum class Instruction {
   kLt,
   kLe,
   kEq,
-  // of masks
+  // The same of masks
   kAnd,
   kOr,
   kNot,
-  // of integers of a word, which neither leave it nor divide by 0 otherwise than floor_of_quotient does
+  // The same of integers of a word. Python writes only programs in which they do not overflow. Division by 0 is as in
+  // floor_of_quotient.
   kToReal,
   kIndexAdd,
   kIndexSub,
@@ -56,8 +59,8 @@ enum class Instruction {
   kIndexLe,
   kIndexEq,
   kIndexWhere,
-  kWithin,  // the index that is nearest to a in an axis of b, where negative ones count from the end
-  // of integers of 64 bits, which wrap. kWiden: of one of a word; kWideWithin: b and the result are of a word
+  kWithin,  // a as an index into an axis of size b: negative ones count from the end; clamped
+  // The same of wide integers, which wrap on overflow. kWiden converts from a word. In kWideWithin, b and the result are words.
   kWiden,
   kWideToReal,
   kWideAdd,
@@ -70,20 +73,21 @@ enum class Instruction {
   kWideEq,
   kWideWhere,
   kWideWithin,
-  // to = element a of the call's table of reals, of integers that fit a word, of any; b: is a the same for all rows
+  // to = element a of the call's table of reals, of integers that fit a word, or of wide integers. b is not a register: 1 if
+  // a is the same for all rows.
   kGather,
   kIndexGather,
   kWideGather,
-  // of the row's state: to is a field of it
-  kFrame,    // the frame that holds log weights a, for b masses that follow it
-  kWeight,   // to (a register) = exp(a - frame), added to the mass; b is the frame's field
-  kMean,     // += a b, the weight times the value, where the log weight c is not -inf
+  // These update the row's state; `to` is a field of the state
+  kFrame,    // raises the frame (row max) to the log weights a, and rescales the b fields that follow it
+  kWeight,   // `to` is a register: to = exp(a - frame), which is added to the mass; b is the frame's field
+  kMean,     // += a b, weight times value, where the log weight c is not -inf
   kTotal,    // += a
   kLargest,  // the largest a, and its column in the next field
-  kCount,    // += 1 where a
-  // a times the scale of scores, or a as it is, becomes the element's number in panel `to`
-  kResult,
-  kStore,
+  kCount,    // += 1 where the mask a is true
+  // These write a number of the element into panel `to`
+  kResult,  // a times the scale of scores
+  kStore,   // a
 };
 inline constexpr const char* kInstructionNames[] = {
     "score",        "other",    "column",     "wide_column", "position",    "neg",          "abs",
@@ -99,11 +103,11 @@ inline constexpr const char* kInstructionNames[] = {
     "store"};
 static_assert(sizeof(kInstructionNames) / sizeof(char*) == static_cast<int>(Instruction::kStore) + 1);
 
-// Registers of a block of columns come first, then registers of a row. A program may have fewer, and touches no others.
+// Limits. Registers of a block of columns have the numbers from 0 on, registers of a row the numbers after these.
 inline constexpr int kBlockRegisters = 128, kRowRegisters = 512, kStateFields = 32;
-// Of the code of a row, and of that of an element.
+// The most instructions in the code of a row, and in the code of an element.
 inline constexpr int kMostSteps = 1 << 14;
-// Panels of numbers of elements. The panels of the two scores come first.
+// Panels that hold a number for each element. Those of the two scores come first.
 inline constexpr int kPanels = 3;
 
 }  // namespace monoidreduce

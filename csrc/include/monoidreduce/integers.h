@@ -1,4 +1,5 @@
-// Integers of programs (monoidreduce/folds/program/integers.py), beside math.h's floor_of_quotient. Those of 64 bits wrap.
+// Integer arithmetic of user programs (monoidreduce/folds/program/integers.py); floor division is floor_of_quotient in math.h.
+// 64-bit arithmetic wraps on overflow.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,7 @@ MR_HD constexpr std::int64_t wide_mul(std::int64_t x, std::int64_t y) {
   return static_cast<std::int64_t>(static_cast<std::uint64_t>(x) * static_cast<std::uint64_t>(y));
 }
 
-// What floor_of_quotient leaves of x, of the sign of y: x where y is 0.
+// The remainder of floor_of_quotient, with the sign of y. x if y is 0.
 template <class I>
 MR_HD I floor_remainder(I x, I y) {
   if (y == 0) return x;
@@ -26,7 +27,8 @@ MR_HD I floor_remainder(I x, I y) {
   return rest != 0 && (rest < 0) != (y < 0) ? rest + y : rest;
 }
 
-// The index that is nearest to i in an axis of this size, where negative ones count from the end. i may be of more bits.
+// i as an index into an axis of this size: negative indices count from the end, and an index out of range is clamped. I may be
+// a wider type than Size.
 template <class I, class Size>
 MR_HD constexpr Size within(I i, Size size) {
   const I from_0 = i < 0 ? i + size : i;

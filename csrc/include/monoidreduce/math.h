@@ -13,7 +13,7 @@
 #define MR_HD __host__ __device__ __forceinline__
 #define MR_UNROLL _Pragma("unroll")
 #else
-// Always inlined on the host: else the linker could pick a copy compiled for AVX-512 on a machine without it.
+// Always inlined on the host: the linker could otherwise pick a copy compiled for AVX-512 on a machine without it.
 #define MR_HD [[gnu::always_inline]] inline
 #define MR_UNROLL
 #endif
@@ -57,13 +57,13 @@ MR_HD R largest() {
   return R(kLargest<Scalar<R>>);
 }
 
-// What a score of 1 is in natural units. (Bits, of device/block/fast_real.cuh, has its own.)
+// A score of 1, in natural units. (Bits, in device/block/fast_real.cuh, has scores to the base 2 and specializes this.)
 template <class R>
 MR_HD R unit_of_scores() {
   return R(1);
 }
 
-// A number that is the same in all lanes, as a column is.
+// One lane of a number that is the same in all lanes, such as a column index.
 MR_HD std::int32_t first_lane(std::int32_t x) { return x; }
 MR_HD std::int64_t first_lane(std::int64_t x) { return x; }
 
@@ -72,15 +72,15 @@ MR_HD T select(bool condition, T a, T b) {
   return condition ? a : b;
 }
 
-// The second word of x: what rounding lost. 0 where x or what it was rounded to is not finite: their difference would make
-// NaN of sums of both words.
+// The low word of x: its rounding error. It is 0 if x or the rounded number is not finite, because their difference would
+// turn the sum of both words into NaN.
 template <class T>
 MR_HD T low_word(T x, T rounded) {
   const T lost = x - rounded;
   return lost - lost == T(0) ? lost : T(0);
 }
 
-// x / y rounded down, 0 where y is; -1 / least number wraps around.
+// x / y rounded down; 0 if y is 0. The least number / -1 wraps around.
 template <class I>
 MR_HD I floor_of_quotient(I x, I y) {
   if (y == 0) return 0;
@@ -88,8 +88,7 @@ MR_HD I floor_of_quotient(I x, I y) {
   return x / y - (x % y != 0 && (x < 0) != (y < 0));
 }
 
-// Returns the second operand if the first is NaN. So a NaN score never becomes a frame; it reaches the result through
-// its mass.
+// Returns b if a is NaN. So a NaN score never becomes the frame (row max); it reaches the result through the mass.
 MR_HD float max(float a, float b) { return a > b ? a : b; }
 MR_HD double max(double a, double b) { return a > b ? a : b; }
 MR_HD float abs(float x) { return ::fabsf(x); }
@@ -106,8 +105,8 @@ MR_HD float tanh(float x) { return ::tanhf(x); }
 MR_HD double tanh(double x) { return ::tanh(x); }
 MR_HD float erf(float x) { return ::erff(x); }
 MR_HD double erf(double x) { return ::erf(x); }
-// a b + c, rounded the same way wherever it is computed. A compiler may fuse a product with the operation that uses it,
-// which differs between forward and backward; it leaves a fused operation alone.
+// a b + c, rounded the same way wherever it is computed. A compiler may fuse a product with the operation that uses it, and
+// that operation differs between forward and backward. An explicit fma is left as it is.
 template <class R>
 MR_HD R multiply_add(R a, R b, R c) {
   return a * b + c;
@@ -116,19 +115,19 @@ MR_HD R multiply_add(R a, R b, R c) {
 MR_HD float multiply_add(float a, float b, float c) { return ::fmaf(a, b, c); }
 MR_HD double multiply_add(double a, double b, double c) { return ::fma(a, b, c); }
 #endif
-// The functions below are overloaded for real types that have a more accurate or a faster form.
+// Real types that have a more accurate or a faster form overload the functions below.
 template <class R>
 MR_HD R sigmoid(R x) {
   return R(1) / (R(1) + exp(-x));
 }
-// e^(x + rest), where rest is the rounding error of x: small beside 1 unless e^x is 0. For an infinite x, rest is NaN.
-// The bound of 1 keeps that out of the product: 0 stays 0, and infinity stays infinity.
+// e^(x + rest), where rest is the rounding error of x: small compared with 1 unless e^x is 0. For an infinite x, rest is
+// NaN. The bound of 1 replaces that NaN, so 0 stays 0 and infinity stays infinity.
 template <class R>
 MR_HD R exp(R x, R rest) {
   const R power = exp(x);
   return multiply_add(power, select(rest < R(1), rest, R(1)), power);
 }
-// The rounding error of log(x). Called once per row.
+// The rounding error of log(x). Called once per row, so it may be slow.
 template <class R>
 MR_HD R log_rest(R) {
   return R(0);

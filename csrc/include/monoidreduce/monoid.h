@@ -89,19 +89,20 @@ concept PayloadMonoid = FramedMonoid<M> && requires(const M m, typename M::State
   { m.weight(e, f) } -> std::same_as<typename M::Real>;   // the mass of one element in frame f
   // The element's final weight in the output, from P_i: a softmax probability in attention.
   { m.share(e, m.project(s)) } -> std::same_as<typename M::Real>;
-  { m.mass(s) } -> std::same_as<typename M::Real>;  // the divisor of the payload where kNormalized
+  { m.mass(s) } -> std::same_as<typename M::Real>;  // the divisor of the payload where kNormalized: a row sum
 };
 
-// What the tensor-core kernels ask beside, because they fold a tile of scores at once (device/block/fold_fragment.cuh).
+// The tensor-core kernels require more, because they fold a whole tile of scores at once (device/block/fold_fragment.cuh).
 
-// Frames grow with scores, so that the largest scores of several elements have the frame of all of them:
+// Frames grow with scores, so the largest scores of several elements determine the frame that all of them share:
 //   join(frame(e), frame(f)) == frame({max(e.score, f.score), max(e.other, f.other)})
-// A monoid declares it by `static constexpr bool kMonotone = true`. Without a frame there is nothing to declare.
+// A monoid declares this by `static constexpr bool kMonotone = true`. A monoid whose Frame is an empty type need not.
 template <class M>
 concept MonotoneMonoid = FramedMonoid<M> && (std::is_empty_v<typename M::Frame> || M::kMonotone);
 
-// absent() is the score of an element without weight in any frame, by which kernels replace masked scores. Only a monoid
-// whose result depends on nothing but the payload's sums can do without: excluded columns have payload 0. It gets no mask.
+// absent() is a score whose weight is 0 in every frame; kernels replace masked scores by it (-inf for softmax). A monoid
+// may lack it only if its result depends on the payload's sums alone: columns beyond the last have payload 0. Such a
+// monoid cannot be used with a mask.
 template <class M>
 concept MaskableMonoid = PayloadMonoid<M> && requires(const M m) {
   { m.absent() } -> std::same_as<typename M::Real>;
@@ -110,7 +111,8 @@ template <class M>
 concept TileMonoid = PayloadMonoid<M> && MonotoneMonoid<M> &&
                      (MaskableMonoid<M> || (!M::kNormalized && std::is_empty_v<typename M::Frame>));
 
-// Whether a monoid reads Element::column where no row's label is: tensor-core kernels leave it 0 there otherwise.
+// Whether a monoid reads Element::column of every element. Otherwise tensor-core kernels may leave it 0 in tiles that do not
+// hold the label of any row.
 template <class M>
 inline constexpr bool kReadsColumns = requires { requires M::kReadsColumns; };
 
@@ -126,8 +128,8 @@ MR_HD typename M::State combine(const M& m, const typename M::State& a, const ty
   }
 }
 
-// Joins one more element to a row's state: its sink, whose payload is 0. Returns what the payload's sums so far must be
-// multiplied by: NaN where the element's weight is not finite, as 0 times that is NaN.
+// Adds a row's attention sink to its state: one more element, whose payload is 0. Returns the factor by which the payload's
+// sums must be multiplied. It is NaN if the sink's weight is not finite, because the sink adds weight * 0 to the sums.
 template <PayloadMonoid M>
 MR_HD typename M::Real join_sink(const M& m, typename M::State& state, typename M::Real score) {
   using R = typename M::Real;
@@ -138,8 +140,8 @@ MR_HD typename M::Real join_sink(const M& m, typename M::State& state, typename 
   return m.rescale(before, frame) + m.weight(sink, frame) * R(0);
 }
 
-// A monoid with a payload of D components, added element by element: for host references, combining splits, and C++
-// tests. Kernels compute the payload's sums as a matrix product.
+// A monoid with a payload of D components that is added element by element. Host references, C++ tests and the kernels
+// that combine splits use it; all other kernels compute the payload's sums as a matrix product.
 template <PayloadMonoid M, int D>
 struct WithPayload {
   M m;
@@ -190,7 +192,7 @@ MR_HD typename M::State fold_tile(const M& m, typename M::State state, int count
   return state;
 }
 
-// The same for a monoid without a frame: one combine an element.
+// The same for a monoid without a frame: one combine per element.
 template <Monoid M, class ElementAt>
 MR_HD typename M::State fold_tile(const M& m, typename M::State state, int count, ElementAt element) {
   for (int c = 0; c < count; ++c) state = combine(m, state, m.lift(element(c)));

@@ -7,8 +7,9 @@
 
 namespace monoidreduce {
 
-// Counts "op/engine/variant/dtype", as in "attention_forward/cpu/avx512/float32", with "/deterministic" before the dtype where it
-// is. The parts are literals: no text is made here. Thread-safe.
+// Counts "op/engine/variant/dtype", for example "attention_forward/cpu/avx512/float32". A deterministic call has
+// "/deterministic" before the dtype. The arguments must be string literals: their pointers are the key, so that counting
+// formats no text. Thread-safe.
 void count_path(const char* op, const char* engine, const char* variant, bool deterministic,
                 const char* dtype);
 

@@ -1,12 +1,12 @@
-// The VJP of one element, which every backward pass is made of.
+// The VJP (vector-Jacobian product) of one element. Every backward pass consists of these. Here it is called `pull`.
 #pragma once
 
 #include "monoidreduce/monoid.h"
 
 namespace monoidreduce {
 
-// The VJP of one element without a payload: the derivative with respect to each score. The slope of the score with
-// respect to its dot product is applied later.
+// Without a payload: the derivative of the loss with respect to each score. The derivative of the score with respect to
+// its dot product is applied later (Score::slope).
 template <Monoid M>
 MR_HD Gradient<typename M::Real> pull(const M& m, const Element<typename M::Real>& e,
                                       const typename M::Output& product,
@@ -14,13 +14,14 @@ MR_HD Gradient<typename M::Real> pull(const M& m, const Element<typename M::Real
   return m.local_gradient(e, product, upstream);
 }
 
-// The VJP of one element with a payload. G_i is the upstream gradient of out_i, g_i that of P_i.
+// With a payload. G_i is the upstream gradient of out_i, g_i that of P_i; v_j is the payload.
 //
 //   u           = <G_i, v_j>
 //   c           = g_i - <G_i, out_i>       for a normalized monoid; else g_i. RowPolicy::upstream returns c.
-//   d_payload_j += weight G_i
+//   d_score     = D(P_i, X_ij) (u + c)     PayloadPull::score
+//   d_payload_j += weight G_i              PayloadPull::weight
 //
-// For attention, <G_i, out_i> is the delta of FlashAttention: rowsum(dO * O).
+// For attention, <G_i, out_i> is FlashAttention's delta, rowsum(dO * O). The code calls c the row's centre: g_lse - delta.
 template <class R>
 struct PayloadPull {
   R score, weight;
@@ -32,13 +33,13 @@ MR_HD PayloadPull<typename M::Real> pull(const M& m, const Element<typename M::R
   return {m.local_gradient(e, product, u + c).score, m.share(e, product)};
 }
 
-// The contribution of an element to the weighted mean of the u_j, which equals <G_i, out_i>. Computed from the same u_j,
-// the mean has their rounding errors, and u_j - mean cancels them, as in an eager softmax. That matters in rows of few
-// columns, whose weights are large. Where only P_i has a gradient, every u is 0, and so is the contribution, even if a
-// +inf score makes the weight NaN.
+// An element's contribution to the weighted mean of the u_j, which equals <G_i, out_i> (delta). A mean of the same u_j has
+// their rounding errors, which u_j - mean then cancels, as in an eager softmax. This matters in rows of few columns, whose
+// weights are large. If only P_i has an upstream gradient, every u is 0. The contribution is then 0 too, even where a +inf
+// score makes the weight NaN.
 template <PayloadMonoid M>
-MR_HD typename M::Real share_of_mean(const M& m, const Element<typename M::Real>& e,
-                                     const typename M::Output& product, typename M::Real u) {
+MR_HD typename M::Real delta_term(const M& m, const Element<typename M::Real>& e,
+                                  const typename M::Output& product, typename M::Real u) {
   using R = typename M::Real;
   return select(u == R(0), R(0), m.share(e, product) * u);
 }

@@ -1,19 +1,33 @@
-// The row policies (traits.h) of the other operators; that of cross entropy is beside its call (ops/cross_entropy.h). T is the accumulation type: float, or double for float64 tensors.
+// Row policies (traits.h) of attention, logsumexp_matmul, the MLP and distillation. Those of cross entropy and of
+// log-probabilities are beside their calls (ops/cross_entropy.h, ops/log_probs.h). T is the accumulation type: float, or
+// double for float64 tensors.
 #pragma once
 
 #include "monoidreduce/fold.h"
 #include "monoidreduce/monoids/distillation.h"
-#include "monoidreduce/operators.h"
+#include "monoidreduce/monoids/logsumexp.h"
 
 namespace monoidreduce {
 
-// attention, logsumexp_matmul: P_i is lse_i, in two words. With a payload, centre is g_lse - <G, out>; without one it is
-// g_lse, and grad_lse is not read.
+// A number per row, with any stride. If absent (null), it reads as 0.
+template <class T>
+struct RowVector {
+  T* data = nullptr;
+  std::int64_t stride = 1;
+  MR_HD T operator[](std::int64_t row) const { return data ? data[row * stride] : T(0); }
+};
+template <class T>
+[[gnu::always_inline]] inline RowVector<T> row_vector(const TensorView& t) {
+  return {static_cast<T*>(t.data), t.stride[0]};
+}
+
+// attention, logsumexp_matmul: P_i is lse_i, in two words. For attention, centre is g_lse - delta, with
+// delta = <grad_out, out>. For logsumexp_matmul, centre is g_lse, and grad_lse is not read.
 template <class T>
 struct LogSumExpRows {
   T *lse, *lse_low;  // [rows], natural logarithm
   RowVector<T> centre, grad_lse = {};
-  const T* sinks = nullptr;  // [heads], of attention; or null
+  const T* sinks = nullptr;  // [heads], attention sinks; or null
   MR_HD bool active(std::int64_t) const { return true; }
   MR_HD std::int64_t label(std::int64_t) const { return -1; }
   MR_HD bool has_sinks() const { return sinks != nullptr; }
@@ -23,10 +37,10 @@ struct LogSumExpRows {
     return {softmax_product(lse[row], centre[row]), lse_low[row]};
   }
   MR_HD T upstream(std::int64_t row) const { return centre[row]; }
-  MR_HD T of_product(std::int64_t row) const { return grad_lse[row]; }
+  MR_HD T product_gradient(std::int64_t row) const { return grad_lse[row]; }
 };
 
-// mlp: rows have no statistics.
+// mlp: a row has no statistics to store.
 template <class T>
 struct SumRows {
   MR_HD bool active(std::int64_t) const { return true; }
@@ -41,7 +55,7 @@ struct DistillationRows {
   const bool* mask;  // [rows], false: the row is not active; null: all rows are active
   std::int64_t mask_stride, rows;
   T* loss;   // [rows]
-  T* stats;  // [6, rows]: p's lse, q's lse and the centre, each high and low
+  T* stats;  // [6, rows]: lse of P, lse of Q, lse of P less the loss (centre); a high and a low word each
   RowVector<T> grad_loss;
   using Output = DistillationOutput<T>;
 
@@ -60,25 +74,6 @@ struct DistillationRows {
             T(0)};
   }
   MR_HD T upstream(std::int64_t row) const { return grad_loss[row]; }
-};
-
-// Which tokens are active: those that a mean of losses is taken over.
-class CountedTokens {
- public:
-  template <class Arguments>  // LossReduction, RowOrdering
-  explicit CountedTokens(const Arguments& x)
-      : target_{static_cast<const std::int64_t*>(x.target.data), x.target.stride[0]},
-        mask_{static_cast<const bool*>(x.mask.data), x.mask.stride[0]},
-        ignore_index_(x.ignore_index) {}
-
-  MR_HD bool operator()(std::int64_t token) const {
-    return (!target_.data || target_[token] != ignore_index_) && (!mask_.data || mask_[token]);
-  }
-
- private:
-  RowVector<const std::int64_t> target_;
-  RowVector<const bool> mask_;
-  std::int64_t ignore_index_;
 };
 
 }  // namespace monoidreduce

@@ -1,5 +1,5 @@
 // Score policies: how a dot product becomes the score that a monoid sees. They work with every monoid.
-//   attention      softcap(scale * dot) + bias, for the keys that neither the range nor a bool bias excludes
+//   attention      softcap(scale * dot) + bias, for the keys that neither the column range nor a bool bias masks
 //   cross entropy  softcap(scale * dot + bias)
 //   MLP            dot + bias
 #pragma once
@@ -31,8 +31,8 @@ struct Score {
       return multiply_add(R(softcap), tanh(multiply_add(dot, R(scale), bias) * inverse_softcap), R(0));
     return multiply_add(R(softcap), tanh(dot * scale * inverse_softcap), bias);
   }
-  // The derivative of the score with respect to the argument of the softcap, and so to a bias inside it. Times scale,
-  // it is the derivative with respect to the dot product.
+  // The derivative of the score with respect to the argument of the softcap, and so with respect to a bias inside it.
+  // Multiplied by scale, it is the derivative with respect to the dot product.
   MR_HD R slope(R dot, R bias) const {
     if (softcap == 0) return R(1);
     const R t = tanh((bias_inside ? dot * scale + bias : dot * scale) * inverse_softcap);
@@ -40,14 +40,14 @@ struct Score {
   }
 };
 
-// The columns that a row keeps, or the rows that keep a column.
+// The unmasked columns of a row, or the unmasked rows of a column.
 struct Span {
   std::int64_t begin, end;  // end: one past the last
 };
 
-// The columns that a row keeps. A band (window): column - (row + shift) in [-left, right]; shift aligns the
-// last row with the last column. Or the spans of each row and each column, listed in memory of the tensors'
-// device. From one row or column to the next, neither begins nor ends decrease.
+// The unmasked columns of each row. Either a band (causal or sliding window): column - (row + shift) in [-left, right],
+// where shift aligns the last row with the last column. Or, if listed, a span for each row and each column, in memory on
+// the tensors' device (packed sequences). From one row or column to the next, neither begin nor end decreases.
 struct ColumnRange {
   static constexpr std::int64_t kUnbounded = -1;
   std::int64_t left = kUnbounded, right = kUnbounded, shift = 0;
@@ -67,7 +67,7 @@ struct ColumnRange {
     const std::int64_t last = row + shift + right + 1;
     return last < 0 ? 0 : last < columns ? last : columns;
   }
-  // The same band without bounds that exclude no column of these rows: a single causal query has no bound.
+  // The same band, less the bounds that mask no column of these rows. A single causal query, say, has no bound.
   ColumnRange bounding(std::int64_t rows, std::int64_t columns) const {
     return {rows == 0 || begin(rows - 1) == 0 ? kUnbounded : left,
             end(0, columns) == columns ? kUnbounded : right, shift};

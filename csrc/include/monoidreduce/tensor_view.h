@@ -43,7 +43,7 @@ constexpr const char* name(DType t) {
 
 constexpr bool is_floating(DType t) { return t != DType::kInt64 && t != DType::kBool; }
 
-// The dtype of row statistics, and of sums.
+// The dtype in which row statistics are stored and sums accumulated.
 constexpr DType accumulation(DType t) { return t == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32; }
 
 struct TensorView {

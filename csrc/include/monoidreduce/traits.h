@@ -1,8 +1,8 @@
-// What kernels ask of the types that they are templates over, beside the monoid (monoid.h): rows, scores and epilogues.
-// Tiles have their concepts beside them, as ForwardTiling of device/resident/fold_forward_sm90.cuh.
+// Concepts for the template parameters of kernels other than the monoid (monoid.h): rows, scores and epilogues. The
+// concepts of tile shapes are declared beside the kernels, such as ForwardTiling in device/resident/fold_forward_sm90.cuh.
 //
-// A kernel checks its types in the class templates that it uses, or by static_assert. Where the constraint of
-// a function template fails, nvcc and NVRTC do not say which.
+// A kernel checks its types in the class templates that it uses, or by static_assert, and not by a constraint on the
+// function template itself: when such a constraint fails, nvcc and NVRTC do not say which one.
 #pragma once
 
 #include <concepts>
@@ -13,7 +13,7 @@
 
 namespace monoidreduce {
 
-// Element::factor of a row, for rows that know one.
+// Element::factor of a row; 1 if the row policy defines none.
 template <class R, class Rows>
 MR_HD R factor_of(const Rows& rows, std::int64_t row) {
   if constexpr (requires { rows.factor(row); })
@@ -22,36 +22,35 @@ MR_HD R factor_of(const Rows& rows, std::int64_t row) {
     return R(1);
 }
 
-// ---- Rows: what an operator stores for each row of a fold over M, and what gradient flows back into it. row is the
+// ---- Rows: what an operator stores for each row of a fold over M, and which gradient flows back into it. row is the
 // flat index over [B, H, M].
 
-// Forward: stores P_i, and the operator's results made of it.
+// Forward: stores P_i and the results that the operator computes from it.
 template <class P, class M>
 concept ProductStore =
     requires(const P p, std::int64_t row, typename M::Output output) { p.store(row, output); };
 
-// Backward: P_i, and the gradient with respect to it (with a payload, see pull()).
+// Backward: P_i, and the gradient with respect to it. With a payload, upstream() is the c of pull() (pull.h).
 template <class P, class M>
 concept ProductSource = requires(const P p, std::int64_t row) {
   { p.product(row) } -> std::same_as<typename M::Output>;
   { p.upstream(row) } -> std::same_as<typename M::Upstream>;
 };
 
-// Rows of the CPU engine and of the SIMT kernels.
+// Rows that the CPU engine and the SIMT kernels take.
 template <class P, class M>
 concept RowPolicy = ProductStore<P, M> && ProductSource<P, M> && requires(const P p, std::int64_t row) {
-  // Backward skips a row that is not active: all its gradients are 0.
-  { p.active(row) } -> std::same_as<bool>;
+  { p.active(row) } -> std::same_as<bool>;         // false: backward skips the row, whose gradients are all 0
   { p.label(row) } -> std::same_as<std::int64_t>;  // Element::label
 };
 
-// A row policy that also knows g_i, the gradient with respect to P_i without the part of the payload (see pull()).
+// Rows that also know g_i, the gradient with respect to P_i without the part that comes from the payload (pull.h).
 template <class P, class M>
 concept KnowsProductGradient = PayloadMonoid<M> && M::kNormalized && requires(const P p, std::int64_t row) {
-  { p.of_product(row) } -> std::same_as<typename M::Real>;
+  { p.product_gradient(row) } -> std::same_as<typename M::Real>;
 };
 
-// Rows that may have a sink: one more element of the fold of each row of a head. Its score is sink(head), its
+// Rows that may have an attention sink: one more element in the fold of every row of a head, with score sink(head) and
 // payload 0.
 template <class P, class M>
 concept RowsWithSinks = PayloadMonoid<M> && M::kNormalized && requires(const P p, std::int64_t head) {
@@ -59,26 +58,27 @@ concept RowsWithSinks = PayloadMonoid<M> && M::kNormalized && requires(const P p
   { p.sink(head) } -> std::same_as<typename M::Real>;
 };
 
-// Rows that may be computed again (device/resident/repair.cuh). marked: was the result of this row not
-// finite.
+// Rows that can be computed a second time (device/resident/repair.cuh). marked(row): the forward kernel found a result
+// that is not finite in this row.
 template <class P, class M>
 concept MarkedRows = ProductStore<P, M> && requires(const P p, std::int64_t row) {
   { p.marked(row) } -> std::same_as<bool>;
 };
 
-// Rows of the resident forward kernels. kLowWords: can the output have low words (FoldOutput).
+// Rows of the resident forward kernels. kLowWords: the output may have low words (FoldOutput::low).
 template <class P, class M>
 concept PayloadRows = requires(const P p, std::int64_t row, int head, typename M::Output product, bool right,
                                float (&sums)[4], int column0) {
   { P::kLowWords } -> std::convertible_to<bool>;
   p.store(row, head, product, right);  // right: false if the row must be computed again (MarkedRows)
-  // Makes of the payload's fold what is written: all that a thread has of two rows, or consecutive components of one.
+  // Turn the payload's fold into what is written; the MLP adds its output bias here. output: a thread's fragment of two
+  // rows. output_of: consecutive components of one row, from column0 on.
   p.output(sums);
   p.output_of(sums, column0);
 };
 
-// Rows of a fold by contraction tiles, which takes states: label(row) is Element::label or -1. skip(row) is called
-// instead of store for a row that is not active.
+// Rows of a fold by the contraction kernels. They store states, not products: a row's columns may be split over several
+// clusters. label(row) is Element::label, or -1. A row that is not active gets skip(row) instead of store().
 template <class P, class M>
 concept StateRows = requires(const P p, std::int64_t row, typename M::State state) {
   { p.label(row) } -> std::convertible_to<std::int64_t>;
@@ -86,8 +86,9 @@ concept StateRows = requires(const P p, std::int64_t row, typename M::State stat
   p.skip(row);
 };
 
-// Rows of local gradients by contraction tiles. product is in the units of M; far: must scores be rounded (kFarScore
-// of device/block/fold_fragment.cuh). upstream is by the dot product, where unit is the scores' unit().
+// Rows of the contraction kernels that compute local gradients (dlogits). product is in M's units. far: the row's scores
+// are so large that they must be rounded before they are subtracted (kLargeScore in device/block/fold_fragment.cuh).
+// upstream already has the factor `unit`, the scores' unit(), so that results are derivatives by the dot product.
 template <class P, class M>
 concept LocalGradientRows =
     requires(const P p, std::int64_t row, typename M::Output product, typename M::Real unit) {
@@ -99,6 +100,9 @@ concept LocalGradientRows =
 
 // ---- Scores of the SIMT kernels: the scores of a head, element by element, from dot products of type R
 // (device/block/elements.cuh).
+//   at(row, column)       an element: its score for a dot product, and the chain rule back to the dot product
+//   touches(row, column)  false: the tile that begins here holds no score at all
+//   masks()               whether single elements can be masked; if so, keeps(row, column) is false for those that are
 template <class S, class R>
 concept ElementScores = requires(const S s, std::int64_t row, std::int64_t column, R dot, R g) {
   { s.at(row, column).value(dot) } -> std::same_as<R>;
@@ -108,16 +112,16 @@ concept ElementScores = requires(const S s, std::int64_t row, std::int64_t colum
   { s.keeps(row, column) } -> std::same_as<bool>;
 };
 
-// ---- Scores: score.h for a fragment, a thread's part of a tile of dot products (device/block/fragment.cuh). Sizes of
-// fragments are deduced; those here are examples.
+// ---- Scores of the tensor-core kernels: score.h for a fragment, a thread's part of a tile of dot products
+// (device/block/fragment.cuh). The fragment sizes below are examples; kernels deduce them.
 
-// Forward, for a fragment whose lines are rows. kMonotone: does the score grow with the dot product. Then a fragment may
-// hold dot products in place of scores, and an absent score is an absent dot product.
+// Forward, for a fragment whose lines are rows. kMonotone: the score grows with the dot product. A fragment may then keep
+// dot products in place of scores, and a masked element is one whose dot product is absent().
 template <class S, class M>
 concept FragmentScores =
     requires(const S s, float (&tile)[4], int row0, int column0, typename M::Real x, int i) {
       { S::kMonotone } -> std::convertible_to<bool>;
-      // Turns the dot products of the tile at (row0, column0) into the numbers that the fragment holds.
+      // RowSemaphores the dot products of the tile at (row0, column0) into the numbers that the fragment holds.
       s.prepare(tile, row0, column0);
       // The score of element i, where x is the number in the fragment; the compiler may fuse it with its use.
       { s.value(x, i) } -> std::same_as<typename M::Real>;
@@ -137,25 +141,24 @@ concept PulledScores = requires(const S s, typename M::Real x, typename M::Real 
   { s.chain(g, x, i) } -> std::same_as<typename M::Real>;
 };
 
-// Backward, for a fragment whose lines are columns.
+// Backward, for a transposed fragment: its lines are columns.
 template <class S, class M>
 concept TransposedScores = PulledScores<S, M> && requires(const S s, float (&tile)[4], float (&weights)[4],
                                                           float (&g)[4], int row0, int column0) {
   s.prepare_transposed(tile, row0, column0);
-  // Receives the weights and the results of chain(), 0 where a row does not keep a column.
+  // Receives the softmax probabilities ("weights") and the results of chain(). Both are 0 where the element is masked.
   s.finish_transposed(weights, g, row0, column0);
 };
 
-// Scores with a bias an element. TMA loads the biases in tiles: s.folded(tile) are FragmentScores,
-// s.pulled(tile) are TransposedScores (device/block/bias_tile.cuh).
+// Scores with one bias per element, which TMA loads in tiles (device/block/bias_tile.cuh). s.folded(tile) gives
+// FragmentScores, s.pulled(tile) TransposedScores. rows_share: all rows of a head have the same biases.
 template <class S>
 concept ScoresWithTiles = requires(const S s) {
   typename S::BiasElement;
   { s.rows_share } -> std::convertible_to<bool>;
 };
 
-// Scores that depend on the head. Forward: the scores of one head; backward: the scores of one tile of a
-// head.
+// Scores that depend on the head. Forward asks for the scores of one head, backward for those of one tile of a head.
 template <class S, class M>
 concept ScoresOfHeads = requires(const S s, int batch, int head) {
   requires FragmentScores<std::remove_cvref_t<decltype(s.of_head(batch, head))>, M>;
@@ -165,19 +168,20 @@ concept PulledScoresOfHeads = requires(const S s, int batch, int head, int row0,
   requires TransposedScores<std::remove_cvref_t<decltype(s.pulled(batch, head, row0, column0))>, M>;
 };
 
-// Does each score take registers: for a bias an element, or for a function.
+// Whether scores take registers for each element: for a bias per element, or for a user's function.
 template <class S>
 inline constexpr bool kScoresOfElements = false;
-// May the columns of a row be listed spans. Code for these takes registers too, so a kernel for scores of elements has it
-// only if it is for packed sequences.
+// Whether a kernel also handles listed spans (ColumnRange::listed, packed sequences). That code takes registers too. So a
+// kernel whose scores take registers has it only if it was compiled for packed sequences.
 template <class S>
 inline constexpr bool kMayBeListed = !kScoresOfElements<S>;
 template <class S>
   requires requires { S::kOfSequences; }
 inline constexpr bool kMayBeListed<S> = S::kOfSequences;
 
-// Scores that may be absent from whole blocks (device/program/score_element.h): s.touches(...) says whether a tile holds any
-// score. The strips say which tiles of some rows, or of some columns, hold any, and which hold all.
+// Scores with a block mask (device/program/score_element.h). s.touches(...) says whether a tile holds any score. A strip is
+// all tiles of some rows, or of some columns: next() finds the next tile that holds a score, whole() says whether a tile
+// is entirely unmasked.
 template <class S>
 concept SkipsBlocks = requires(const S s) {
   { s.touches(0, 0, 0, 0, 0, 0) } -> std::same_as<bool>;
@@ -189,10 +193,9 @@ concept SkipsBlocks = requires(const S s) {
 
 // ---- Epilogues of the contraction.
 
-// Passed to the kernel by value. Memory is its shared memory. Work is what a thread keeps for 64 rows, from
-// row0 on, while their tiles are computed. dots are the dot products of one tile, for each of kScores scores.
-// place is the index of row0 in [groups, clusters, shares, rows of a block]
-// (device/schedule/tile_schedule.cuh).
+// An epilogue is passed to the kernel by value. Memory is its part of shared memory. Work is what a thread keeps for the 64
+// rows from row0 on while their tiles are computed. dots are the dot products of one tile, for each of kScores scores.
+// place is the index of row0 in [groups, clusters, shares, rows of a block] (device/schedule/tile_schedule.cuh).
 template <class P, int kScores>
 concept ContractionEpilogue =
     requires(const P p, typename P::Work& work, typename P::Memory& memory, float (&dots)[kScores][32],
@@ -203,7 +206,8 @@ concept ContractionEpilogue =
       p.finish();          // before the block ends
     };
 
-// How an epilogue stores rounded fragments of 64 columns, in kOuts tensors: the `at`-th of kStores stores of a tile.
+// How an epilogue stores rounded fragments of 64 columns, into kOuts tensors. A tile takes several stores; this is number
+// `at` of them.
 template <class S>
 concept FragmentStores = requires(const S s, const std::uint32_t (&words)[16], int n, int row0, int column,
                                   int at, typename S::Memory& memory, int warpgroup) {

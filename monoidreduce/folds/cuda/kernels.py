@@ -231,7 +231,7 @@ def scores_kernel(
     family = _C.FAMILIES[tier]
     at_most = next(size for size in _WIDTHS if width <= size) if family.tensor_cores else _ANY_WIDTH
     capability = capability_of(device)
-    steps = family.modified_cases and scale >= _LEAST_SCALE and not weights
+    steps = family.score_mod_variants and scale >= _LEAST_SCALE and not weights
     return _loaded_scores(program, which, packed, dtype, at_most, tier, capability, steps, weights, most)
 
 
@@ -298,7 +298,7 @@ def compiled_scores(
     types = [f"{here}{monoid}<{here}Bits>", f"{here}ModifiedScores<{here}P>"]
     if which == FORWARD:
         types.append(f"{here}{rows}")
-    if _C.FAMILIES[tier].modified_cases:
+    if _C.FAMILIES[tier].score_mod_variants:
         tile.append(str(packed).lower())
         if which != FORWARD:
             tile.append(f"{family}RowSums::{'kInTurn' if which == BACKWARD_IN_TURN else 'kAnyOrder'}")

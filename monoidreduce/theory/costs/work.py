@@ -207,7 +207,7 @@ class _Problem:
 
     @property
     def partial(self) -> bool:
-        """Whether a window or a mask may exclude elements (last_round.h)."""
+        """Whether a window or a mask may exclude elements (stream_k_tail.h)."""
         bias = self.launch.arguments.get("bias")
         return not self.band.all or (bias is not None and bias.dtype == torch.bool)
 
@@ -512,7 +512,7 @@ def _product(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     work = _contraction(launch.name, rows, columns, depth, (TILE_ROWS, tile), gpu, a["out"].bytes)
     yield Work(**{**vars(work), "read": work.read + summed})
     if "order" in a and launch.name == "rows_product" and not summed:
-        yield _moves("clear_others", 0, 0)  # clears ignored rows; the model assumes none
+        yield _moves("clear_inactive_rows", 0, 0)  # clears ignored rows; the model assumes none
 
 
 def _copied(launch: Launch, gpu: Hardware) -> Iterator[Work]:

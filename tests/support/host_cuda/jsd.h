@@ -24,7 +24,7 @@ struct HostMath {
 
 struct Call {
   ScorePair scores;
-  CountedRows counted;
+  ActiveRows counted;
   float* losses;
   JsdRow* stats;
   const float* factor;

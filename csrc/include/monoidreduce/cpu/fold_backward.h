@@ -1,14 +1,14 @@
 // Backward on the CPU: see cpu/fold.h.
 //
-// For a block of columns and a chunk of rows, dz and the weights are recomputed into a workspace of panels. Then two
-// parallel loops follow: one over panels of rows adds to d_a, one over groups of columns adds to d_b and d_payload. So
-// no two threads ever add to the same number.
+// For a block of columns and a chunk of rows, one parallel loop over panels of rows recomputes dz and the weights into a
+// workspace, and adds to d_a. A second one, over groups of columns, adds to d_b and d_payload. So no two threads ever add to
+// the same number.
 //
-// All sums are panels of T. The sums of a block of columns are complete before the next block begins, the sums of a row
-// after the last block. Each is written once, in the type of its gradient.
+// All sums are panels of T. The sums of a block of columns are complete before the next block begins, those of a row after the
+// last block. Each is written once, in the type of its gradient.
 //
-// If there are fewer problems than threads, and all columns are equally much work, the columns are cut into
-// slices. Each thread then has a slice and runs both loops alone.
+// If there are fewer problems (batch times column heads) than threads, and all columns are equally much work, the columns are
+// cut into slices. Each thread then has a slice and runs both loops alone.
 #pragma once
 
 #include <algorithm>
@@ -41,26 +41,26 @@ struct Wanted {
         bias(g.d_bias.present()) {}
 };
 
-// The data of a panel of rows that do not depend on the column.
+// What backward knows of a panel of rows, independent of the column.
 template <class M, class T>
 struct PanelFacts {
   PanelRows<T> rows;
   typename M::Output product[kPacks];
   typename M::Upstream upstream[kPacks];
-  LanePack<T> of_product[kPacks];  // g_i, if the policy knows it (KnowsProductGradient); else 0
+  LanePack<T> product_gradient[kPacks];  // g_i, if the policy knows it (KnowsProductGradient); otherwise 0
 
   template <class Rows>
   PanelFacts(const FoldProblem& p, const ProblemRows& problem, std::int64_t first, const Rows& policy)
       : rows(p, problem, first, policy, true) {
     std::memset(static_cast<void*>(product), 0, sizeof(product));
     std::memset(static_cast<void*>(upstream), 0, sizeof(upstream));
-    std::fill_n(of_product, kPacks, LanePack<T>(0));
+    std::fill_n(product_gradient, kPacks, LanePack<T>(0));
     for (int lane = 0; lane < rows.count; ++lane) {
       const std::int64_t row = problem.flat(first + lane);
       set_lane<T>(product[lane / kLanes<T>], lane % kLanes<T>, policy.product(row));
       set_lane<T>(upstream[lane / kLanes<T>], lane % kLanes<T>, policy.upstream(row));
-      if constexpr (requires { policy.of_product(row); }) {
-        set_lane<T>(of_product[lane / kLanes<T>], lane % kLanes<T>, policy.of_product(row));
+      if constexpr (requires { policy.product_gradient(row); }) {
+        set_lane<T>(product_gradient[lane / kLanes<T>], lane % kLanes<T>, policy.product_gradient(row));
       }
     }
   }
@@ -68,8 +68,8 @@ struct PanelFacts {
 
 // The sums of d_a (or d_other_a) over the columns of one problem, as panels of rows: [width][kPanel].
 //
-// The memory of the gradient itself holds the panels until its rows are stored. If the gradient has type T, it holds
-// whole numbers. If its type has half the bytes, it holds their upper halves, and lower_ the lower halves. A last panel
+// The memory of the gradient itself holds the panels until its rows are stored. If the gradient has type T, it holds whole
+// numbers. If its type has half as many bytes, it holds their upper halves, and lower_ holds the lower halves. A last panel
 // that is not full has memory of its own.
 template <class T>
 class RowSums {
@@ -91,7 +91,7 @@ class RowSums {
   }
   std::int64_t panel_size() const { return width_ * kPanel<T>; }
 
-  // Panel i: a pointer to it where it is stored whole, else a copy in `room`. After adding to it, call keep().
+  // Panel i: a pointer to it if it is stored whole, otherwise a copy in `room`. Call keep() after adding to it.
   T* panel(std::int64_t i, T* room) const {
     if (i >= in_place_) return own_ + (i - in_place_) * panel_size();
     if (!halves_) return reinterpret_cast<T*>(place_) + i * panel_size();
@@ -129,16 +129,16 @@ class RowSums {
   Scratch<T> own_;
 };
 
-// The sums of one gradient by columns (d_b, d_other_b or d_payload), and the operand that they are summed
-// from. The operand (a, other_a or grad_out) is rows with widths as lanes.
+// The sums of one gradient of columns (d_b, d_other_b or d_payload), and the rows that they are summed over (of a, other_a or
+// grad_out), with one element of the width per lane.
 template <class T, class E>
 struct ColumnSums {
-  static constexpr std::int64_t kStep = kPanel<T> * kDepth<E>;  // elements of kDepth rows
+  static constexpr std::int64_t kStep = kPanel<T> * kDepth<E>;  // elements of a step: kDepth rows
   std::int64_t width;
-  // Steps of a width panel: the chunk's rows, and one step of zeros. That step keeps writes to different width panels
+  // The number of steps in a width panel: the chunk's rows, and one step of zeros, which keeps writes to different width panels
   // in different cache sets.
   std::int64_t steps;
-  Scratch<E> rows;  // [width panel][step][kPanel][kDepth]: the chunk's rows, lanes are widths
+  Scratch<E> rows;  // [width panel][step][kPanel][kDepth]: the chunk's rows
   Scratch<T> sums;  // [width panel][block column][kPanel]
   NonFinite<T> taken;
   ColumnSums(bool wanted, std::int64_t width, std::int64_t chunk, std::int64_t block)
@@ -150,15 +150,15 @@ struct ColumnSums {
   }
 };
 
-// How many threads work on one problem: all of them where there are few problems. Problems may share a bias gradient, so
-// with one they run one after the other.
-inline int threads_a_problem(const FoldProblem& p, bool bias_gradient, int threads) {
+// The number of threads that work on one problem: all of them if there are few problems. Problems may share a bias gradient; if
+// there is one, they run one after the other.
+inline int threads_per_problem(const FoldProblem& p, bool bias_gradient, int threads) {
   return p.batch() * p.column_heads() >= threads && !bias_gradient ? 1 : threads;
 }
 
-// Whether each thread may have a slice of the columns to itself. It then has its own sums of the rows'
-// gradients, which are added up at the end. Slices must be equal work, and the sums must take little memory.
-// No thread then reads data that another has just written: between core complexes that takes four times as long.
+// Whether each thread gets a slice of the columns to itself. It then has its own sums of the rows' gradients, which are added
+// up at the end. So no thread reads data that another has just written, which between core complexes takes four times as
+// long. The slices must be equal work, and the sums must take little memory.
 template <class T>
 bool may_slice(const FoldProblem& p, const FoldGradients& g, std::int64_t block, int threads) {
   constexpr std::int64_t kMostBytes = 16 << 20;
@@ -170,9 +170,9 @@ bool may_slice(const FoldProblem& p, const FoldGradients& g, std::int64_t block,
          (threads - 1) * group_rows * width * static_cast<std::int64_t>(sizeof(T)) <= kMostBytes;
 }
 
-// A chunk of rows by a block of columns. Rows are loaded once per block, so a block needs many columns. With
-// a payload, blocks are smaller. The workspace (columns x chunk, twice) then stays in the L2 cache, and the
-// edge of a causal mask cuts fewer blocks.
+// The tile: a chunk of rows by a block of columns. Rows are loaded once per block, so a block needs many columns. With a
+// payload, blocks are smaller: the workspace (columns x chunk, twice) then stays in the L2 cache, and the edge of a causal
+// mask cuts fewer blocks.
 template <class T>
 TileSize backward_tile(const FoldProblem& p, int threads) {
   const bool payload = p.payload.present();
@@ -196,7 +196,7 @@ class Backward {
   Backward(const M<T>& m, const FoldProblem& p, const Rows& policy, const FoldGradients& g, int threads)
       : m_(as_packs<M, T>(m)), p_(p), policy_(policy), g_(g), want_(g), score_(p.score) {
     problems_ = p.batch() * p.column_heads();
-    inner_threads_ = threads_a_problem(p, want_.bias, threads);
+    inner_threads_ = threads_per_problem(p, want_.bias, threads);
     outer_threads_ = threads / inner_threads_;
     if (may_slice<T>(p, g, backward_tile<T>(p, 1).columns, inner_threads_)) {
       slices_ = std::exchange(inner_threads_, 1);
@@ -235,12 +235,13 @@ class Backward {
     const ProblemRows rows;
     const std::int64_t panels;
     Scratch<PanelFacts<Packs, T>> facts;
-    std::deque<RowSums<T>> of_a, of_other_a;  // of each slice
+    std::deque<RowSums<T>> of_a, of_other_a;  // one for each slice
 
    private:
     int threads() const { return pass.slices_ * pass.inner_threads_; }
 
-    // Rows that are not active get zeros: their lanes may hold NaN, from 0 times a number of b that is not finite.
+    // Adds up the slices' sums and stores them. Rows that are not active get zeros: their lanes may hold NaN, from 0 times a
+    // number of b that is not finite.
     void store_rows(const TensorView& t, const std::deque<RowSums<T>>& sums) const {
       if (!t.present()) return;
       parallel_for(threads(), panels, [&](std::int64_t i, int) {
@@ -297,7 +298,7 @@ class Backward {
         columns_ = std::min(pass_.block_, end_ - first_);
         load_block();
         for (std::int64_t i = 0; i < all_panels_; i += chunk_panels) {
-          // Skips panels at both ends that keep none of the columns.
+          // Skips panels at both ends in which all of these columns are masked.
           std::int64_t begin = i, end = std::min(i + chunk_panels, all_panels_);
           while (begin < end && !touches(begin)) ++begin;
           while (begin < end && !touches(end - 1)) --end;
@@ -330,7 +331,7 @@ class Backward {
       if (kModifies || has_mask(p_)) b_.take_non_finite(columns_, b_taken_);
     }
 
-    // f(from, count) for groups of the block's columns, in parallel.
+    // Calls f(from, count) for groups of the block's columns, in parallel.
     template <class F>
     void for_columns(F f) {
       const std::int64_t group = 2 * kColumnStep * (pass_.inner_threads_ > 1 ? 1 : 16);
@@ -363,7 +364,7 @@ class Backward {
       }
     }
 
-    // Clears the workspace of a panel that keeps none of the columns.
+    // Clears the workspace of a panel in which all columns are masked.
     void clear_panel(std::int64_t panel) {
       for (Scratch<E>* tile : {&dz_, &other_dz_, &weights_}) {
         if (tile->get()) std::fill_n(*tile + panel * tile_size(), columns_ * kPanel<T>, E{});
@@ -372,14 +373,14 @@ class Backward {
       if (bias_.get()) std::fill_n(bias_ + panel * tile_size(), columns_ * kPanel<T>, nothing);
     }
 
-    // Lanes beyond the last row: their scores are 0 times the columns, NaN if these are infinite.
+    // Clears the lanes beyond the last row. Their scores are 0 times the columns, which is NaN if a column is infinite.
     void clear_lanes_beyond(std::int64_t rows, T* tile) const {
       if (rows == kPanel<T> || !tile) return;
       for (T* column = tile; column != tile + columns_ * kPanel<T>; column += kPanel<T>)
         std::fill(column + rows, column + kPanel<T>, T(0));
     }
 
-    // Recomputes the scores of a panel, pulls the gradient through the fold, and adds to d_a.
+    // Recomputes the scores of a panel, turns them into dz (the VJP of each element, pull.h), and adds to d_a.
     void pull_panel(std::int64_t panel, int worker) {
       const PanelFacts<Packs, T>& facts = *(facts_ + first_panel_ + panel);
       const std::int64_t at = panel * tile_size(), first = facts.rows.first, count = facts.rows.count;
@@ -389,8 +390,8 @@ class Backward {
       E *lanes = lanes_ + worker * lanes_size(), *operand = operands_ + worker * tile_size();
       T* room = sums_ + worker * lanes_size();
       load_lanes<T>(p_.a, rows_, first, count, lanes);
-      matmul(b_.over_width(), columns_, 1, p_.width(), lanes, dz, false, run_of_widths<T, E>(p_));
-      // Numbers of b that are not finite were taken out of the tile. Scores need them, so they are added here.
+      matmul(b_.over_width(), columns_, 1, p_.width(), lanes, dz, false, longest_run<T, E>(p_));
+      // Numbers of b that are not finite were taken out of the tile. Scores need them, so their products are added here.
       for (const auto& entry : b_taken_) {
         const E* row = lanes + entry.column / kDepth<E> * kDepth<E> * kPanel<T> + entry.column % kDepth<E>;
         for (int lane = 0; lane < kPanel<T>; ++lane) {
@@ -400,12 +401,12 @@ class Backward {
       if (kScores == 2 && p_.other_a.present()) {
         load_lanes<T>(p_.other_a, rows_, first, count, lanes);
         matmul(other_b_.over_width(), columns_, 1, p_.other_width(), lanes, other_dz, false,
-               run_of_widths<T, E>(p_));
+               longest_run<T, E>(p_));
       }
       if (p_.payload.present()) {
         load_lanes<T>(pass_.g_.grad_out, rows_, first, count, lanes);
         matmul(payload_.over_width(), columns_, 1, p_.payload_width(), lanes, weights, false,
-               run_of_widths<T, E>(p_));
+               longest_run<T, E>(p_));
       }
       T* slope = slopes_ + worker * tile_size();
       if constexpr (kModifies) {
@@ -445,7 +446,7 @@ class Backward {
       }
     }
 
-    // The slope of a score that a row does not keep may not be finite.
+    // dz *= slope, the derivative of a modified score. For a masked element it may not be finite, and dz stays 0.
     void multiply_slopes(const T* slope, T* dz) const {
       for (std::int64_t i = 0; i < columns_ * kPanel<T>; i += kLanes<T>) {
         const R of_score = R::load(dz + i);
@@ -453,8 +454,8 @@ class Backward {
       }
     }
 
-    // The memory in which a panel's tile is computed, or null. If E is T, it is the workspace itself. BFloat16 operands
-    // have a tile of T, which is rounded into the workspace later.
+    // The memory in which a panel's tile is computed, or null. If E is T, it is the workspace itself. For BFloat16 operands it
+    // is a tile of T, which is rounded into the workspace later.
     T* tile_of(const Scratch<E>& workspace, std::int64_t at, int worker, int which) const {
       if (!workspace.get()) return nullptr;
       if constexpr (kNarrow) {
@@ -464,11 +465,11 @@ class Backward {
       }
     }
 
-    // Scores become dz in place, u becomes the weight, and the bias its gradient.
+    // In place, dot products become dz, u becomes the weight, and the bias becomes its gradient.
     template <bool kPlain, class Named>
     void pull_tile(const Named& named, const PanelTile<Packs, T>& tile, const PanelFacts<Packs, T>& facts,
                    T* dz, T* other_dz, T* weights, T* bias) const {
-      // Copies, because the compiler knows that stores do not change them.
+      // Local copies, because the compiler can tell that stores do not change these.
       const Named m = named;
       const Score<R> score = pass_.score_;
       typename Packs::Output product[kPacks];
@@ -482,14 +483,14 @@ class Backward {
           for (std::int64_t j = 0; j < columns_; ++j) {
             for (int half = 0; half < kPacks; ++half) {
               const Element<R> e = tile.template from_dots<kPlain>(j, half);
-              const R added = share_of_mean(m, e, product[half], R::load(weights + tile.at(j, half)));
+              const R added = delta_term(m, e, product[half], R::load(weights + tile.at(j, half)));
               mean[half] = mean[half] + (kPlain ? added : select(tile.valid(j, half), added, zero));
             }
           }
           for (int half = 0; half < kPacks; ++half) {
             // A lane beyond the last row has no columns; its mean may be NaN (0 times infinity) and must not be used.
             const Mask<R> keeps_any = facts.rows.begin[half] < facts.rows.end[half];
-            upstream[half] = select(keeps_any, facts.of_product[half] - mean[half], upstream[half]);
+            upstream[half] = select(keeps_any, facts.product_gradient[half] - mean[half], upstream[half]);
           }
         }
       }
@@ -526,7 +527,7 @@ class Backward {
       }
     }
 
-    // Stores the panel's rows with widths as lanes, for the products that sum over rows.
+    // Stores the panel's rows with one element of the width per lane, for the products that sum over rows.
     void keep_rows(const ColumnSums<T, E>& sums, const TensorView& t, std::int64_t panel) const {
       if (sums.width == 0) return;
       const PanelRows<T>& rows = (facts_ + first_panel_ + panel)->rows;
@@ -546,7 +547,8 @@ class Backward {
       add_non_finite_rows(sums, dz, from, count);
     }
 
-    // An entry's row is a step of kDepth rows of the chunk, its column a width of one of them.
+    // Adds the products of the numbers that were taken out of the rows. `row` of an entry counts steps of kDepth rows,
+    // through all width panels; `column` is lane * kDepth + the row within the step.
     void add_non_finite_rows(const ColumnSums<T, E>& sums, const E* dz, std::int64_t from,
                              std::int64_t count) const {
       for (const auto& entry : sums.taken) {
@@ -617,16 +619,18 @@ class Backward {
     const ProblemRows& rows_;
     const std::int64_t all_panels_;
     const Scratch<PanelFacts<Packs, T>>& facts_;
-    const std::int64_t begin_, end_;          // the slice
+    const std::int64_t begin_, end_;          // the columns of the slice
     ColumnTile<T, E> b_, other_b_, payload_;  // the block's columns
     NonFinite<T> b_taken_;
     Scratch<E> dz_, other_dz_, weights_;  // the workspace of a chunk: [panel][column][kPanel]
-    Scratch<T> bias_;      // the same: bias, then its gradient; 0 or -inf where scores are modified
-    Scratch<E> lanes_;     // of each worker: a panel of rows
-    Scratch<T> sums_;      // of each worker: a panel of row sums
-    Scratch<T> tiles_;     // of each worker: dz, other_dz and weights before they are rounded
-    Scratch<T> slopes_;    // of each worker: of modified scores, times the scale
-    Scratch<E> operands_;  // of each worker: dz as an operand of d_a's product
+    // The same shape: the bias, then its gradient. If M modifies scores, the mask (0 or -inf).
+    Scratch<T> bias_;
+    // Each worker has its own part of the following.
+    Scratch<E> lanes_;     // a panel of rows
+    Scratch<T> sums_;      // a panel of row sums
+    Scratch<T> tiles_;     // dz, other_dz and weights before they are rounded
+    Scratch<T> slopes_;    // derivatives of modified scores, times the scale
+    Scratch<E> operands_;  // dz as an operand of d_a's product
     const RowSums<T>&of_a_, &of_other_a_;
     ColumnSums<T, E> of_b_, of_other_b_, of_payload_;
     std::int64_t first_ = 0, columns_ = 0;       // the block of columns
@@ -640,10 +644,11 @@ class Backward {
   const Wanted want_;
   const Score<R> score_;
   std::int64_t problems_, block_, chunk_;
-  int outer_threads_, slices_ = 1, inner_threads_;  // over problems; over a problem's columns; within a slice
+  // Threads over problems; slices of a problem's columns, a thread each; threads within a slice.
+  int outer_threads_, slices_ = 1, inner_threads_;
 };
 
-// Computes the gradients that are present in g, from the policy's P_i and upstream gradients and recomputed scores.
+// Computes the gradients that are present in g, from recomputed scores and from the policy's P_i and upstream gradients.
 template <template <class> class M, class T, class Rows>
 void fold_backward(const M<T>& m, const FoldProblem& p, const Rows& policy, const FoldGradients& g,
                    int threads) {

@@ -12,8 +12,8 @@
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
 
-// Folds a tile into the panel's states. With a payload, scores become weights in place, and scale becomes the factor
-// that rescales the payload's sums so far. Columns that a lane does not keep are skipped.
+// Folds a tile into the panel's states. With a payload, scores become weights in place, and `scale` becomes the factor that
+// rescales the payload's sums so far. Masked elements are skipped.
 template <bool kPlain, class M, class Tile, class T>
 inline void fold_panel(const M& m, const Tile& tile, std::int64_t columns, typename M::State (&state)[kPacks],
                        T* scores, T* other_scores, bool payload, LanePack<T> (&scale)[kPacks]) {
@@ -37,7 +37,7 @@ inline void fold_panel(const M& m, const Tile& tile, std::int64_t columns, typen
         state[half] = m.reframe(state[half], frame[half]);
       }
     }
-    // The tile has a state of its own, combined once: a sum of tiles' sums is more accurate than one long sum.
+    // The tile has a state of its own, which is combined once: a sum of tiles' sums is more accurate than one long sum.
     typename M::State sum[kPacks];
     for (int half = 0; half < kPacks; ++half) sum[half] = m.reframe(m.identity(), m.frame_of(state[half]));
     for (std::int64_t j = 0; j < columns; ++j) {
@@ -65,8 +65,8 @@ inline void fold_panel(const M& m, const Tile& tile, std::int64_t columns, typen
   }
 }
 
-// A panel of rows by a tile of columns. The columns stay in the L2 cache while a block of panels passes over them; a
-// panel of scores stays in L1. E: the operand type of the matrix products.
+// The tile: a panel of rows by a number of columns. The columns stay in the L2 cache while a block of panels passes over them;
+// a panel of scores stays in L1. E: the operand type of the matrix products.
 template <class T, class E>
 TileSize forward_tile(const FoldProblem& p) {
   const std::int64_t column_bytes = (p.width() + p.other_width() + p.payload_width()) * sizeof(E);
@@ -89,9 +89,9 @@ class Forward {
     problems_ = p.batch() * p.column_heads();
     panels_ = divide_up(p.heads() / std::max<std::int64_t>(p.column_heads(), 1) * p.rows(), kPanel<T>);
     columns_ = forward_tile<T, E>(p).columns;
-    // A tile of columns is loaded for a block of panels: up to 16 panels, if they fit into the caches. If that gives
-    // too few tasks for the threads, the columns are split into slices, one per task, whose states are combined in
-    // order (split-KV). Then each thread reads a part of the columns, not all of them for a few rows.
+    // A tile of columns is loaded for a block of up to 16 panels, if these fit into the caches. If that gives too few tasks for
+    // the threads, the columns are split into slices, one per task, and the slices' states are combined in order (split-KV).
+    // Each thread then reads only a part of the columns, instead of all of them for a few rows.
     const std::int64_t tasks = threads > 1 ? 2 * threads : 1;
     const std::int64_t most_splits = std::clamp(p.columns() / (2 * columns_), std::int64_t(1), tasks);
     const std::int64_t most_panels = std::clamp(
@@ -170,10 +170,10 @@ class Forward {
         if (p_.bias.present())
           load_bias(p_.bias, rows, panel_rows.first, panel_rows.count, j, count, bias.get());
         matmul(b.over_width(), count, 1, width, a + i * panel_size, scores.get(), false,
-               run_of_widths<T, E>(p_));
+               longest_run<T, E>(p_));
         if (Packs::kScores == 2 && p_.other_a.present()) {
           matmul(other_b.over_width(), count, 1, other_width, other_a + i * other_panel_size,
-                 other_scores.get(), false, run_of_widths<T, E>(p_));
+                 other_scores.get(), false, longest_run<T, E>(p_));
         }
         if constexpr (ModifiesScores<Packs>)
           m_.modify(rows, panel_rows.first, j, count, {scores.get(), bias.get()});
@@ -243,7 +243,7 @@ class Forward {
     }
   }
 
-  // Of the rows of a pack.
+  // The scores of the sinks of the rows in a pack.
   R sinks_of(const ProblemRows& rows, std::int64_t first) const {
     T sinks[kLanes<T>] = {};
     for (int lane = 0; lane < kLanes<T> && first + lane < rows.count(); ++lane)
@@ -296,8 +296,7 @@ class Forward {
   std::int64_t problems_, panels_, columns_, block_, blocks_, splits_;
 };
 
-// Folds every row, passes P_i to policy.store, and writes the payload's fold to out ([B, H, M, D]; absent without a
-// payload).
+// Folds every row, passes P_i to policy.store(), and writes the payload's fold to out ([B, H, M, D]; absent without a payload).
 template <template <class> class M, class T, class Rows>
 void fold_forward(const M<T>& m, const FoldProblem& p, const Rows& policy, const FoldOutput& out,
                   int threads) {

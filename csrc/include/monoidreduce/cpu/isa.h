@@ -1,5 +1,5 @@
-// The instruction set that a translation unit is compiled for. Everything in cpu/ is in an inline namespace of that name.
-// So objects compiled for different instruction sets share no symbol that the linker could mix up.
+// The instruction set that a translation unit is compiled for. Everything in cpu/ is in an inline namespace of that name, so
+// objects compiled for different instruction sets share no symbols that the linker could mix up.
 #pragma once
 
 #ifndef MR_CPU_ISA
@@ -17,12 +17,12 @@
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
 
-// true: this code is only for problems whose operands are all bfloat16. The library's avx512bf16 is such code. For other
-// problems it would equal avx512, which is used for them, so that nothing is compiled twice.
+// Whether this code is only for problems in which all operands are bfloat16, as the library's avx512bf16 build is. For other
+// problems it would be the same as the avx512 build; they use that one, so that nothing is compiled twice.
 #if defined(MR_CPU_BFLOAT16_ALONE)
-inline constexpr bool kBFloat16Alone = true;
+inline constexpr bool kOnlyBFloat16 = true;
 #else
-inline constexpr bool kBFloat16Alone = false;
+inline constexpr bool kOnlyBFloat16 = false;
 #endif
 
 #if defined(__AVX512F__)

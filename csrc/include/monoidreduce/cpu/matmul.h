@@ -2,11 +2,11 @@
 //
 //   c[m][lane] (+)= sum_k a(m, k) b[k][lane]      for lane in [0, kPanel)
 //
-// b and c are contiguous panels; a is read one scalar (or pair) at a time and broadcast. Every product of a fold has this
-// form, with rows or widths as lanes, so no operand is transposed in between. cpu/fold.h lists the six products.
+// b and c are contiguous panels; a is read one scalar (or pair) at a time and broadcast. Every product of a fold has this form,
+// with lanes that are rows or elements of the width, so no operand is transposed in between. cpu/fold.h lists the products.
 //
-// Operands have the accumulation type T, or BFloat16 where the processor multiplies pairs of them (AVX512-BF16: twice the
-// rate of float32). Sums have type T in both cases. kDepth<E> operands are multiplied at a time: a panel of operands is
+// Operands have the accumulation type T, or BFloat16 if the processor multiplies pairs of these (AVX512-BF16: twice the rate of
+// float32). Sums have type T in both cases. kDepth<E> operands are multiplied at a time. So a panel of operands is
 // [k / kDepth][lane][kDepth], zero beyond the last k.
 #pragma once
 
@@ -27,11 +27,11 @@ inline namespace MR_CPU_ISA {
 template <class E>
 inline constexpr int kDepth = sizeof(E) == 2 ? 2 : 1;
 
-// The broadcast operand. The kDepth elements (m, k), (m, k + 1), ... are adjacent, at
+// The broadcast operand, a. The kDepth elements (m, k), (m, k + 1), ... are adjacent, at
 //
 //   data[m * row_stride + k / kDepth * step]
 //
-// k runs through segments of equal length, whose starts are `segment` apart.
+// k runs through segments of equal length; the starts of two successive segments are `segment` apart.
 template <class E>
 struct Broadcast {
   const E* data;
@@ -40,7 +40,7 @@ struct Broadcast {
   std::int64_t segment = 0;
 };
 
-// Operands multiplied by one step: lanes of b, a scalar of a, and sum + scalar * lanes.
+// One step of a product: loads lanes of b, broadcasts a scalar of a, and computes sum + scalar * lanes.
 template <class T, class E>
 struct Step;
 
@@ -74,8 +74,8 @@ struct Step<float, BFloat16> {
 inline constexpr bool kMultipliesBFloat16 = false;
 #endif
 
-// kRows rows of c stay in registers for the whole sum. The sum starts from 0 and is added to c at the end: a
-// sum of tiles' sums is more accurate than one long sum.
+// Computes kRows rows of c, which stay in registers for the whole sum. The sum starts from 0 and is added to c at the end,
+// because a sum of tiles' sums is more accurate than one long sum.
 template <int kRows, class T, class E>
 inline void matmul_block(Broadcast<E> a, std::int64_t segments, std::int64_t length, const E* b, T* c,
                          bool accumulate) {
@@ -85,7 +85,7 @@ inline void matmul_block(Broadcast<E> a, std::int64_t segments, std::int64_t len
   for (int m = 0; m < kRows; ++m) {
     for (int p = 0; p < kPacks; ++p) sum[m][p] = R(0);
   }
-  // c may not be cached, and is needed when the sum is complete.
+  // c may not be in the cache, and is needed once the sum is complete.
   for (int m = 0; accumulate && m < kRows; ++m) {
     for (int p = 0; p < kPacks; ++p) __builtin_prefetch(c + m * kPanel<T> + p * kLanes<T>, 1);
   }
@@ -112,7 +112,8 @@ inline void matmul_block(Broadcast<E> a, std::int64_t segments, std::int64_t len
   }
 }
 
-// Blocks of kRows rows, and the remaining rows in blocks of 8, 4, 2 and 1: most widths are multiples of 4 or 8.
+// Computes rows of c in blocks of kRows, and the remaining rows in blocks of 8, 4, 2 and 1: most widths are multiples of 4 or
+// 8.
 template <int kRows, class T, class E>
 inline void matmul_rows(Broadcast<E> a, std::int64_t rows, std::int64_t segments, std::int64_t length,
                         const E* b, T* c, bool accumulate) {
@@ -128,9 +129,9 @@ inline void matmul_rows(Broadcast<E> a, std::int64_t rows, std::int64_t segments
   }
 }
 
-// The most terms that are summed in one run. For float, runs of 64 cost 1 to 2 % of attention's time; runs of 128 have 1.1
-// to 1.2 times the error. Runs of 32 have 0.8 times the error, but cost 8 %. (A run of b is read once for every kRows
-// rows, from the L1 cache: 8 KiB of float, 16 KiB of BFloat16.)
+// The most terms that are summed in one run; the runs' sums are then added up. For float, runs of 64 cost 1 to 2 % of
+// attention's time. Runs of 128 have 1.1 to 1.2 times the error; runs of 32 have 0.8 times the error, but cost 8 %. (A run of b
+// is read once for every kRows rows, from the L1 cache: 8 KiB of float, 16 KiB of BFloat16.)
 template <class T, class E>
 inline constexpr std::int64_t kRun = std::is_same_v<T, E> ? 64 : 256;
 
@@ -138,7 +139,7 @@ inline constexpr std::int64_t kRun = std::is_same_v<T, E> ? 64 : 256;
 template <class T, class E>
 inline void matmul(Broadcast<E> a, std::int64_t rows, std::int64_t segments, std::int64_t length, const E* b,
                    T* c, bool accumulate, std::int64_t longest = kRun<T, E>) {
-  // Two accumulators a row, two registers of b and a broadcast scalar must fit the register file.
+  // Two accumulators per row, two registers of b and a broadcast scalar must fit into the vector registers.
   constexpr int kRows = kVectorRegisters == 32 ? 12 : 6;
   if (segments > 1) {
     const std::int64_t run = std::max<std::int64_t>(longest / length, 1);
@@ -156,7 +157,7 @@ inline void matmul(Broadcast<E> a, std::int64_t rows, std::int64_t segments, std
   }
 }
 
-// Interleaves rows of count elements each as operands: to[k][d] = rows[d][k].
+// Interleaves kDepth rows of `count` elements each, as an operand of a product: to[k][d] = rows[d][k].
 template <class T>
 inline void interleave(const T* const (&rows)[1], std::int64_t count, T* to) {
   std::copy_n(rows[0], count, to);
@@ -169,8 +170,8 @@ inline void interleave(const BFloat16* const (&rows)[2], std::int64_t count, BFl
   }
 }
 
-// A panel of results as an operand of the next product, [k / kDepth][lane][kDepth]. For T it is the panel itself. For
-// BFloat16 it is rounded into storage, which holds count rows, rounded up to a multiple of kDepth.
+// A panel of results as the operand b of the next product, [k / kDepth][lane][kDepth]. For T it is the panel itself. For
+// BFloat16 it is rounded into `storage`, which has room for `count` rows, rounded up to a multiple of kDepth.
 template <class T>
 inline const T* as_operand(const T* panel, std::int64_t, T*) {
   return panel;
@@ -195,7 +196,7 @@ inline const BFloat16* as_operand(const float* panel, std::int64_t count, BFloat
 }
 #endif
 
-// A panel of results as a broadcast operand over lanes, [k][lane]: rounded row by row.
+// A panel of results, rounded to the type of a broadcast operand (a) of a product that sums over lanes: [k][lane].
 template <class T>
 inline void narrow_rows(const T* panel, std::int64_t count, T* to) {
   std::copy_n(panel, count * kPanel<T>, to);

@@ -1,5 +1,6 @@
-// Scores that a user's functions make of dot products (folds/program/mods.py), by the interpreter: a monoid that has a program for
-// them. Panels of the program: the score, 0 where a row keeps it and else -inf, and backward the derivative by the dot product.
+// Monoids with a user's score_mod and mask_mod (folds/program/mods.py), which the interpreter runs. The program has three
+// panels: the dot product, which becomes the score; the mask, 0 or -inf; and in backward the derivative of the score with
+// respect to the dot product.
 #pragma once
 
 #include <algorithm>
@@ -13,12 +14,12 @@
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
 
-// Blocks of rows and columns: [batch, heads, blocks of rows, blocks of columns] int64, 0 where no row keeps a column.
-struct KeptBlocks {
-  const TensorView* map;  // absent: all are kept
+// A block mask: [batch, heads, blocks of rows, blocks of columns] int64, 0 for a block that is entirely masked.
+struct CpuBlockMask {
+  const TensorView* map;  // absent: no block is masked
   std::int64_t rows, columns;
 
-  // Whether one of these rows of a problem keeps one of these columns.
+  // Whether any of these rows and columns are in a block that is not entirely masked.
   bool touch(const ProblemRows& of, std::int64_t first, std::int64_t count, std::int64_t column,
              std::int64_t column_count) const {
     if (!map->present()) return true;
@@ -39,14 +40,14 @@ template <class T>
 struct ModifiedScores {
   static constexpr bool kModifiesScores = true;
   const Program<T>* program;
-  KeptBlocks blocks;
+  CpuBlockMask blocks;
   double scale;
 
   bool touches(const ProblemRows& of, std::int64_t first, std::int64_t count, std::int64_t column,
                std::int64_t columns) const {
     return blocks.touch(of, first, count, column, columns);
   }
-  // Of the panel that begins with a row of a problem.
+  // RowSemaphores dot products into scores, for a tile of columns and the panel that begins with row `first` of a problem.
   void modify(const ProblemRows& of, std::int64_t first, std::int64_t column, std::int64_t columns,
               const std::array<T*, kPanels>& panels) const {
     Interpreter<T> interpreter(*program);
@@ -57,7 +58,7 @@ struct ModifiedScores {
 
 template <class R>
 struct ModifiedLogSumExp : LogSumExp<R>, ModifiedScores<Scalar<R>> {};
-// The program's scores are weights.
+// The program returns weights instead of scores (attention without softmax).
 template <class R>
 struct ModifiedSum : Sum<R>, ModifiedScores<Scalar<R>> {};
 

@@ -20,7 +20,7 @@ struct Pack {
 
   Pack() = default;
   MR_HD Pack(Vector vector) : v(vector) {}
-  // Broadcast. x - 0 is x for every x, -0 included.
+  // Broadcasts x. (x - 0 is x for every x, -0 included.)
   template <class X>
     requires std::is_arithmetic_v<X>
   MR_HD Pack(X x) : v(static_cast<T>(x) - Vector{}) {}
@@ -43,7 +43,7 @@ struct Pack {
   MR_HD friend Pack operator-(Pack a) { return -a.v; }
 };
 
-// The result of a comparison: in each lane all bits are set, or none.
+// The result of a comparison. In each lane either all bits are set, or none.
 template <class I, int N>
 struct PackMask {
   typedef I Vector __attribute__((vector_size(N * sizeof(I)), may_alias));
@@ -102,7 +102,7 @@ MR_HD To bit_cast_vector(From from) {
   return to;
 }
 
-// A polynomial by Horner's rule, its coefficients by increasing degree.
+// Evaluates a polynomial by Horner's rule; coefficients are in the order of increasing degree.
 template <class R, int kTerms>
 MR_HD R polynomial(R x, const double (&coefficient)[kTerms]) {
   R sum = R(coefficient[kTerms - 1]);
@@ -145,8 +145,8 @@ MR_HD Pack<T, N> clamp_exponent(Pack<T, N> x, double unit) {
   return select(x < R(-kBias * unit), R(-kBias * unit), x);
 }
 
-// Within 1 ulp of the correctly rounded value for float, 2 for double. Results under the smallest normal
-// number are 0, and those above 2^127.5 (2^1023.5) infinity.
+// 2^x, within 1 ulp of the correctly rounded value for float, 2 ulp for double. Results below the smallest normal number are 0,
+// and those above 2^127.5 (2^1023.5) are infinity.
 template <class T, int N>
 MR_HD Pack<T, N> exp2(Pack<T, N> x) {
   x = clamp_exponent(x, 1);
@@ -154,7 +154,7 @@ MR_HD Pack<T, N> exp2(Pack<T, N> x) {
   return two_to_the(rounded, x - (rounded - Pack<T, N>(kRound<T>)));
 }
 
-// As accurate as exp2. log2(e) is in two parts, so that the argument of 2^r is not rounded where x is large.
+// e^x, as accurate as exp2. log2(e) is split into two parts, so that the argument of 2^r keeps its accuracy if x is large.
 template <class T, int N>
 MR_HD Pack<T, N> exp(Pack<T, N> x) {
   using R = Pack<T, N>;
@@ -180,7 +180,7 @@ MR_HD Pack<T, N> each_lane(Pack<T, N> x, Pack<T, N> y, F f) {
   return z;
 }
 
-// Called once per row: a polynomial is not worth it.
+// These are called once per row, so vectorizing them is not worth the code.
 template <class T, int N>
 MR_HD Pack<T, N> log2(Pack<T, N> x) {
   return each_lane(x, [](T a) { return ::monoidreduce::log2(a); });
@@ -194,7 +194,7 @@ MR_HD Pack<T, N> log_rest(Pack<T, N> x) {
   return each_lane(x, [](T a) { return ::monoidreduce::log_rest(a); });
 }
 
-// float: x + x^3 P(x^2) under 0.625, 1 - 2 / (e^2x + 1) above. double: the C library's.
+// float: x + x^3 P(x^2) for |x| < 0.625, otherwise 1 - 2 / (e^2x + 1) with the sign of x. double: the C library's tanh.
 template <class T, int N>
 MR_HD Pack<T, N> tanh(Pack<T, N> x) {
   using R = Pack<T, N>;
@@ -210,7 +210,7 @@ MR_HD Pack<T, N> tanh(Pack<T, N> x) {
   }
 }
 
-// float: x P(x^2) under 1, 1 - e^(-x^2) Q(1 / (1 + x/2)) above. double: the C library's.
+// float: x P(x^2) for |x| < 1, otherwise 1 - e^(-x^2) Q(1 / (1 + x/2)) with the sign of x. double: the C library's erf.
 template <class T, int N>
 MR_HD Pack<T, N> erf(Pack<T, N> x) {
   using R = Pack<T, N>;
@@ -229,7 +229,7 @@ MR_HD Pack<T, N> erf(Pack<T, N> x) {
   }
 }
 
-// Interleaves the lower (or upper) halves of a and b: a0 b0 a1 b1 and so on.
+// Interleaves the lower (or upper) halves of a and b: a0 b0 a1 b1 ...
 template <bool kUpper, class T, int N, int... kLane>
 MR_HD Pack<T, N> interleave(Pack<T, N> a, Pack<T, N> b, std::integer_sequence<int, kLane...>) {
   constexpr int kFirst = kUpper ? N / 2 : 0;
@@ -241,7 +241,7 @@ MR_HD Pack<T, N> interleave(Pack<T, N> a, Pack<T, N> b, std::integer_sequence<in
 #endif
 }
 
-// Lane j of pack i becomes lane i of pack j: log2(N) perfect shuffles.
+// Transposes an N x N matrix by log2(N) perfect shuffles: lane j of pack i becomes lane i of pack j.
 template <class T, int N>
 MR_HD void transpose(Pack<T, N> (&packs)[N]) {
   constexpr std::make_integer_sequence<int, N> kLanes;
@@ -258,7 +258,7 @@ MR_HD void transpose(Pack<T, N> (&packs)[N]) {
   }
 }
 
-// A panel is two vectors of rows, the number that one pass of the matrix product works on.
+// A panel has as many rows as two vectors have lanes. One pass of the matrix product works on that many.
 template <class T>
 inline constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
 template <class T>

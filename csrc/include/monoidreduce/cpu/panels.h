@@ -16,31 +16,34 @@
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
 
-// Columns in a tile or block are a multiple of this, the rows of c that matmul keeps in registers.
+// The number of columns in a tile or block is a multiple of this, which is the number of rows of c that matmul keeps in
+// registers.
 inline constexpr std::int64_t kColumnStep = kVectorRegisters == 32 ? 12 : 6;
 
-// The longest run of a product over the width, which gives a score. It does not depend on the tiles, so that forward and
-// backward compute the same score. It is half as long for few columns: there BLAS, the reference for our errors, sums in
-// many chains.
+// The most terms that a score's dot product, over the width, sums in one run (kRun in matmul.h). It does not depend on tile
+// sizes, so forward and backward compute the same score. It is half as long if there are few columns: there BLAS, the reference
+// for our errors, sums in many chains.
 template <class T, class E>
-std::int64_t run_of_widths(const FoldProblem& p) {
+std::int64_t longest_run(const FoldProblem& p) {
   return p.columns() > 16 || !std::is_same_v<T, E> ? kRun<T, E> : kRun<T, E> / 2;
 }
 
-// A monoid that folds and pulls a whole tile itself (cpu/program.h). Its problems have no mask, no bias and no payload.
+// A monoid that does the work of a whole tile itself, forward and backward (cpu/program.h). Its problems have no mask, no bias
+// and no payload.
 template <class M>
 concept FoldsTiles = M::kFoldsTiles;
 
-// A monoid that makes scores of a tile's dot products itself, and says which of them a row keeps (cpu/modified_scores.h).
+// A monoid that turns the dot products of a tile into scores itself, and says which of them are masked (cpu/modified_scores.h).
 template <class M>
 concept ModifiesScores = M::kModifiesScores;
 
-// If all rows of a panel together keep at most this many columns, its centres (deltas) are computed from the columns
-// (share_of_mean). That second pass over the exponentials is 5 to 15 % of backward's time. With more columns, the error
-// that it avoids is small.
+// If the rows of a panel together have at most this many unmasked columns, delta is computed from the columns (delta_term in
+// pull.h). That second pass over the exponentials takes 5 to 15 % of backward's time. With more columns, the error that it
+// avoids is small.
 inline constexpr std::int64_t kFewColumns = 128;
 
-// A struct of packs is an array of words, each a vector of lanes. The same struct of scalars is one of its lanes.
+// A struct of packs is treated as an array of words, each a vector of lanes; the same struct of scalars is one lane of it.
+// These functions read and write one lane.
 template <class T, class Scalars, class Packs>
 MR_HD Scalars lane_of(const Packs& packs, int lane) {
   static_assert(sizeof(Packs) == sizeof(Scalars) * kLanes<T>);
@@ -59,7 +62,7 @@ MR_HD void set_lane(Packs& packs, int lane, const Scalars& scalars) {
                 reinterpret_cast<const char*>(&scalars) + word * sizeof(T), sizeof(T));
   }
 }
-// In each lane: a where the mask is set, else b.
+// In each lane, a if the mask is set, otherwise b.
 template <class T, class Packs>
 MR_HD Packs select_words(Mask<LanePack<T>> mask, const Packs& a, const Packs& b) {
   if constexpr (std::is_empty_v<Packs>) {
@@ -101,7 +104,7 @@ struct ProblemRows {
   }
 };
 
-// Which columns the lanes of a panel keep, and the labels and factors of its rows.
+// The unmasked columns [begin, end) of each row of a panel, and the labels and factors of the rows. One lane is one row.
 template <class T>
 struct PanelRows {
   using R = LanePack<T>;
@@ -149,7 +152,7 @@ struct PanelRows {
   bool covers(std::int64_t column, std::int64_t columns) const {
     return most_begin <= column && column + columns <= least_end;
   }
-  // Whether the lanes keep few columns, all of them among these.
+  // Whether the rows together have at most kFewColumns unmasked columns, all of them among these.
   bool few_within(std::int64_t column, std::int64_t columns) const {
     return most_end - least_begin <= kFewColumns && column <= least_begin && most_end <= column + columns;
   }
@@ -159,7 +162,7 @@ struct PanelRows {
   }
 };
 
-// A row's elements: loaded as T, or as they are for BFloat16.
+// Copies elements of a row without conversion. (The load_row in tiles.h widens them.)
 inline void load_row(const TensorView& t, std::int64_t offset, std::int64_t stride, std::int64_t count,
                      BFloat16* to, std::int64_t to_stride) {
   const BFloat16* from = static_cast<const BFloat16*>(t.data) + offset;
@@ -170,14 +173,13 @@ inline void load_row(const TensorView& t, std::int64_t offset, std::int64_t stri
   }
 }
 
-// Prefetches the element 16 rows ahead. Rows are read once per block of columns, from the last cache level at
-// best. The hardware prefetcher stops at the end of each row. Loading rows is 1.5 to 3 times faster with
-// this.
+// Prefetches the element 16 rows ahead. Rows are read once per block of columns, from the last cache level at best, and the
+// hardware prefetcher stops at the end of each row. Loading rows is 1.5 to 3 times faster with this.
 inline void prefetch(const TensorView& t, std::int64_t offset) {
   __builtin_prefetch(static_cast<const char*>(t.data) + (offset + 16 * t.stride[2]) * item_size(t.dtype));
 }
 
-// The first count of kCount elements, and zeros.
+// Loads the first `count` of kCount elements, and zeros for the rest.
 template <class E, std::size_t kCount>
 inline void load_part(const TensorView& t, std::int64_t offset, std::int64_t stride, std::int64_t count,
                       E (&to)[kCount]) {
@@ -189,11 +191,11 @@ inline void load_part(const TensorView& t, std::int64_t offset, std::int64_t str
   }
 }
 
-// A panel of rows with rows as lanes, [k / kDepth][lane][kDepth]: 0 beyond the last row and beyond the width.
+// Loads a panel of rows with one row per lane: [k / kDepth][lane][kDepth], 0 beyond the last row and beyond the width.
 template <class T, class E>
 inline void load_lanes(const TensorView& t, const ProblemRows& rows, std::int64_t first, std::int64_t count,
                        E* panel) {
-  constexpr int kWidth = kLanes<T> * kDepth<E>;  // of kLanes rows at a time
+  constexpr int kWidth = kLanes<T> * kDepth<E>;  // elements loaded at a time from each of kLanes rows
   const std::int64_t width = t.size[3];
   for (int half = 0; half < kPacks; ++half) {
     std::int64_t offset[kLanes<T>], loaded[kLanes<T>];
@@ -219,8 +221,8 @@ inline void load_lanes(const TensorView& t, const ProblemRows& rows, std::int64_
   }
 }
 
-// A panel of rows with widths as lanes, [width panel][row / kDepth][lane][kDepth], width panels stride apart.
-// It holds 0 beyond the width, beyond the last row, and for rows that are not active.
+// Loads a panel of rows with one element of the width per lane: [width panel][row / kDepth][lane][kDepth], width panels
+// `stride` apart. It holds 0 beyond the width, beyond the last row, and for rows that are not active.
 template <class T, class E, class Rows>
 inline void load_widths(const TensorView& t, const ProblemRows& rows, const Rows& policy, std::int64_t first,
                         std::int64_t count, std::int64_t stride, E* panels) {
@@ -245,7 +247,7 @@ inline void load_widths(const TensorView& t, const ProblemRows& rows, const Rows
   }
 }
 
-// Row first + lane of t = panel[.][lane].
+// Stores a panel with one row per lane: panel[.][lane] is row first + lane of t.
 template <class T>
 inline void store_lanes(const TensorView& t, const ProblemRows& rows, std::int64_t first, std::int64_t count,
                         const T* panel) {
@@ -269,7 +271,7 @@ inline void store_lanes(const TensorView& t, const ProblemRows& rows, std::int64
   }
 }
 
-// t[offset + k k_stride + lane lane_stride] = panel[k][lane], along the axis that lies together in memory.
+// t[offset + k k_stride + lane lane_stride] = panel[k][lane]. Stores go along the axis that is contiguous in memory.
 template <class T>
 inline void store_panel(const TensorView& t, std::int64_t offset, std::int64_t k_stride,
                         std::int64_t lane_stride, std::int64_t count, std::int64_t lanes, const T* panel) {
@@ -284,15 +286,15 @@ inline void store_panel(const TensorView& t, std::int64_t offset, std::int64_t k
   }
 }
 
-// A tile of columns as broadcast operands: [column][width] of products over the width, and
-// [column / kDepth][width][kDepth] of products over the columns. For T the two are one and the same.
+// A tile of columns as the broadcast operand of matmul: [column][width] for products that sum over the width, and
+// [column / kDepth][width][kDepth] for products that sum over the columns. If E is T, the two layouts are the same.
 template <class T, class E>
 class ColumnTile {
   static constexpr bool kNarrow = !std::is_same_v<E, T>;
-  static constexpr int kWords = kLanes<T> * kDepth<E>;  // elements of a vector
+  static constexpr int kWords = kLanes<T> * kDepth<E>;  // elements in a vector register
 
  public:
-  // over_columns: whether over_columns() will be called.
+  // over_columns: whether over_columns() is going to be called.
   ColumnTile(std::int64_t columns, std::int64_t width, bool over_columns)
       : width_(width),
         pitch_(pitch(width)),
@@ -300,7 +302,7 @@ class ColumnTile {
         interleaved_(kNarrow && over_columns ? divide_up(columns, kDepth<E>) * pitch(width * kDepth<E>) : 0) {
   }
 
-  // Columns [from, from + count) of the tile, which begins with column first of t; from is even.
+  // Loads the columns [from, from + count) of the tile. The tile begins with column `first` of t, and `from` is even.
   void load(const TensorView& t, const ProblemRows& rows, std::int64_t first, std::int64_t from,
             std::int64_t count) {
     if (t.stride[2] == 1 && t.stride[3] != 1) {
@@ -320,7 +322,8 @@ class ColumnTile {
     }
   }
 
-  // Takes the numbers that are not finite out of the first count columns. The row of an entry is the column.
+  // Moves the numbers that are not finite from the first `count` columns into `taken` (NonFinite in tiles.h). The `row` of an
+  // entry is the column.
   void take_non_finite(std::int64_t count, NonFinite<T>& taken) {
     taken.take(tile_.get(), count, width_, pitch_);
     if (!interleaved_.get()) return;
@@ -334,8 +337,8 @@ class ColumnTile {
   }
 
  private:
-  // The distance of a tile's rows in elements. It is an odd number of cache lines, so that a product that
-  // walks down the rows uses all sets of a cache.
+  // The distance between the rows of a tile, in elements. It is an odd number of cache lines, so that a product that walks down
+  // the rows uses all sets of a cache.
   static std::int64_t pitch(std::int64_t elements) {
     constexpr std::int64_t kLine = 64 / sizeof(E);
     return (divide_up(elements, kLine) | 1) * kLine;
@@ -373,7 +376,7 @@ class ColumnTile {
   Scratch<E> tile_, interleaved_;
 };
 
-// panel[j][lane] = bias of the lane's row and column first + j; a bool bias reads as 0 or -inf.
+// panel[j][lane] = the bias for the lane's row and column first + j. A bool bias reads as 0, or -inf where it masks.
 template <class T>
 inline void load_bias(const TensorView& t, const ProblemRows& rows, std::int64_t first_row,
                       std::int64_t row_count, std::int64_t first, std::int64_t count, T* panel) {
@@ -400,7 +403,8 @@ inline void load_bias(const TensorView& t, const ProblemRows& rows, std::int64_t
 inline bool has_bool_bias(const FoldProblem& p) { return p.bias.present() && p.bias.dtype == DType::kBool; }
 inline bool has_mask(const FoldProblem& p) { return !p.range.all() || has_bool_bias(p); }
 
-// Calls f with a null pointer of the products' operand type: BFloat16 if they can take all operands as they are, else T.
+// Calls f with a null pointer to the operand type of the matrix products: BFloat16 if the processor multiplies it and all
+// operands have it, otherwise T.
 template <class T, class F>
 void with_operand(const FoldProblem& p, const TensorView& grad_out, F f) {
   if constexpr (kMultipliesBFloat16 && std::is_same_v<T, float>) {
@@ -408,14 +412,14 @@ void with_operand(const FoldProblem& p, const TensorView& grad_out, F f) {
     const auto taken = [](const TensorView* t) { return !t->present() || t->dtype == DType::kBFloat16; };
     if (std::ranges::all_of(operands, taken)) return f(static_cast<BFloat16*>(nullptr));
   }
-  if constexpr (kBFloat16Alone) {
+  if constexpr (kOnlyBFloat16) {
     throw std::invalid_argument("expected operands of type bfloat16, all of them");
   } else {
     f(static_cast<T*>(nullptr));
   }
 }
 
-// The elements of one panel and one tile of columns, from their dot products.
+// The elements of one panel of rows and one tile of columns, computed from their dot products.
 template <class M, class T>
 struct PanelTile {
   using R = LanePack<T>;
@@ -425,11 +429,11 @@ struct PanelTile {
   std::int64_t first_column;
   const T* dot;        // [columns][kPanel]
   const T* other_dot;  // the same for the second score
-  const T* bias;       // the same, or null; of a monoid that modifies scores, 0 or -inf
+  const T* bias;       // the same, or null; if M modifies scores: 0, or -inf where masked
 
   MR_HD std::int64_t at(std::int64_t j, int half) const { return j * kPanel<T> + half * kLanes<T>; }
   MR_HD R bias_at(std::int64_t j, int half) const { return bias ? R::load(bias + at(j, half)) : R(0); }
-  // Whether every lane keeps all the columns, and a score is just a dot product times the scale.
+  // Whether nothing is masked, and every score is just a dot product times the scale.
   bool plain(std::int64_t columns) const {
     return !bias && score.softcap == 0 && rows.covers(first_column, columns);
   }
@@ -437,8 +441,8 @@ struct PanelTile {
   MR_HD Element<R> from_dots(std::int64_t j, int half) const {
     const auto value = [&](const T* dots, R added) {
       const R x = R::load(dots + at(j, half));
-      // Without + 0 a compiler could fuse the product with a later addition, in one pass and not in the other. Forward and
-      // backward must see the same rounded score.
+      // The + 0 keeps the compiler from fusing the product with a later addition, in one pass but not in the other. Forward
+      // and backward must see the same rounded score.
       const R product = x * R(score.scale) + R(0);
       if (kPlain) return product;
       return score.softcap == 0 ? product + added : score.value(x, added);
@@ -448,7 +452,7 @@ struct PanelTile {
     if constexpr (M::kScores == 2) e.other = value(other_dot, R(0));
     return e;
   }
-  // The same from scores that were stored over the dot products.
+  // The same element, from scores that have replaced the dot products in memory.
   MR_HD Element<R> from_scores(std::int64_t j, int half) const {
     Element<R> e{R::load(dot + at(j, half)), R(0), Index<R>(static_cast<IntegerOf<T>>(first_column + j)),
                  rows.label[half], rows.factor[half]};
@@ -462,7 +466,8 @@ struct PanelTile {
   }
 };
 
-// Adds the contribution of numbers that were taken out of a tile of columns, for the lanes that keep their column:
+// Adds the contribution of numbers that were taken out of a tile of columns (NonFinite), to lanes in which their column is not
+// masked:
 //
 //   to[entry column][lane] += weight[entry row][lane] * value
 template <class M, class T>
@@ -477,7 +482,7 @@ inline void add_non_finite(const PanelTile<M, T>& tile, const NonFinite<T>& take
   }
 }
 
-// M<T> as M<Pack>: a monoid's parameters, if it has any, do not depend on its real type.
+// Converts M<T> to M<Pack>. The members of a monoid, if it has any, are parameters that do not depend on its real type.
 template <template <class> class M, class T>
 inline M<LanePack<T>> as_packs(const M<T>& m) {
   static_assert(sizeof(M<LanePack<T>>) == sizeof(M<T>),

@@ -1,13 +1,13 @@
-// A monoid that is a program: what a user's Python function became (folds/cpu/bytecode.py), interpreted. An instruction
-// works on a block of columns by a panel of rows, so that its decoding costs little.
+// An interpreter for a user's Python function, which was traced and translated to a program (folds/cpu/bytecode.py). Each
+// instruction (instructions.h) works on a block of columns by a panel of rows, so decoding it costs little.
 //
-// Registers are words of the width of a lane: a real, an integer, or a mask; or integers of 64 bits, for which each has room.
-// A register of a block has a word for each column and row, one of a row the same word for each column. The code of a row
-// runs first: it fills registers of the row from constants and the row's data. The code of an element then runs for each
-// block.
+// A register holds words as wide as a lane, each a real, an integer or a mask. It has room for 64-bit ("wide") integers
+// instead. A block register has a word for each column and row; a row register has a word for each row, the same for all
+// columns. The code of a row runs first: it computes row registers from constants and the row's data. Then the code of an
+// element runs for each block.
 //
-// A state has for each softmax a frame, its mass and the sums of its means, all measured from the frame.
-// Totals follow, then for each largest its value and column, then counts.
+// A state has, for each softmax: a frame (row max), its mass, and the sums of its means, all measured from the frame. Then
+// come totals, then a value and a column for each largest value, then counts.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,7 @@ struct Command {
   int to, a, b, c;
 };
 
-// The statistics of a program, and where their fields are.
+// Which statistics a program has, and where their fields are in the state.
 struct Statistics {
   int softmaxes = 0, means[kStateFields] = {}, totals = 0, largest = 0, counts = 0;
 
@@ -55,12 +55,11 @@ struct Statistics {
   }
 };
 
-// An integer of 64 bits for each lane; and how many words of a lane that is.
+// A 64-bit integer for each lane, and how many words that is.
 template <class T>
 using WidePack = Pack<std::int64_t, kLanes<T>>;
 template <class T>
 inline constexpr int kWideWords = sizeof(std::int64_t) / sizeof(T);
-// A register of a row, and of a block.
 template <class T>
 struct alignas(WidePack<T>) RowRegister {
   LanePack<T> at[kPacks * kWideWords<T>];
@@ -70,7 +69,7 @@ struct alignas(WidePack<T>) BlockRegister {
   LanePack<T> at[kBlockColumns * kPacks * kWideWords<T>];
 };
 
-// Numbers that a program gathers from by an index, one after another: reals, and integers (int64).
+// The tables from which a program gathers numbers by an index: one of reals, one of integers (int64).
 template <class T>
 struct Tables {
   const T* real = nullptr;
@@ -84,8 +83,9 @@ struct Tables {
         indices(index.present() ? index.size[0] : 0) {}
 };
 
-// A program with the data of one call. Its text is numbers: the statistics; how many reals and integers rows have, and which
-// integers are of 64 bits; the same of columns; the constants; the codes of a row and of an element.
+// A program together with the data of one call. The program comes as text, a list of numbers: the statistics; how many reals
+// and integers the data of rows have, and which of the integers are wide; the same for columns; constants; the code of a row
+// and the code of an element.
 template <class T>
 class Program {
  public:
@@ -98,7 +98,7 @@ class Program {
     load(row, row_index, of_rows_, rows, row_stride_, row_.get());
     load(column, column_index, of_columns_, columns, columns, column_.get());
   }
-  // Of rows [batch, heads, rows], whose data are the numbers along these axes.
+  // For rows [batch, heads, rows], with the indices along these three axes as the data of rows.
   Program(const std::string& text, const Tables<T>& tables, std::int64_t batch, std::int64_t heads,
           std::int64_t rows)
       : Program(text, tables, batch * heads * rows, 0) {
@@ -127,36 +127,35 @@ class Program {
       ++registers;
     }
   }
-  // Rows of the results of a call.
+  // Checks the sizes of the call's results: rows of values, of low words and of indices.
   void expect_results(std::int64_t values, std::int64_t low, std::int64_t indices) const {
     const Statistics& s = statistics;
     expect(values == s.first_largest() - s.softmaxes + s.largest && low == s.softmaxes &&
            indices == s.largest + s.counts);
   }
   const Word* column(int k) const { return column_ + of_columns_.first[k] * columns_; }
-  // Of a table; any index reads a number that is there.
+  // Elements of the tables. An index out of range is clamped.
   MR_HD T gathered(Word i) const { return tables_.real[std::clamp<std::int64_t>(i, 0, tables_.reals - 1)]; }
   MR_HD std::int64_t gathered_index(Word i) const {
     return tables_.index[std::clamp<std::int64_t>(i, 0, tables_.indices - 1)];
   }
-  // The codes of a row and of an element.
   const std::vector<Command>& row_code() const { return row_code_; }
   const std::vector<Command>& code() const { return code_; }
 
-  // Any bits in every lane, an integer's too.
+  // The bits of `value` in every lane; they may be those of an integer.
   MR_HD static LanePack<T> broadcast(T value) {
     Word bits;
     std::memcpy(&bits, &value, sizeof(T));
     return {bit_cast_vector<typename LanePack<T>::Vector>(Pack<Word, kLanes<T>>(bits).v)};
   }
-  // The same memory as integers of 64 bits.
+  // The same memory, as wide integers.
   MR_HD static WidePack<T>* wide(LanePack<T>* at) { return reinterpret_cast<WidePack<T>*>(at); }
   MR_HD static const WidePack<T>* wide(const LanePack<T>* at) {
     return reinterpret_cast<const WidePack<T>*>(at);
   }
 
  private:
-  // Data of rows or of columns: reals, then integers; and of each the words of an element before it.
+  // How the data of a row, or of a column, is laid out: reals, then integers. first[k]: how many words come before datum k.
   struct Data {
     int reals;
     std::vector<int> first;
@@ -167,7 +166,7 @@ class Program {
   struct Constant {
     bool wide;
     std::int64_t integer;
-    T word;  // any bits
+    T word;  // the bits of a real or of an integer of a word
   };
 
   Program(const std::string& text, const Tables<T>& tables, std::int64_t rows, std::int64_t columns)
@@ -244,7 +243,7 @@ class Program {
     }
   }
 
-  // Every register, field and datum that a step names is there.
+  // Checks that every register, field and datum that a step uses exists.
   void check(const Command& s, bool of_row) const {
     const int registers = kBlockRegisters + kRowRegisters;
     const auto masses = [&](int frame, int least) {
@@ -287,7 +286,7 @@ class Program {
         std::clamp<std::int64_t>(x, std::numeric_limits<Word>::min(), std::numeric_limits<Word>::max()));
   }
 
-  // Real data, then integers, each of `count` elements with room for `stride`.
+  // Copies real data, then integers. Each has `count` elements, and room for `stride`.
   static void load(const TensorView& real, const TensorView& index, const Data& data, std::int64_t count,
                    std::int64_t stride, Word* to) {
     const std::int64_t reals = real.present() ? real.size[0] : 0,
@@ -312,7 +311,7 @@ class Program {
     }
   }
 
-  const char *at_, *end_;  // of the text that is not read yet
+  const char *at_, *end_;  // the part of the text that has not been parsed yet
   const Tables<T> tables_;
 
  public:
@@ -326,8 +325,8 @@ class Program {
   std::vector<Command> row_code_, code_;
 };
 
-// log of every lane, within 2 units in the last place. x = 2^n m with m around 1, and log(m) is the series of
-// 2 artanh(s), s = (m - 1) / (m + 1).
+// log of every lane, with an error of at most 2 units in the last place. With x = 2^n m and m around 1, log(m) is the series
+// of 2 artanh(s), where s = (m - 1) / (m + 1).
 template <class T, int N>
 MR_HD Pack<T, N> log_of_each(Pack<T, N> x) {
   using R = Pack<T, N>;
@@ -336,7 +335,7 @@ MR_HD Pack<T, N> log_of_each(Pack<T, N> x) {
   constexpr T kLeast = std::numeric_limits<T>::min();
   const auto subnormal = x < R(kLeast);
   const R scaled = select(subnormal, x * R(T(1LL << kMantissa)), x);
-  // The exponent changes where the mantissa passes sqrt(2).
+  // m is between sqrt(1/2) and sqrt(2): n changes where the mantissa passes sqrt(2).
   constexpr IntegerOf<T> kRoot = sizeof(T) == 4 ? 0x3504f3 : static_cast<IntegerOf<T>>(0x6a09e667f3bcdLL);
   const auto bits = bit_cast_vector<typename I::Vector>(scaled.v);
   const auto raised = bits + ((IntegerOf<T>(1) << kMantissa) - kRoot);
@@ -360,7 +359,7 @@ MR_HD Pack<T, N> log_of_each(Pack<T, N> x) {
   result = select(x == infinity<R>(), x, result);
   return select(x < R(0), R(std::numeric_limits<T>::quiet_NaN()), select(x == x, result, x));
 }
-// log(1 + x): what rounding 1 + x lost is a factor of the logarithm.
+// log(1 + x). The rounding error of 1 + x is corrected by a factor of the logarithm.
 template <class T, int N>
 MR_HD Pack<T, N> log1p_of_each(Pack<T, N> x) {
   using R = Pack<T, N>;
@@ -375,18 +374,18 @@ MR_HD Pack<T, N> expm1_of_each(Pack<T, N> x) {
   const R near = less * (x / log_of_each(power));
   return select(power == R(1), x, select(abs(x) < R(0.5), near, less));
 }
-// Behind every column, so that a real -inf still is the largest of a row.
+// Larger than every column index, so that a real score of -inf can still be the largest of a row.
 template <class T>
 inline constexpr IntegerOf<T> kNoColumn = std::numeric_limits<IntegerOf<T>>::max();
 
-// Is x, of column j, larger than y, of column k? NaN is the largest, and of equal values that of the first column.
+// Whether x, in column j, counts as larger than y, in column k. NaN is the largest; among equal values, the first column's is.
 template <class R>
 MR_HD Mask<R> is_larger(R x, Index<R> j, R y, Index<R> k) {
   const Mask<R> tie = (x == y) | ((x != x) & (y != y));
   return (x > y) | ((x != x) & (y == y)) | (tie & (j < k));
 }
 
-// Runs the code of a row or of an element.
+// Runs the code of rows and of elements, for a panel of rows at a time.
 template <class T>
 class Interpreter {
   using R = LanePack<T>;
@@ -404,8 +403,8 @@ class Interpreter {
     program_.fill(first_row, row_);
     run(program_.row_code(), 1);
   }
-  // Columns of a panel's tile: panels [columns][kPanel], of dot products first; the number of the first; the scale of
-  // scores.
+  // Runs the code of an element for the columns of a tile. panels: [columns][kPanel] each, those of the dot products first;
+  // first_column: the index of the tile's first column; scale: what makes scores of dot products.
   void run_tile(const std::array<T*, kPanels>& panels, std::int64_t first_column, std::int64_t columns,
                 T scale) {
     scale_ = scale;
@@ -417,7 +416,7 @@ class Interpreter {
   }
 
  private:
-  // Of words, or of integers of 64 bits.
+  // An operand of an instruction: packs of words, or of wide integers. step: from one column to the next, 0 for a row register.
   template <class X>
   struct OperandOf {
     const X* at;
@@ -453,7 +452,8 @@ class Interpreter {
       for (int half = 0; half < kPacks; ++half) to[half] = f(a.at[half], b.at[half], c.at[half]);
     }
   }
-  // sum[half] = f(sum[half], column): two sums at a time, so that an addition need not wait for the last one.
+  // total[half] += the sum of f(column, half). Two sums are in progress at a time, so that an addition need not wait for the
+  // previous one.
   template <class F>
   MR_HD static void sum(R (&total)[kPacks], int columns, F f) {
     R second[kPacks];
@@ -555,7 +555,7 @@ class Interpreter {
       case Instruction::kFmod:
         return map(result(s.to), n, a, b,
                    [](R x, R y) { return each_lane(x, y, [](T t, T u) { return std::fmod(t, u); }); });
-      case Instruction::kMaximum:  // of NaN and a number: NaN
+      case Instruction::kMaximum:  // NaN if either is NaN
         return map(result(s.to), n, a, b, [](R x, R y) { return select((x > y) | (x != x), x, y); });
       case Instruction::kMinimum:
         return map(result(s.to), n, a, b, [](R x, R y) { return select((x < y) | (x != x), x, y); });
@@ -659,7 +659,7 @@ class Interpreter {
       case Instruction::kTotal:
         return sum(field[s.to], n, [&](int j, int half) { return a.at[j * a.step + half]; });
       case Instruction::kLargest:
-        return find_largest(field[s.to], field[s.to + 1], a, n);
+        return find_row_max(field[s.to], field[s.to + 1], a, n);
       case Instruction::kCount:
         for (int j = 0; j < n; ++j) {
           for (int half = 0; half < kPacks; ++half)
@@ -680,7 +680,7 @@ class Interpreter {
     }
   }
 
-  // uniform: the index is the same in all lanes. The result may have the register of the index.
+  // uniform: the index is the same in all lanes. `to` may be the register of the index.
   template <class To, class F>
   MR_HD static void gather(To* to, Operand a, bool uniform, int n, F found) {
     for (int j = 0; j < n; ++j, to += kPacks, a.at += a.step) {
@@ -698,12 +698,13 @@ class Interpreter {
     }
   }
 
-  // Without + 0 a compiler could fuse the product with a later operation: forward and backward see the same score.
+  // The + 0 keeps the compiler from fusing the product with a later operation, so forward and backward see the same score.
   MR_HD void load_scores(R* to, const T* dot, int n) const {
     for (int j = 0; j < n * kPacks; ++j) to[j] = R::load(dot + j * kLanes<T>) * R(scale_) + R(0);
   }
 
-  // Never +inf, as in LogSumExp; a NaN is no frame.
+  // Raises a softmax's frame to the largest log weight of the block, and rescales its mass and sums. As in LogSumExp, a frame
+  // is never +inf, and NaN does not become one.
   MR_HD void raise_frame(int first, Operand a, int masses, int n) {
     R raised[kPacks] = {field[first][0], field[first][1]};
     for (int j = 0; j < n; ++j) {
@@ -719,8 +720,8 @@ class Interpreter {
     }
   }
 
-  // Most blocks have no larger value. NaN is the largest, and of equal values the first column counts.
-  MR_HD void find_largest(R (&value)[kPacks], R (&column)[kPacks], Operand a, int n) const {
+  // Updates the largest value and its column. Most blocks have no larger value, which the first loop finds out.
+  MR_HD void find_row_max(R (&value)[kPacks], R (&column)[kPacks], Operand a, int n) const {
     for (int half = 0; half < kPacks; ++half) {
       M larger = index(column[half]) == I(kNoColumn<T>);
       for (int j = 0; j < n; ++j) larger = larger | !(a.at[j * a.step + half] <= value[half]);
@@ -747,7 +748,7 @@ class Interpreter {
     for (int lane = 0; lane < kLanes<T>; ++lane) r.v[lane] = floor_remainder(x.v[lane], y.v[lane]);
     return r;
   }
-  // Integers of C++ that wrap are unsigned.
+  // Wide arithmetic is done in unsigned integers, which may overflow in C++.
   using U = Pack<std::uint64_t, kLanes<T>>;
   MR_HD static U unsigned_of(const W& x) {
     U y;
@@ -759,10 +760,10 @@ class Interpreter {
     std::memcpy(&y, &x, sizeof(W));
     return y;
   }
-  // Masks of words and of integers of 64 bits.
+  // Conversions between masks of words and masks of wide integers.
   MR_HD static M narrowed(WideMask x) { return {__builtin_convertvector(x.v, typename M::Vector)}; }
   MR_HD static WideMask widened(M x) { return {__builtin_convertvector(x.v, typename WideMask::Vector)}; }
-  // The index that is nearest to i in an axis of this size, where negative ones count from the end.
+  // i as an index into an axis of this size: negative ones count from the end, and an index out of range is clamped.
   template <class X>
   MR_HD static X within(X i, X size) {
     const X from_0 = select(i < X(0), i + select(i < X(0), size, X(0)), i), last = size - X(1);
@@ -782,11 +783,12 @@ struct ProgramFold {
   using Real = R;
   using T = Scalar<R>;
   static constexpr bool kFoldsTiles = true;
-  static constexpr int kScores = 2;  // the operands of the second may be absent
+  static constexpr int kScores = 2;  // the operands of the second score may be absent
   struct State {
     R field[kStateFields];
   };
-  using Output = State;  // in place of a frame and its mass: the log-sum-exp in two words; of sums: means
+  // A State with the log-sum-exp in two words instead of frame and mass, and means instead of sums.
+  using Output = State;
   using Upstream = R;
   const Program<T>* program;
 
@@ -853,7 +855,8 @@ typename ProgramFold<R>::State combine(const ProgramFold<R>& m, const typename P
   return m.combine(a, b);
 }
 
-// Folds a tile into the panel's states. It has a state of its own, combined once.
+// Folds a tile into the states of a panel. The tile has a state of its own, which starts with the panel's frames and is
+// combined with the panel's state once.
 template <bool kPlain, class M, class Tile, class T>
   requires FoldsTiles<M>
 inline void fold_panel(const M& m, const Tile& tile, std::int64_t columns, typename M::State (&state)[kPacks],
@@ -874,7 +877,8 @@ inline void fold_panel(const M& m, const Tile& tile, std::int64_t columns, typen
   }
 }
 
-// The backward pass of a program: its results are the gradients by the scores. What it knows of the row is data.
+// The backward pass of a program. It computes the derivatives with respect to the scores; the row's statistics and upstream
+// gradients, which it needs, are data of the row.
 template <class R>
 struct ProgramPull {
   using Real = R;

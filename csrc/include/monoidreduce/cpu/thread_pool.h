@@ -1,8 +1,8 @@
-// parallel_for: a loop over independent tasks on several threads. It runs on the threads of the process's OpenMP runtime
-// if there is one, as in a process with torch. Else each shared object has its own workers. Header-only.
+// parallel_for: a loop over independent tasks on several threads. It runs on the threads of the process's OpenMP runtime if
+// there is one, as in every process that has loaded torch. Otherwise each shared object has its own workers. Header-only.
 //
-// The calling thread always works on its own loop, and workers help with any loop that has tasks left. So a loop ends
-// whatever the workers do: it never waits for another caller's loop, and it needs no worker at all.
+// The calling thread always works on its own loop, and workers help with any loop that has tasks left. So a loop ends whatever
+// the workers do: it never waits for another caller's loop, and it needs no worker at all.
 #pragma once
 
 #include <dlfcn.h>
@@ -27,7 +27,7 @@
 
 namespace monoidreduce::cpu {
 
-// Hidden, because two shared objects may be built from different versions of this header.
+// Hidden symbols, because two shared objects may be built from different versions of this header.
 namespace [[gnu::visibility("hidden")]] pool {
 
 // Waking a sleeping thread takes tens of microseconds; a spinning thread starts within one.
@@ -51,7 +51,7 @@ void spin_until(Condition&& condition) {
   }
 }
 
-// One parallel_for, on its caller's stack.
+// The state of one parallel_for, on its caller's stack.
 struct Loop {
   using Work = void (*)(Loop& loop, int worker);
 
@@ -82,11 +82,10 @@ struct Loop {
   }
 };
 
-// The function that `#pragma omp parallel` calls, of an OpenMP runtime that is loaded with global visibility,
-// as torch loads its own. After a parallel region of torch, the runtime's threads spin for milliseconds. They
-// would compete with our workers for the processors, so we use those threads. Null without a runtime. Null
-// also in a forked child, whose copy of the runtime may have lost its threads: a parallel region would never
-// end.
+// The function that `#pragma omp parallel` calls, from an OpenMP runtime that is loaded with global visibility, as torch loads
+// its own. After a parallel region of torch, the threads of the runtime spin for milliseconds. They would compete with
+// workers of ours for the processors, so we use those threads instead. open_mp() returns null if there is no runtime. It also
+// does in a forked child: its copy of the runtime may have lost its threads, and a parallel region would then never end.
 using OpenMpParallel = void (*)(void (*region)(void*), void* shared, unsigned threads, unsigned flags);
 
 // Whether this process was forked and has not called exec since: PF_FORKNOEXEC in the flags of /proc/self/stat (Linux).
@@ -111,7 +110,8 @@ inline OpenMpParallel open_mp() {
   return !forked_before_load && getpid() == process_at_load ? found : nullptr;
 }
 
-// threads: may be more than there are tasks. With a smaller team than the last, the runtime would end its other threads.
+// threads: may be more than there are tasks. If the team were smaller than the previous one, the runtime would end the surplus
+// threads.
 inline void run_on_open_mp(OpenMpParallel parallel, Loop& loop, int threads) {
   struct Team {
     Loop* loop;

@@ -28,8 +28,8 @@ MR_HD float widen(BFloat16 x) {
   std::memcpy(&y, &bits, 4);
   return y;
 }
-// Rebiases the exponent, except of infinity and NaN. A subnormal half is an integer times 2^-24. (No subnormal float
-// occurs here, because a processor may be set to read it as 0.)
+// Normal numbers: rebiases the exponent; infinity and NaN get the largest one. A subnormal half is an integer times 2^-24. (No
+// subnormal float occurs on the way, because a processor may be set to read those as 0.)
 MR_HD float widen(Float16 x) {
   const std::int32_t magnitude = x.bits & 0x7fff;
   const float whole = static_cast<float>(magnitude) * 0x1p-24f;
@@ -43,7 +43,7 @@ MR_HD float widen(Float16 x) {
   return y;
 }
 
-// Round to nearest even; NaN stays NaN.
+// Rounds to nearest even; NaN stays NaN.
 template <class E>
 MR_HD E narrow(double x) {
   return static_cast<E>(x);
@@ -64,7 +64,7 @@ MR_HD Float16 narrow<Float16>(float x) {
   std::uint32_t bits;
   std::memcpy(&bits, &x, 4);
   const std::uint32_t sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
-  // Subnormal halves: adding 0.5 leaves them, rounded, in the low bits of the sum.
+  // If the half is subnormal: adding 0.5 leaves its bits, rounded, in the low bits of the sum.
   float tiny;
   std::memcpy(&tiny, &magnitude, 4);
   tiny += 0.5f;
@@ -87,7 +87,7 @@ MR_HD Float16 narrow<Float16>(double x) {
   return narrow<Float16>(static_cast<float>(x));
 }
 
-// Calls f with a null pointer of the (floating) element type, so that a loop is compiled for each type.
+// Calls f with a null pointer to the (floating) element type, so that a loop in f is compiled for each type.
 template <class F>
 MR_HD void with_element_type(DType dtype, F f) {
   switch (dtype) {
@@ -104,7 +104,7 @@ MR_HD void with_element_type(DType dtype, F f) {
   }
 }
 
-// to[k * to_stride] = row[k], widened; offset and stride in elements of the view.
+// to[k * to_stride] = row[k], widened to T. offset and stride are in elements of the view.
 template <class T>
 inline void load_row(const TensorView& view, std::int64_t offset, std::int64_t stride, std::int64_t count,
                      T* to, std::int64_t to_stride) {
@@ -118,7 +118,7 @@ inline void load_row(const TensorView& view, std::int64_t offset, std::int64_t s
   });
 }
 
-// Element index of a vector, widened.
+// The element of a vector at `index`, widened to T.
 template <class T>
 inline T load_one(const TensorView& vector, std::int64_t index) {
   T value{};
@@ -143,7 +143,7 @@ inline void store_row(const TensorView& view, std::int64_t offset, std::int64_t 
 inline std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 inline std::int64_t round_up(std::int64_t a, std::int64_t b) { return divide_up(a, b) * b; }
 
-// Uninitialised scratch on a cache line's boundary, freed at the end of the call; null for no elements.
+// Uninitialised memory, aligned to a cache line. Null if there are no elements.
 template <class T>
 class Scratch {
  public:
@@ -161,9 +161,9 @@ class Scratch {
   T* data_;
 };
 
-// The numbers of a tile that are not finite, taken out of it. 0 times infinity or NaN is NaN, so in a matrix product a
-// column would make rows NaN that do not keep it. The contribution of such numbers is added separately, to the rows that
-// keep their column.
+// Numbers that are not finite, taken out of a tile. 0 times infinity or NaN is NaN, so in a matrix product such a number in a
+// column would make even those rows NaN in which the column is masked. The contribution of these numbers is added separately,
+// to the rows in which their column is not masked.
 template <class T>
 class NonFinite {
  public:
@@ -176,7 +176,7 @@ class NonFinite {
   NonFinite& operator=(const NonFinite&) = delete;
   ~NonFinite() { ::operator delete(entries_); }
 
-  // Lists the numbers that are not finite in rows of width elements, ld apart, and replaces them by 0.
+  // Lists the numbers that are not finite, and replaces them by 0. Rows have `width` elements and are `ld` apart.
   template <class E>
   void take(E* tile, std::int64_t rows, std::int64_t width, std::int64_t ld) {
     count_ = 0;

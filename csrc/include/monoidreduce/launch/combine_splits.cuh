@@ -10,7 +10,7 @@
 
 namespace monoidreduce {
 
-// scratch: partial_rows_floats (packing.h).
+// Lays out the results of splits in scratch, which has partial_rows_floats() floats (packing.h).
 template <PayloadMonoid M>
 PartialRows<M> partial_rows(const FoldProblem& p, int splits, float* scratch) {
   const std::int64_t rows = p.batch() * p.heads() * p.rows(), width = p.payload_width();

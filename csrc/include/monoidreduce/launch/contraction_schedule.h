@@ -1,4 +1,4 @@
-// The schedule of a contraction's tiles (tile_schedule.cuh) on a GPU, and the scratch that a fold over them takes.
+// The tile schedule of a contraction on a given GPU (tile_schedule.cuh), and the scratch that a fold over its tiles needs.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,12 @@
 
 namespace monoidreduce {
 
-// What the schedule and the scratch depend on, of a contraction's tile: the blocks of a cluster; rows of a cluster and columns;
-// how many warpgroups have the same rows; floats of scratch of a block.
+// The properties of a contraction tile that schedule and scratch depend on:
+//   blocks       CTAs of a cluster
+//   row_block    rows that a cluster computes at a time
+//   columns      columns that a cluster computes at a time
+//   shares       warpgroups that have the same rows, and share their columns
+//   scratch      floats of scratch of a cluster
 struct ContractionSizes {
   int blocks, row_block, columns, shares, scratch;
   bool operator==(const ContractionSizes&) const = default;
@@ -21,15 +25,15 @@ template <class Tile>
 inline constexpr ContractionSizes kSizesOf{Tile::kBlocks, Tile::kRowBlock, Tile::kColumns, Tile::kShares,
                                            Tile::kScratch};
 
-// On as many clusters as the GPU has, or there are tiles. A part of the rows has the schedule of all, but for the number of row
-// blocks: scratch for all serves it.
+// The schedule on as many clusters as the GPU runs, or as there are tiles. A problem with a part of the rows has the same
+// schedule as all rows but for the number of row blocks, so scratch for all rows suffices for it.
 inline TileSchedule contraction_schedule(const ContractionSizes& tile, const FoldProblem& p,
                                          const DeviceFacts& gpu) {
   const std::int64_t row_blocks = parts_of(p.all_rows(), tile.row_block),
                      column_tiles = parts_of(p.columns(), tile.columns),
                      clusters =
                          std::min<std::int64_t>(gpu.multiprocessors / tile.blocks, row_blocks * column_tiles);
-  // Half of the L2 cache, but at most half of a Hopper GPU's: columns pass through the rest.
+  // Rows may take half of the L2 cache, and at most half of a Hopper GPU's (24 MiB). Columns pass through the rest.
   const std::int64_t cache_bytes = std::min<std::int64_t>(24 << 20, gpu.cache_bytes / 2);
   const std::int64_t block_bytes = (p.width() + p.other_width()) * item_size(p.a.dtype) * tile.row_block;
   return {static_cast<int>(clusters), static_cast<int>(parts_of(p.rows(), tile.row_block)),
@@ -37,14 +41,14 @@ inline TileSchedule contraction_schedule(const ContractionSizes& tile, const Fol
           static_cast<int>(std::clamp<std::int64_t>(cache_bytes / block_bytes, 1, clusters))};
 }
 
-// Partial states of so many floats each, in floats.
+// The size of all partial states, in floats; state_floats is the size of one.
 inline std::int64_t partial_floats(const ContractionSizes& tile, std::int64_t state_floats,
                                    const TileSchedule& schedule) {
   return std::int64_t{schedule.most_groups()} * schedule.clusters * tile.shares * tile.row_block *
          state_floats;
 }
 
-// The scratch memory of a problem's fold in floats: partial states, and the tiles' own scratch.
+// The scratch of a problem's fold, in floats: partial states, and the tiles' own scratch.
 inline std::int64_t fold_floats(const ContractionSizes& tile, std::int64_t state_floats, const FoldProblem& p,
                                 const DeviceFacts& gpu) {
   const TileSchedule schedule = contraction_schedule(tile, p, gpu);

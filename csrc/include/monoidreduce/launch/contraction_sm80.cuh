@@ -10,7 +10,7 @@
 
 namespace monoidreduce::sm80 {
 
-// To tensors [1, 1, rows, columns].
+// How tiles are stored into tensors [1, 1, rows, columns].
 template <int kOuts, class Tile>
 QuadStores<kOuts> stores_for(Tile, const TensorView (&tensors)[kOuts]) {
   QuadStores<kOuts> stores;
@@ -18,7 +18,7 @@ QuadStores<kOuts> stores_for(Tile, const TensorView (&tensors)[kOuts]) {
   return stores;
 }
 
-// Of the products a . b^T of a problem. scratch: kScratch floats per block.
+// The kernel's arguments for the products a b^T of a problem. scratch: kScratch floats per block.
 template <class Tile>
 ContractionArguments<Tile::kScores> contraction_arguments(Tile, const TileSchedule& schedule,
                                                           const FoldProblem& p, float* scratch) {
@@ -39,7 +39,8 @@ constexpr std::size_t contraction_bytes(Tile) {
   return sizeof(ContractionMemory<Tile>);
 }
 
-// Runs the epilogue over the products of a problem. scratch: kScratch floats per block.
+// Computes the products a b^T of a problem, tile by tile, and runs the epilogue on each tile. scratch: kScratch floats per
+// block.
 template <class E, class Tile, class Epilogue>
 void contraction(Tile tile, const FoldProblem& p, const Epilogue& epilogue, float* scratch, const char* name,
                  const Launch& launch) {

@@ -11,7 +11,7 @@
 
 namespace monoidreduce::sm90 {
 
-// To tensors [1, 1, rows, columns].
+// How tiles are stored into tensors [1, 1, rows, columns].
 template <int kOuts, class Tile>
 SlabStores<kOuts> stores_for(Tile, const TensorView (&tensors)[kOuts]) {
   SlabStores<kOuts> stores;
@@ -19,8 +19,9 @@ SlabStores<kOuts> stores_for(Tile, const TensorView (&tensors)[kOuts]) {
   return stores;
 }
 
-// Of the products a . b^T of a problem. Columns are lines, or adjacent (transposed). Rows are adjacent if the tile says so; an
-// order is then one of the width.
+// The kernel's arguments for the products a b^T of a problem. Each b may be row-major, [columns, width], or transposed: columns
+// adjacent in memory. a is transposed if Tile::kRowsTransposed says so; p.order then orders the width, the dimension that
+// is summed over.
 template <class Tile>
 ContractionArguments<Tile::kScores> contraction_arguments(Tile, const TileSchedule& schedule,
                                                           const FoldProblem& p, float*) {
@@ -39,13 +40,13 @@ ContractionArguments<Tile::kScores> contraction_arguments(Tile, const TileSchedu
   arguments.schedule = schedule;
   return arguments;
 }
-// Bytes of shared memory, with what an epilogue has.
+// Bytes of shared memory, including the epilogue's.
 template <class EpilogueMemory, class Tile>
 constexpr std::size_t contraction_bytes(Tile) {
   return sizeof(ContractionMemory<Tile, EpilogueMemory>) + kSharedAlignment;
 }
 
-// Runs the epilogue over the products of a problem.
+// Computes the products a b^T of a problem, tile by tile, and runs the epilogue on each tile.
 template <class E, class Tile, class Epilogue>
 void contraction(Tile tile, const FoldProblem& p, const Epilogue& epilogue, float* scratch, const char* name,
                  const Launch& launch) {

@@ -1,4 +1,4 @@
-// What the tensor-core kernels require of tensors: lines of adjacent elements, 16-byte aligned.
+// What tensor-core kernels require of tensors (TMA-compatible): rows of adjacent elements on 16-byte boundaries.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace monoidreduce {
 
-// Lines must be dense and 16-byte aligned. Axes before the last may be broadcast (stride 0).
+// Throws unless lines are dense and 16-byte aligned. Axes before the last may be broadcast (stride 0).
 inline void require_readable_lines(const TensorView& t) {
   bool readable = (t.stride[3] == 1 || t.size[3] == 1) && reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0;
   for (int d = 0; d < 3; ++d)
@@ -23,7 +23,7 @@ inline bool repeats(const TensorView& t) {
   }
   return false;
 }
-// Every element must have its own place in memory.
+// Throws unless, besides, every element has its own place in memory.
 inline void require_dense_lines(const TensorView& t) {
   require_readable_lines(t);
   bool dense = t.stride[3] == 1;

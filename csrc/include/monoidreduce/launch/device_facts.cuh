@@ -1,4 +1,4 @@
-// The facts of the GPUs that are there. Without kernels, for any C++ compiler.
+// The facts of the GPUs that are present. This header has no kernels, so any C++ compiler can read it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,7 +17,7 @@ inline void check_cuda(cudaError_t error, const char* call) {
   throw Error(message(call, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error)));
 }
 
-// Read once in a process: they do not change.
+// Read once per process and device, because they do not change.
 inline const DeviceFacts& device_facts(int device) {
   static std::mutex mutex;
   static std::map<int, DeviceFacts> known;

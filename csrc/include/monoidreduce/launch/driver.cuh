@@ -1,4 +1,5 @@
-// The driver's functions, found at run time: the library does not link libcuda, so it loads where there is no driver.
+// Functions of the CUDA driver, looked up at run time. The library does not link libcuda, so that it can be loaded on machines
+// without a driver.
 #pragma once
 
 #include <cuda.h>
@@ -8,7 +9,7 @@
 
 namespace monoidreduce {
 
-// As of CUDA 12.0. Looking takes microseconds: callers keep what is found.
+// The function as of CUDA 12.0. The look-up takes microseconds, so callers keep the result.
 template <class Function>
 Function* driver_function(const char* name) {
   void* found = nullptr;

@@ -12,14 +12,14 @@
 
 namespace monoidreduce::sm90 {
 
-// Writes the gradient of Tile::kOf among those wanted (with the columns' goes a bias's of columns), of the element type.
-// residuals and marks: as prepare_rows (row_residuals.cuh) left them.
+// Writes one gradient, that of Tile::kOf, in the element type. The kernel for the columns' gradient also writes that of a bias
+// per column, if there is one. residuals and marks: as prepare_rows (row_residuals.cuh) left them.
 template <class E, class Tile, class M, class Scores>
 void fold_backward_pass(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
                         const RowResiduals& residuals, const RowMarks& marks, const Launch& launch) {
   const std::int64_t group = p.heads() / p.column_heads(), lines = Tile::kOfRows ? p.rows() : p.columns();
   const std::int64_t heads = Tile::kOfRows ? p.heads() : p.column_heads();
-  // Of what streams past the lines of a head; a group of heads shares it where the rows stay.
+  // How many lines stream past those that stay, per head. If rows stay, a group of query heads shares the columns.
   const std::int64_t streamed_bytes = Tile::kOfRows ? p.columns() : p.rows() * group;
   const FoldShape shape = fold_shape(
       p,

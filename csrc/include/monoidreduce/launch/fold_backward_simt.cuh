@@ -35,8 +35,8 @@ void backward_launches(const FoldProblem& p, const FoldGradients& g, bool determ
                              device_tensor(g.d_payload)};
   }
 
-  // The same with only some of the gradients wanted. The axes of a walk are batch, column head, member, row
-  // tile, column tile.
+  // Launches the kernel for some of the gradients. The axes of a walk are: batch, column head, query head within the group of a
+  // column head, row tile, column tile. A block loops over those in `looped`. exclusive: no other block adds to the same sums.
   const auto walk_tiles = [&](bool of_rows, bool of_columns, bool of_bias,
                               std::array<bool, Walk::kAxes> looped, bool exclusive) {
     PullArguments some = all;
@@ -62,7 +62,7 @@ void backward_launches(const FoldProblem& p, const FoldGradients& g, bool determ
     walk_tiles(false, false, true, {broadcast(0), broadcast(1), broadcast(1), broadcast(2), broadcast(3)},
                true);
   } else if (p.score.softcap != 0 && !p.score.bias_inside) {
-    // A bias outside the softcap is on the other side of its slope, so it needs tiles of its own.
+    // The gradient of a bias outside the softcap lacks the softcap's slope, so it needs tiles of its own.
     walk_tiles(true, true, false, {}, false);
     walk_tiles(false, false, true, {}, false);
   } else {
@@ -72,8 +72,8 @@ void backward_launches(const FoldProblem& p, const FoldGradients& g, bool determ
 
 }  // namespace simt
 
-// Adds the wanted gradients of every row of the problem. rows.upstream(row) is the gradient by P_i (with a
-// payload, c of pull()).
+// Adds the wanted gradients of every row of the problem. rows.upstream(row) is the gradient with respect to P_i; with a payload
+// it is the c of pull() (pull.h).
 template <bool kPayload, class M, class Rows>
   requires(!kPayload || PayloadMonoid<M>)
 void fold_backward(const M& m, const FoldProblem& p, const Rows& rows, const FoldGradients& g,

@@ -13,8 +13,8 @@
 
 namespace monoidreduce::sm80 {
 
-// How many blocks share the rows of a tile of columns, where such tiles are fewer than the blocks that run at
-// a time. Only with floats, whose gradients can be added to. No part has less than a few tiles of rows.
+// The number of blocks that share the rows of a column tile, if there are fewer column tiles than blocks that run at a time.
+// Only for floats, because blocks must be able to add to the columns' gradients. Each part has at least a few row tiles.
 template <class E, class Tile>
 std::int64_t parts_of_rows(const FoldProblem& p, std::int64_t tiles, const DeviceFacts& gpu) {
   if (!std::is_same_v<E, float>) return 1;
@@ -24,9 +24,10 @@ std::int64_t parts_of_rows(const FoldProblem& p, std::int64_t tiles, const Devic
   return std::max(std::min(blocks / tiles, row_tiles / kLeast), std::int64_t{1});
 }
 
-// In turn, twice as many heads as their gradients have room for in the cache. Then half as many tiles of
-// columns of a head run at a time. The last of them waits half as long before it adds for the first time.
-inline FoldShape backward_shape(const FoldProblem& p, const Turns& turns) {
+// The shape of the problem. In the deterministic mode (`turns` has semaphores) a section has twice as many heads as have room
+// in the cache for their gradients. So half as many column tiles of one head run at a time, and the last of them waits half
+// as long before it adds for the first time.
+inline FoldShape backward_shape(const FoldProblem& p, const RowSemaphores& turns) {
   const std::int64_t bytes = p.rows() * p.width() * sizeof(float) * (p.heads() / p.column_heads());
   return fold_shape(p, section_of(p, turns.words ? bytes / 2 : bytes, 1));
 }
@@ -36,11 +37,11 @@ std::int64_t backward_tiles(const FoldProblem& p) {
   return p.batch() * p.column_heads() * ((p.columns() + Tile::kColumns - 1) / Tile::kColumns);
 }
 
-// As fold_backward takes them.
+// The kernel's arguments, from those of fold_backward.
 template <class Tile>
 BackwardArguments backward_arguments(const FoldProblem& p, const FoldGradients& wanted,
-                                     const RowResiduals& residuals, const RowMarks& marks, const Turns& turns,
-                                     std::int64_t parts) {
+                                     const RowResiduals& residuals, const RowMarks& marks,
+                                     const RowSemaphores& turns, std::int64_t parts) {
   const auto payload_lines = [](const TensorView& t) {
     return strided_lines(Tile::kTransposed ? transposed_rows(t) : t);
   };
@@ -59,11 +60,11 @@ BackwardArguments backward_arguments(const FoldProblem& p, const FoldGradients& 
           .parts = static_cast<int>(parts)};
 }
 
-// wanted: grad_out and every gradient of the problem's rows (float, added to), columns and payload (element type E,
-// written, contiguous). residuals, marks and turns: as prepare_rows (row_residuals.cuh) left them.
+// wanted: grad_out, and the gradients of rows (float, added to), columns and payload (element type E, written, contiguous); all
+// must be present. residuals, marks and turns: as prepare_rows (row_residuals.cuh) left them.
 template <class E, class Tile, class M, class Scores>
 void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
-                   const RowResiduals& residuals, const RowMarks& marks, const Turns& turns,
+                   const RowResiduals& residuals, const RowMarks& marks, const RowSemaphores& turns,
                    const Launch& launch) {
   const std::int64_t tiles = backward_tiles<Tile>(p);
   const std::int64_t parts =

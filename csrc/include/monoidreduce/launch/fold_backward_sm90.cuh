@@ -13,36 +13,36 @@
 
 namespace monoidreduce::sm90 {
 
-// As fold_backward takes them. B: element type of the biases of scores, or void. even: do all tiles of columns meet equally
-// many rows.
+// The kernel's arguments, from those of fold_backward. B: element type of the score biases, or void. even: whether all column
+// tiles have equally many unmasked rows.
 //
-//   wanted             grad_out, and the gradients of the problem's rows (float, added to, if Tile::kAddsRows), columns and
-//                      payload (element type E, written). All must be present, but for the rows' where
-//                      blocks do not add to it.
-//   residuals, marks   as prepare_rows (row_residuals.cuh) left them; turns as well, if blocks add in turn
-//   sharing            16-byte aligned: a counter of jobs, 0 at first. If jobs are even, the ColumnHandover of
-//                      backward_last_round, if jobs are split. Not read if blocks add in turn.
+//   wanted             grad_out, and the gradients of rows (float, added to, if Tile::kAddsRows), columns and payload (element
+//                      type E, written). All must be present; the rows' only if Tile::kAddsRows.
+//   residuals, marks   as prepare_rows (row_residuals.cuh) left them; so are turns, in the deterministic mode
+//   sharing            16-byte aligned. If column tiles are not even: an atomic counter of jobs, 0 at first. If they are, and
+//                      backward_stream_k_tail splits jobs (stream-K tail): the ColumnFixup of their partial sums. Not read
+//                      in the deterministic mode.
 template <class E, class Tile, class B>
 BackwardArguments<Tile> backward_arguments(const FoldProblem& p, bool even, const FoldGradients& wanted,
                                            const RowResiduals& residuals, const RowMarks& marks,
-                                           const Turns& turns, float* sharing) {
-  // Longest first in sections whose rows stay in the cache with both of their gradients, d_rows in float.
-  // (Causal, width 128, 16k tokens in sequences of 1k, 2k, 4k and 8k, the whole backward pass: 301, 416, 487
-  // and 538 TFLOP/s. With sections twice as large 253, 402, 485 and 540. In another run, 8k: with those 569,
-  // a head at a time 550, all at once 542.)
+                                           const RowSemaphores& turns, float* sharing) {
+  // Jobs are ordered longest first, within sections of heads. The rows of a section stay in the cache together with grad_out
+  // and d_rows, which is float. (Whole backward pass, causal, width 128, 16k tokens in sequences of 1k, 2k, 4k and 8k: 301,
+  // 416, 487 and 538 TFLOP/s. With sections twice as large: 253, 402, 485 and 540. In another run with 8k: 569 with sections
+  // twice as large, 550 with one head at a time, 542 with all heads at once.)
   const std::int64_t row_bytes = (p.width() + p.payload_width()) * sizeof(E) +
                                  (Tile::kAddsRows ? p.width() * sizeof(float) : std::size_t{0});
   const std::int64_t group_bytes = p.rows() * row_bytes * (p.heads() / p.column_heads());
-  // In turn several heads at a time, and at least a few, where all jobs are equally long too. The more tiles
-  // of columns of one head wait for each other, the more each delay costs. (With parts: 16k, 2 heads 11.2 ms,
-  // 4 10.6, 8 10.9; 8k, 4 heads 5.1, 8 5.2.)
+  // In the deterministic mode a section has several heads, at least kLeast, even if all jobs are equally long. The more column
+  // tiles of one head wait for each other, the more each delay costs. (Measured when jobs were split as well: 16k tokens, 2
+  // heads 11.2 ms, 4 heads 10.6, 8 heads 10.9; 8k tokens, 4 heads 5.1, 8 heads 5.2.)
   constexpr std::int64_t kLeast = 4;
   const std::int64_t heads_in_turn =
       std::min(std::max(cached_heads(p, group_bytes, 1), kLeast), p.batch() * p.heads());
   const FoldShape shape = fold_shape(p, Tile::kInTurn ? heads_in_turn : section_of(p, group_bytes, 1));
   const DeviceFacts& gpu = device_facts(p.a.cuda_device);
-  const LastRound last =
-      Tile::kHasParts && even ? backward_last_round({Tile::kRows, Tile::kColumns}, p, gpu) : LastRound{};
+  const StreamKTail last =
+      Tile::kHasParts && even ? backward_stream_k_tail({Tile::kRows, Tile::kColumns}, p, gpu) : StreamKTail{};
   unsigned* const counter = Tile::kInTurn ? turns.words
                             : even        ? nullptr
                                           : reinterpret_cast<unsigned*>(sharing);
@@ -74,8 +74,8 @@ inline constexpr std::size_t kBackwardBytes = sizeof(BackwardMemory<Tile, B>) + 
 
 template <class E, class Tile, class M, class Scores>
 void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
-                   const RowResiduals& residuals, const RowMarks& marks, const Turns& turns, float* sharing,
-                   const Launch& launch) {
+                   const RowResiduals& residuals, const RowMarks& marks, const RowSemaphores& turns,
+                   float* sharing, const Launch& launch) {
   using B = BiasElement<Scores>;
   const auto arguments =
       backward_arguments<E, Tile, B>(p, p.range.all(), wanted, residuals, marks, turns, sharing);

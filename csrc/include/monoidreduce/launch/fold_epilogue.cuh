@@ -15,7 +15,8 @@ namespace monoidreduce {
 template <class M>
 inline constexpr std::int64_t kStateFloats = sizeof(typename M::State) / sizeof(float);
 
-// Folds every row of a problem without a payload: rows.store(row, state). epilogue: one that calls `fold`, or that itself.
+// Folds every row of a problem without a payload, and calls rows.store(row, state). epilogue: `fold` itself, or an epilogue
+// that calls it.
 template <class E, class Tile, class Epilogue, class M, class Scores, class Rows>
 void fold_contraction(const Epilogue& epilogue, const FoldEpilogue<M, Scores, Rows>& fold,
                       const FoldProblem& p, const Launch& launch) {
@@ -31,7 +32,7 @@ void fold_contraction(const Epilogue& epilogue, const FoldEpilogue<M, Scores, Ro
                 fold.m, schedule, fold.order, fold.partial, fold.rows);
 }
 
-// partial: fold_floats of scratch.
+// partial: scratch of fold_floats() floats (contraction_schedule.h).
 template <class E, class Tile, class M, class Scores, class Rows>
 void fold_contraction(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows, void* partial,
                       const Launch& launch) {

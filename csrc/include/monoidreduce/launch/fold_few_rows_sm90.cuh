@@ -25,7 +25,8 @@ BiasSource packed_bias_source(const TensorView& bias, const Packing& packing) {
   }
 }
 
-// scratch: of PartialRows, where there is more than one split. Rows: as combine_splits takes them.
+// Forward with few rows (split-KV, PackGQA). scratch: for PartialRows, if there is more than one split. Rows: as combine_splits
+// takes them.
 template <class E, class Tile, class M, class Scores, class Rows>
 void fold_few_rows(const M& m, Scores scores, const FoldProblem& p, const Packing& packing, const Rows& rows,
                    const FoldOutput& out, float* scratch, const Launch& launch) {

@@ -28,8 +28,8 @@ inline ForwardArguments forward_arguments(const FoldProblem& p, const FoldOutput
 
 }  // namespace simt
 
-// Folds every row of the problem: rows.store(row, P_i), and with a payload its fold into out [B, H, M, D], of
-// the payload's element type.
+// Folds every row of the problem, and calls rows.store(row, P_i). With a payload, writes its fold to out [B, H, M, D], in the
+// payload's element type.
 template <bool kPayload, class M, class Rows>
   requires(!kPayload || PayloadMonoid<M>)
 void fold_forward(const M& m, const FoldProblem& p, const Rows& rows, const FoldOutput& out,

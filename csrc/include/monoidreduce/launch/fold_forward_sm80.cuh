@@ -33,7 +33,7 @@ unsigned forward_blocks(const FoldProblem& p) {
   return static_cast<unsigned>(p.batch() * p.heads() * row_tiles);
 }
 
-// Rows: as the kernel takes them. splits: of the columns of a tile of rows.
+// Rows: as the kernel takes them. splits: the number of blocks among which the columns of a row tile are split.
 template <class E, class Tile, class M, class Scores, class Rows>
 void launch_forward(const M& m, const Scores& scores, const FoldProblem& p, const FoldShape& shape,
                     int splits, const Rows& rows, const FoldOutput& out, const Launch& launch) {
@@ -50,7 +50,8 @@ void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const 
   launch_forward<E, Tile>(m, scores, p, forward_shape<E>(p), 1, rows, out, launch);
 }
 
-// The same for few rows, the columns in several splits. scratch: of PartialRows. Rows: as combine_splits takes them.
+// The same for few rows, with the columns in several splits (split-KV). scratch: for PartialRows. Rows: as combine_splits takes
+// them.
 template <class E, class Tile, class M, class Scores, class Rows>
 void fold_few_rows(const M& m, const Scores& scores, const FoldProblem& p, int splits, const Rows& rows,
                    const FoldOutput& out, float* scratch, const Launch& launch) {

@@ -20,8 +20,8 @@ arch::TensorMap payload_map(const TensorView& payload) {
                            : tensor_map(payload, Tile::kColumns);
 }
 
-// B: element type of the biases of scores, or void. counter: of jobs, which this clears, if rows keep different numbers of columns;
-// else null.
+// B: element type of the score biases, or void. counter: if rows have different numbers of unmasked columns, an atomic
+// counter of jobs, which this function clears; otherwise null.
 template <class E, class Tile, class B>
 ForwardArguments forward_arguments(const FoldProblem& p, const FoldOutput& out, unsigned long long* counter,
                                    const Launch& launch) {
@@ -44,11 +44,11 @@ unsigned forward_blocks(const FoldProblem& p) {
   return static_cast<unsigned>(
       std::min<std::int64_t>(p.batch() * p.heads() * row_tiles, multiprocessors(p.a.cuda_device)));
 }
-// Whether blocks are skipped changes who frees the columns, not how large the memory is.
+// `false`: without a block mask. A block mask changes which threads free a stage of columns, but not the size of the memory.
 template <class Tile, class B>
 inline constexpr std::size_t kForwardBytes = sizeof(ForwardMemory<Tile, B, false, RowJob>) + kSharedAlignment;
 
-// A fold whose rows keep all columns, by scores without biases of their own.
+// A fold without masks, and without a bias per score.
 template <class E, class Tile, class M, class Scores, class Rows>
 void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
                   const FoldOutput& out, const Launch& launch) {

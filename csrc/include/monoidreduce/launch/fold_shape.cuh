@@ -1,4 +1,4 @@
-// The shape of a problem, as the fused kernels and their scheduler (schedule.cuh) take it.
+// The shape of a problem, as the resident kernels and their tile scheduler (schedule.cuh) take it.
 #pragma once
 
 #include <algorithm>
@@ -6,11 +6,11 @@
 
 #include "monoidreduce/device/schedule/schedule.cuh"
 #include "monoidreduce/fold.h"
-#include "monoidreduce/launch/last_round.h"
+#include "monoidreduce/launch/stream_k_tail.h"
 
 namespace monoidreduce {
 
-// Whether the heads of a batch, or the batches of a head, share a bias that varies by row.
+// Whether the heads of a batch, or the batches of a head, share a bias that differs between rows.
 inline bool heads_share_bias(const FoldProblem& p) {
   return p.bias.present() && p.bias.stride[2] != 0 && p.heads() > 1 && p.bias.stride[1] == 0;
 }
@@ -18,7 +18,7 @@ inline bool batches_share_bias(const FoldProblem& p) {
   return p.bias.present() && p.bias.stride[2] != 0 && p.batch() > 1 && p.bias.stride[0] == 0;
 }
 
-// section: the number of batch-heads of a section.
+// section: the number of batch-heads in a section (schedule.cuh).
 inline FoldShape fold_shape(const FoldProblem& p, std::int64_t section) {
   return {.batch = static_cast<int>(p.batch()),
           .heads = static_cast<int>(p.heads()),
@@ -28,18 +28,18 @@ inline FoldShape fold_shape(const FoldProblem& p, std::int64_t section) {
           .band = Band(p.range),
           .row_spans = p.range.of_rows,
           .column_spans = p.range.of_columns,
-          .sieved = excludes(p.bias),
+          .masked_by_bias = excludes(p.bias),
           .batches_follow = batches_share_bias(p) && !heads_share_bias(p),
           .section = static_cast<int>(section)};
 }
 
-// The number of batch-heads whose operands fit into the L2 cache, if a group of them reads `bytes`.
+// The number of batch-heads whose operands fit into the L2 cache together, if `group` of them read `bytes`.
 inline std::int64_t cached_heads(const FoldProblem& p, std::int64_t bytes, std::int64_t group) {
   constexpr std::int64_t kCacheBytes = 32 << 20;
   return std::clamp(kCacheBytes / bytes * group, std::int64_t(1), p.batch() * p.heads());
 }
 
-// The number of batch-heads of a section: one if all jobs are equally long and none share a bias.
+// The number of batch-heads in a section. One suffices if all jobs are equally long and none share a bias.
 inline std::int64_t section_of(const FoldProblem& p, std::int64_t bytes, std::int64_t group) {
   if (p.range.all() && !heads_share_bias(p) && !batches_share_bias(p)) return 1;
   return cached_heads(p, bytes, group);

@@ -1,4 +1,4 @@
-// Makes device/contraction/gradient_epilogue.cuh for a problem.
+// Makes the epilogue of device/contraction/gradient_epilogue.cuh for a problem.
 #pragma once
 
 #include "monoidreduce/device/contraction/gradient_epilogue.cuh"
@@ -7,10 +7,11 @@
 
 namespace monoidreduce {
 
-// Stores the derivatives with respect to the first kOuts dot products of each element, for a problem without a payload.
+// An epilogue that stores dlogits: the derivatives with respect to the first kOuts dot products of each element, for a problem
+// without a payload.
 //   outs   [1, 1, rows, columns] each, of the element type, in the order of the rows. Rows that are not active are 0 or
 //          not written.
-//   sums   GradientEpilogue::sums, [rows / 16, columns] of whole tiles; or absent
+//   sums   outs summed over groups of 16 rows (GradientEpilogue::sums), [rows / 16, columns] of whole tiles; or absent
 template <class E, class Tile, int kOuts, class M, class Scores, class Rows>
 auto gradient_epilogue(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
                        const TensorView (&outs)[kOuts], const TensorView& sums) {

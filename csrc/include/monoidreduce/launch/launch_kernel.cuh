@@ -1,4 +1,4 @@
-// Launching kernels: on the device of the tensors, on the caller's stream, with a check for errors.
+// Launches kernels on the device of the tensors and the caller's stream, and checks for errors.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,8 +11,8 @@
 
 namespace monoidreduce {
 
-// Makes a device and its context current during its lifetime. The driver's functions need the context. A thread that has
-// made no CUDA call yet, such as one of autograd's, has device 0 and no context.
+// Makes a device and its context current for the lifetime of the guard. The driver's functions need the context. A thread that
+// has made no CUDA call yet, such as one of autograd's, has device 0 and no context.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device) {
@@ -39,7 +39,8 @@ inline unsigned blocks_for(std::int64_t jobs) {
   return static_cast<unsigned>(std::min(jobs, kMostBlocks));
 }
 
-inline constexpr std::size_t kWithoutAsking = 48 << 10;  // bytes of shared memory
+// Bytes of shared memory that a kernel may use without cudaFuncAttributeMaxDynamicSharedMemorySize.
+inline constexpr std::size_t kDefaultSharedBytes = 48 << 10;
 
 [[noreturn]] inline void throw_launch_error(cudaError_t error, const char* name, unsigned blocks, int threads,
                                             std::size_t shared_bytes) {
@@ -62,7 +63,7 @@ template <class... Parameters, class... Arguments>
 void launch_kernel(const char* name, void (*kernel)(Parameters...), unsigned blocks, int threads,
                    std::size_t shared_bytes, void* stream, const Arguments&... arguments) {
   cudaError_t error = cudaSuccess;
-  if (shared_bytes > kWithoutAsking) {
+  if (shared_bytes > kDefaultSharedBytes) {
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  static_cast<int>(shared_bytes));
   }

@@ -1,4 +1,4 @@
-// Kernels that were compiled while the process runs (NVRTC): loading them, and launching one.
+// Loads and launches kernels that were compiled at run time (NVRTC).
 #pragma once
 
 #include <cuda.h>
@@ -12,8 +12,8 @@
 
 namespace monoidreduce {
 
-// The number of the first of the kernels with these names in an image, which is machine code; the others follow it. They stay
-// loaded, for all devices of the architecture. Thread-safe.
+// Loads the kernels with these names from an image, which is machine code. Returns the handle of the first; those of the others
+// are the numbers after it. Kernels stay loaded, for all devices of the architecture. Thread-safe.
 std::int64_t load_kernels(const std::string& image, const std::vector<std::string>& names);
 CUkernel loaded_kernel(std::int64_t number);
 
@@ -28,7 +28,7 @@ void launch_loaded(const char* name, std::int64_t number, unsigned blocks, int t
   int device = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
   CUresult error = CUDA_SUCCESS;
-  if (shared_bytes > kWithoutAsking)
+  if (shared_bytes > kDefaultSharedBytes)
     error = set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, static_cast<int>(shared_bytes),
                           kernel, device);
   if (error == CUDA_SUCCESS) {
@@ -36,7 +36,7 @@ void launch_loaded(const char* name, std::int64_t number, unsigned blocks, int t
     error = launch(reinterpret_cast<CUfunction>(kernel), blocks, 1, 1, static_cast<unsigned>(threads), 1, 1,
                    static_cast<unsigned>(shared_bytes), static_cast<CUstream>(stream), pointers, nullptr);
   }
-  // The runtime's errors have the driver's numbers.
+  // Error codes of the runtime have the same numbers as the driver's.
   if (error != CUDA_SUCCESS)
     throw_launch_error(static_cast<cudaError_t>(error), name, blocks, threads, shared_bytes);
 }

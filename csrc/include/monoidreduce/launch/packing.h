@@ -1,4 +1,4 @@
-// How few rows are packed and their columns split.
+// Chooses how few rows are packed (PackGQA) and how their columns are split (split-KV).
 #pragma once
 
 #include <algorithm>
@@ -18,18 +18,18 @@ inline std::int64_t packed_tiles(const FoldProblem& p, const Packing& packing) {
   return p.batch() * p.column_heads() * parts_of(group, packing.heads) * parts_of(p.rows(), packing.rows);
 }
 
-// The largest number of columns that the rows of a tile keep.
-inline std::int64_t kept_columns(const FoldProblem& p, const Packing& packing) {
+// The largest number of unmasked columns of a tile of rows.
+inline std::int64_t unmasked_columns(const FoldProblem& p, const Packing& packing) {
   const ColumnRange& range = p.range;
   if (range.left == ColumnRange::kUnbounded || range.right == ColumnRange::kUnbounded) return p.columns();
   return std::min(range.left + range.right + packing.rows, p.columns());
 }
 
-// The number of splits. SMs take jobs in waves, and a wave lasts as long as a job's tiles of columns. So only numbers of
-// splits that fill waves are candidates; among candidates with equally long jobs, the smallest is best.
+// The number of splits. SMs take jobs in waves, and a wave lasts as long as a job's column tiles. So only numbers of splits
+// that fill waves are candidates; among candidates with equally long jobs, the smallest is best.
 //
-// The cost model counts in tiles of columns. On an H100 a tile is 1.1 us with few jobs (bound by the SM), or 2.7 us with 128
-// jobs (bound by memory). A job costs kOfJob more than its tiles; the kernel that combines splits costs kOfCombining.
+// The cost model counts in column tiles. On an H100 a tile takes 1.1 us with few jobs (bound by the SM), or 2.7 us with 128
+// jobs (bound by memory). A job costs kOfJob tiles more than its own; the kernel that combines splits costs kOfCombining.
 //
 // Measured times in us, by number of splits:
 //     8 tiles of rows,   4096 columns    1: 42    4: 18    8: 15.6   16: 17
@@ -55,7 +55,8 @@ inline int splits_of(std::int64_t row_tiles, std::int64_t column_tiles, int mult
   return static_cast<int>(best);
 }
 
-// Every tile has the same shape, with as many heads of a group as fit. column_tile: the number of columns of a tile.
+// The packing for few rows. Every tile has the same shape, with as many heads of a group as fit. column_tile: the number of
+// columns of a tile.
 inline Packing pack_rows(const FoldProblem& p, int column_tile, int multiprocessors,
                          std::int64_t most_splits = kAnySplits) {
   const auto in_even_parts = [](std::int64_t all, std::int64_t most) {
@@ -64,15 +65,15 @@ inline Packing pack_rows(const FoldProblem& p, int column_tile, int multiprocess
   const std::int64_t heads = in_even_parts(p.heads() / p.column_heads(), kPackedLines);
   Packing packing{static_cast<int>(heads), static_cast<int>(in_even_parts(p.rows(), kPackedLines / heads)),
                   1};
-  packing.splits = splits_of(packed_tiles(p, packing), parts_of(kept_columns(p, packing), column_tile),
+  packing.splits = splits_of(packed_tiles(p, packing), parts_of(unmasked_columns(p, packing), column_tile),
                              multiprocessors, most_splits);
   return packing;
 }
 
-// Whether this many tiles of rows leave at least half of the places for tiles idle.
+// Whether so many tiles of rows leave at least half of the places idle. A place is where the GPU can run a tile at a time.
 inline bool leave_half_idle(std::int64_t row_tiles, std::int64_t places) { return 2 * row_tiles <= places; }
 
-// The packing if rows are few, else nothing. Rows are few if they fit into one tile, or if tiles with twice as many lines
+// The packing if rows are few, otherwise nothing. Rows are few if they fit into one tile, or if tiles with twice as many lines
 // would leave half of the SMs idle.
 inline std::optional<Packing> pack_few_rows(const FoldProblem& p, int column_tile, int multiprocessors,
                                             std::int64_t most_splits = kAnySplits) {
@@ -81,7 +82,8 @@ inline std::optional<Packing> pack_few_rows(const FoldProblem& p, int column_til
   return pack_rows(p, column_tile, multiprocessors, most_splits);
 }
 
-// The results of splits (device/resident/combine_splits.cuh), in floats: sums, and states of so many floats each.
+// The size of the results of splits (device/resident/combine_splits.cuh), in floats: payload sums and states. state_floats is
+// the size of a state.
 inline std::int64_t partial_rows_floats(const FoldProblem& p, int splits, std::int64_t state_floats) {
   return splits * p.batch() * p.heads() * p.rows() * (p.payload_width() + state_floats);
 }

@@ -9,9 +9,10 @@
 
 namespace monoidreduce {
 
-// The weights of all elements and, for a problem with a second product, the derivatives with respect to the first one.
+// Stores the weights of all elements (the hidden values of an MLP). For a problem with a second product, which is the
+// derivative with respect to a weight, also stores the derivative with respect to the first product.
 //   outs   [1, 1, rows, columns] each, of the element type
-//   sums   of the derivatives over 16 rows each, [rows / 16, columns] of whole tiles; or absent
+//   sums   the derivatives summed over groups of 16 rows, [rows / 16, columns] of whole tiles; or absent
 template <class E, class Tile, class M, class Scores>
 void payload_weights(const M& m, const Scores& scores, const FoldProblem& p,
                      const TensorView (&outs)[Tile::kScores], const TensorView& sums, const Launch& launch) {

@@ -10,11 +10,11 @@
 
 namespace monoidreduce {
 
-// Both launch nothing where every row keeps every column.
+// Both functions launch nothing if no element can be masked.
 template <class M, class Rows>
 void repair_forward(const M& m, const FoldProblem& p, const Rows& rows, const FoldOutput& to,
                     const Launch& launch) {
-  if (!is_partial(p)) return;
+  if (!may_mask(p)) return;
   const RepairArguments arguments{.rows = device_tensor(p.a),
                                   .columns = device_tensor(p.b),
                                   .payload = device_tensor(p.payload),
@@ -30,7 +30,7 @@ void repair_forward(const M& m, const FoldProblem& p, const Rows& rows, const Fo
 template <class M, class Rows>
 void repair_backward(const M& m, const FoldProblem& p, const Rows& rows, const FoldGradients& wanted,
                      const RowMarks& marks, const Launch& launch) {
-  if (!is_partial(p)) return;
+  if (!may_mask(p)) return;
   const RepairArguments arguments{.rows = device_tensor(p.a),
                                   .columns = device_tensor(p.b),
                                   .payload = device_tensor(p.payload),

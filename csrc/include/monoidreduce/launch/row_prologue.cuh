@@ -9,9 +9,11 @@
 
 namespace monoidreduce {
 
-// grad_out, out   [B, H, M, D]; any strides; grad_out may be absent, which means 0; out_low too
-// grad_lse        [B, H, M]; any strides; may be absent, which means 0
-// of_lse, centre  [B * H * M], the results g and centre
+// Backward preprocess of attention's SIMT kernels: of_lse = grad_lse, centre = grad_lse - delta, with
+// delta = <grad_out, out + out_low>.
+//   grad_out, out, out_low  [B, H, M, D], any strides; grad_out and out_low may be absent, which means 0
+//   grad_lse                [B, H, M], any strides; may be absent, which means 0
+//   of_lse, centre          [B * H * M], the results
 template <class T>
 void row_centre(const TensorView& grad_out, const TensorView& out, const TensorView& out_low,
                 const TensorView& grad_lse, T* of_lse, T* centre, const Launch& launch) {

@@ -8,7 +8,8 @@
 
 namespace monoidreduce {
 
-// x: a backward call of attention; launches nothing where it wants no gradient of sinks. rows: its ProductSource.
+// The gradients of attention sinks; launches nothing if they are not wanted. x: a backward call of attention. rows: its row
+// policy (ProductSource).
 template <class M, class Rows, class Call>
 void sink_gradient(const M& m, const Rows& rows, const Call& x, const Launch& launch) {
   using T = typename M::Real;

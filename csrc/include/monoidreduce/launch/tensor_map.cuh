@@ -1,4 +1,4 @@
-// Tensor maps: the descriptors with which TMA addresses a tensor.
+// Makes tensor maps, the descriptors by which TMA addresses tensors.
 #pragma once
 
 #include <cuda.h>
@@ -12,8 +12,8 @@
 
 namespace monoidreduce::sm90 {
 
-// [B, H, rows, width], in boxes of box_rows lines of each of box_heads. Lines have line_bytes bytes, 128 or
-// 64, and are swizzled as lines of that size. Axes of stride 0 repeat what they have.
+// The map of a tensor [B, H, rows, width], in boxes of box_heads heads with box_rows lines each. A line of a box has line_bytes
+// bytes, 128 or 64, and has the swizzle for that size. Axes of stride 0 are broadcast.
 inline arch::TensorMap encode_map(const TensorView& t, int box_rows, int line_bytes, int box_heads = 1) {
   const cuuint64_t bytes = static_cast<cuuint64_t>(item_size(t.dtype));
   const auto size = [&](int d) { return static_cast<cuuint64_t>(t.size[d]); };
@@ -42,13 +42,13 @@ inline arch::TensorMap encode_map(const TensorView& t, int box_rows, int line_by
   return map;
 }
 
-// As operands are read, in lines of 128 bytes (device/block/shared_tile.cuh).
+// The map of an operand, in lines of 128 bytes (device/block/shared_tile.cuh).
 inline arch::TensorMap tensor_map(const TensorView& t, int box_rows, int box_heads = 1) {
   require_dense_lines(t);
   return encode_map(t, box_rows, 128, box_heads);
 }
 
-// As biases of scores are read (device/block/bias_tile.cuh), of element type B, in tiles of `lines` lines; void for none.
+// The map of score biases (device/block/bias_tile.cuh), in tiles of `lines` lines. B: their element type; void: there are none.
 template <class B>
 BiasSource bias_source(const TensorView& bias, int lines) {
   if constexpr (std::is_void_v<B>) {

@@ -1,4 +1,4 @@
-// Tensors of the host, as kernels take them.
+// Converts the host's tensor views to the forms in which kernels take tensors.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace monoidreduce {
 inline Tensor device_tensor(const TensorView& t) {
   Tensor to{.data = static_cast<char*>(t.data), .dtype = t.dtype};
   for (int axis = 0; axis < 4; ++axis) {
-    const int own = axis + t.rank - 4;  // axes that a lower rank lacks come first, of size 1
+    const int own = axis + t.rank - 4;  // axes that a lower rank lacks are in front, of size 1
     to.size[axis] = own < 0 ? 1 : t.size[own];
     to.stride[axis] = own < 0 ? 0 : t.stride[own] * item_size(t.dtype);
   }
@@ -40,7 +40,7 @@ inline OutputRows output_rows(const FoldOutput& to) {
   return {t.data, to.low.data, {t.stride[0], t.stride[1], t.stride[2]}, static_cast<int>(t.size[3])};
 }
 
-// order: FoldProblem::order; rows: places from first on.
+// order: FoldProblem::order. rows: how many of its places the kernel takes, from `first` on.
 inline RowOrder row_order(const TensorView& order, std::int64_t rows, std::int64_t first = 0) {
   const auto* const places = static_cast<const std::int64_t*>(order.data);
   return {places ? places + first : nullptr, places ? places + (order.size[0] - 1) : nullptr,

@@ -16,7 +16,7 @@ struct ArgMax {
   using Output = State;
   using Upstream = R;  // the gradient of the value; the column has none
   static constexpr int kScores = 1;
-  // Behind every column, so that a real -inf still wins over the identity.
+  // Larger than every column index, so that a real score of -inf still wins over the identity.
   static constexpr auto kNone = std::numeric_limits<Index<Scalar<R>>>::max();
   MR_HD State identity() const { return {-infinity<R>(), Index<R>(kNone)}; }
   MR_HD State lift(Element<R> e) const { return {e.score, e.column}; }

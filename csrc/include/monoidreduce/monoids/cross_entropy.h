@@ -7,13 +7,13 @@
 
 namespace monoidreduce {
 
-// The mean of scores may be one by weights: then count is the sum of the weights, else the number of scores. The number is
-// an integer, so that a loop over a tile adds its length at once.
+// The mean of the scores may be weighted. count is then the sum of the weights, otherwise the number of scores. That number
+// is an integer, so the compiler can add a tile's length at once.
 template <class R, class Count = Index<R>>
 struct ClassState {
   typename LogSumExp<R>::State lse;
   R target;
-  R sum;  // of all scores, each measured from the frame of lse, times their weights
+  R sum;  // the weighted sum of all scores, each measured from the frame of lse
   Count count;
 };
 template <class R>
@@ -29,13 +29,14 @@ struct ClassUpstream {
   R lse, target, sum;
 };
 
-// x in the target's column, else -0, the neutral element of addition (x + -0 keeps the sign of a zero x).
+// x in the target's column, otherwise -0, the neutral element of addition (x + -0 keeps the sign of a zero x).
 template <class R>
 MR_HD R hit(const Element<R>& e, R x) {
   return select(e.column == e.label, x, R(-0.f));
 }
 
-// Which scores the mean is of: all alike, none, or by weights of classes. weigh(e, x): x times the weight of e's class.
+// How the mean of the scores weighs classes: all equally, not at all, or by class weights. weigh(e, x) is x times the
+// weight of e's class.
 template <class R>
 struct EqualClasses : LogSumExp<R> {
   using Count = Index<R>;
@@ -50,7 +51,7 @@ struct NoClasses : LogSumExp<R> {
 };
 template <class R>
 struct WeightedClasses : LogSumExp<R> {
-  const Scalar<R>* weight;  // of each column, and those beyond the last that a tile of scores has
+  const Scalar<R>* weight;  // [columns], padded to whole tiles: kernels also read it beyond the last column
   using Count = R;
   MR_HD R weigh(const Element<R>& e, R x) const { return count(e) * x; }
   MR_HD R count(const Element<R>& e) const { return R(weight[first_lane(e.column)]); }
@@ -69,7 +70,7 @@ struct ClassFold {
   MR_HD State identity() const { return {softmax.identity(), R(-0.f), R(0), typename Classes<R>::Count(0)}; }
   MR_HD State lift(Element<R> e) const { return accumulate(reframe(identity(), frame(e)), e); }
   MR_HD Output project(State s) const {
-    const R count = R(s.count), mean = select(count == R(0), s.sum, s.sum / count);  // the sum: 0, or NaN
+    const R count = R(s.count), mean = select(count == R(0), s.sum, s.sum / count);  // 0 scores: 0, or NaN
     return {softmax.project(s.lse), s.target, two_sum(softmax.origin(s.lse.frame), mean), count};
   }
   MR_HD Gradient<R> local_gradient(Element<R> e, Output p, Upstream g) const {
@@ -93,15 +94,15 @@ struct ClassFold {
 
 template <class R>
 struct CrossEntropy : ClassFold<R, EqualClasses> {};
-// Without label smoothing. The mean is 0.
+// Without label smoothing: the mean is not needed, and is 0.
 template <class R>
 struct HardCrossEntropy : ClassFold<R, NoClasses> {};
-// With label smoothing and weights of classes.
+// With label smoothing and class weights.
 template <class R>
 struct WeightedCrossEntropy : ClassFold<R, WeightedClasses> {
   static constexpr bool kReadsColumns = true;
 };
-// What the states say, of the folds whose counts are numbers of scores and sums of weights.
+// A state's statistics. The overload follows from the type of the count: a number of scores, or a sum of weights.
 template <class R>
 MR_HD ClassStatistics<R> class_statistics(const ClassState<R, Index<R>>& s) {
   return CrossEntropy<R>{}.project(s);
@@ -117,9 +118,9 @@ struct RowWeights {
   T target = T(1), mean = T(1);
 };
 
-// For one row, in natural units, of so many classes:
+// The loss of one row, in natural units:
 //   loss = (1 - smoothing) w_target (lse - target) + smoothing / classes sum_c w_c (lse - x_c) + z_loss lse^2
-// Where only some classes are folded the sum is over these, and without the target the first term is 0.
+// If only some of the classes were folded, the sum is over these. If the target is not among them, the first term is 0.
 template <class T>
 struct CrossEntropyLoss {
   T smoothing, z_loss;
@@ -131,8 +132,8 @@ struct CrossEntropyLoss {
     return (T(1) - smoothing) * hard + (smoothing == T(0) ? T(0) : smoothing * (p.count / classes) * soft) +
            (z_loss == T(0) ? T(0) : z_loss * p.lse.high * p.lse.high);
   }
-  // The gradients of the statistics, from the gradients of the loss and of the returned lse. The gradient of
-  // the sum is for a weight of 1.
+  // The gradients with respect to the statistics, from the gradients of the loss and of the returned lse. That of the sum
+  // is for a class of weight 1.
   MR_HD Upstream upstream(T lse, T classes, RowWeights<T> weights, T g_loss, T g_lse) const {
     const T both = weights.target + smoothing * (weights.mean - weights.target);
     return {g_loss * (both + (z_loss == T(0) ? T(0) : T(2) * z_loss * lse)) + g_lse,

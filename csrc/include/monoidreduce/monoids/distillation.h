@@ -7,8 +7,8 @@
 //
 // The state of Q is a LogWSum, the state of P a LogSumExp.
 //
-// A constant added to all scores of a row changes no probability, but may be large. So raw scores of student and teacher
-// are never subtracted. The fold first measures each from its frame, and backward from its log-sum-exp.
+// A constant added to all scores of a row changes no probability, but it may be large. So raw scores of student and teacher
+// are never subtracted from each other: the fold first measures each from its own frame, backward from its own log-sum-exp.
 #pragma once
 
 #include "monoidreduce/monoids/logsumexp.h"
@@ -27,16 +27,16 @@ struct DistillationFrame {
 template <class R>
 struct DistillationState {
   typename LogSumExp<R>::State p;
-  typename LogWSum<R>::State q;  // its sum is of q's weights times surplus(), measured from the frames
+  typename LogWSum<R>::State q;  // its values are surplus() of the scores, measured from the frames
 };
 template <class R>
 struct DistillationOutput {
   LogNumber<R> p_lse, q_lse;
-  LogNumber<R> centre;  // p_lse - loss
-  R loss;               // backward reads all but this
+  LogNumber<R> centre;  // p_lse - loss, as one number
+  R loss;               // not read by backward
 };
 
-// The parts in which the losses differ.
+// Everything in which the three losses differ.
 template <class R, DistillationLoss kLoss>
 struct DistillationRule {
   static constexpr bool kIsKL = kLoss != DistillationLoss::kCrossEntropy;
@@ -51,30 +51,32 @@ struct DistillationRule {
   MR_HD static T surplus(T q, T p) {
     return kIsKL ? q - p : -p;
   }
-  // The element as LogSumExp (P) and LogWSum (Q) take it; for Q with the integrand, measured from frames.
+  // The element as the monoid of P (LogSumExp) and that of Q (LogWSum) take it. The value of LogWSum is the integrand,
+  // with both scores measured from the frames f.
   MR_HD static Element<R> of_p(Element<R> e) { return {scores(e).p, R(0), e.column, e.label}; }
   MR_HD static Element<R> of_q(Element<R> e) { return {scores(e).q, R(0), e.column, e.label}; }
   MR_HD static Element<R> of_q(Element<R> e, DistillationFrame<R> f) {
     const R q = scores(e).q - LogSumExp<R>::origin(f.q), p = scores(e).p - LogSumExp<R>::origin(f.p);
     return {scores(e).q, surplus(q, p), e.column, e.label};
   }
-  // The state of Q with its sum measured from other frames; its weights are not yet.
+  // The state of Q after its sum has been measured from other frames; its weights are still in the old frame.
   MR_HD static typename LogWSum<R>::State moved(DistillationState<R> s, DistillationFrame<R> f) {
     const R lost = s.q.softmax.mass * surplus(raised(s.q.softmax.frame, f.q), raised(s.p.frame, f.p));
     return {s.q.softmax,
-            select(lost == R(0), s.q.sum, s.q.sum - lost)};  // nothing lost, not even a sign of 0
+            select(lost == R(0), s.q.sum, s.q.sum - lost)};  // x - 0 would change the sign of a -0
   }
-  // 0 of an empty row.
+  // An empty row has loss 0.
   MR_HD static LogNumber<R> loss(R expectation, R q_mass, R p_mass) {
     const auto sum = LogNumber<R>{expectation, R(0)} - surplus(log_number(q_mass), log_number(p_mass));
     return {select(q_mass == R(0), R(0), sum.high), select(q_mass == R(0), R(0), sum.low)};
   }
-  // log Q - log P - loss, or -log P - loss. Log-sum-exp and loss, both large, are one number of a row.
+  // log Q - log P - loss, or -log P - loss. P's log-sum-exp and the loss may both be large, so each row has their difference
+  // as one number, of.centre.
   MR_HD static R centred(Element<R> e, DistillationOutput<R> of) {
     return surplus(scores(e).q - of.q_lse, scores(e).p - of.centre);
   }
-  // By the student's score and the teacher's. For a probability of 1, centred is 0; of scores that are far apart,
-  // rounding would make another number.
+  // The derivatives with respect to the student's score and the teacher's. Under a probability of 1, centred is exactly 0,
+  // but rounding would give another number if the scores are far apart.
   MR_HD static Gradient<R> gradient(R p_share, R q_share, R centred, R g) {
     const R by_p = g * (p_share - q_share);
     const R by_q = g * (q_share * select(q_share == R(1), R(0), centred) * unit_of_scores<R>());
@@ -119,7 +121,7 @@ struct Distillation {
 };
 
 // The monoid of the loss that `kind` selects at run time. Loops over elements are compiled once per loss (with_named).
-// Outside of them only frame, reframe and project depend on the loss.
+// Outside those loops, only frame, reframe and project depend on the loss.
 template <class R>
 struct NamedDistillation : Distillation<R, DistillationLoss::kForwardKL> {
   using State = DistillationState<R>;

@@ -1,9 +1,9 @@
 // The statistics of a row's log-probabilities in one fold: the log-sum-exp, the target's score and the entropy of the
 // softmax. Scores are first multiplied by the row's factor, its inverse temperature.
 //
-//   entropy = log mass - sum / mass        sum: of weights times scores, both measured from the frame
+//   entropy = log mass - sum / mass        sum = sum_j weight_j score_j, weights and scores measured from the frame
 //
-// TopLogProbs also finds the column of the largest score. That score is the frame, so an index is all that it adds.
+// TopLogProbs also finds the column of the largest score. That score is the frame, so its state has only an index more.
 #pragma once
 
 #include "monoidreduce/monoids/cross_entropy.h"
@@ -14,7 +14,7 @@ template <class R>
 struct LogProbsStatistics {
   LogNumber<R> lse;
   R target, entropy;
-  Index<R> top;  // -1: none, or nobody asked
+  Index<R> top;  // -1: there is none, or it was not asked for
 };
 // The gradients with respect to the log-sum-exp, the target's score and the entropy.
 template <class R>
@@ -28,25 +28,27 @@ struct LogProbsState {
   R sum, target;
 };
 
-// What is special to an entropy and to temperatures.
+// The formulas for the entropy and for temperatures, shared by the monoids below and the kernels.
 template <class R>
 struct LogProbsRule {
-  // The element at its row's temperature. With + 0 no later subtraction is fused: both passes see one rounded score.
+  // The element with its score at the row's temperature. The + 0 keeps the compiler from fusing the product with a later
+  // subtraction, so forward and backward see the same rounded score.
   MR_HD static Element<R> tempered(Element<R> e) {
     e.score = multiply_add(e.score, e.factor, R(0));
     return e;
   }
-  // The logarithm of a weight, for its product with that weight: where it is cut the weight is 0.
+  // A weight's logarithm, made finite so that it can be multiplied by the weight. Where this changes it, the weight is 0.
   MR_HD static R finite(R log_weight) { return max(log_weight, R(-0x1p20f)); }
-  // 0 of an empty row.
+  // An empty row has entropy 0.
   MR_HD static R entropy(R mass, R sum) { return select(mass == R(0), R(0), log(mass) - sum / mass); }
-  // The state with its softmax moved to another frame, where `kept` of each weight is left.
+  // The state measured from another frame. softmax is already there; every weight was multiplied by `kept`.
   MR_HD static LogProbsState<R> moved(LogProbsState<R> s, typename LogSumExp<R>::State softmax, R kept) {
     const R sum = s.sum * kept - softmax.mass * raised(s.softmax.frame, softmax.frame);
     return {softmax, select(softmax.mass == R(0), R(0), sum), s.target};
   }
-  // By the raw score of an element that is tempered. Kernels compute what is the same for all elements of a row once, and the
-  // difference of the score and the log-sum-exp once for both the share and its logarithm.
+  // The derivative with respect to the raw score of the tempered element t; share is its softmax probability. Inlined into a
+  // kernel, the factors that all elements of a row have in common are computed once, and score - lse once for the
+  // probability and its logarithm.
   MR_HD static Gradient<R> gradient(Element<R> t, R share, LogProbsStatistics<R> p, LogProbsUpstream<R> g) {
     const R of_log = t.factor * (g.entropy * unit_of_scores<R>());
     const R of_share = t.factor * g.lse - p.entropy * of_log;
@@ -90,17 +92,17 @@ struct LogProbs {
   }
 };
 
-// A row with NaN has no largest score.
+// A row that holds NaN has no largest score: top is -1.
 template <class R>
 struct TopLogProbs : LogProbs<R> {
   using Base = LogProbs<R>;
   struct State {
     typename Base::State all;
-    Index<R> top;  // the least of the columns whose score is the frame
+    Index<R> top;  // the lowest column whose score equals the frame
   };
   using Output = LogProbsStatistics<R>;
   static constexpr bool kReadsColumns = true;
-  static constexpr auto kNone = std::numeric_limits<Index<Scalar<R>>>::max();  // behind every column
+  static constexpr auto kNone = std::numeric_limits<Index<Scalar<R>>>::max();  // larger than every column
   MR_HD static Index<R> least(Index<R> a, Index<R> b) { return select(b < a, b, a); }
 
   MR_HD State identity() const { return {Base::identity(), Index<R>(kNone)}; }

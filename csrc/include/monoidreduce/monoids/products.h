@@ -1,8 +1,8 @@
-// What folds of parts of the columns combine to. Each part is known by its result: a log-sum-exp, and numbers
-// that are measured from it. A constant added to all scores of a row may be large, and cancels in these
-// numbers. In double: a log-sum-exp of two words of float has 48 bits.
+// Combines finished results of folds over parts of the columns (ranks of a process group). A part's result is a log-sum-exp
+// and numbers measured from it, in which a large constant added to all scores of a row has cancelled. All is in double,
+// because a log-sum-exp in two words of float has 48 bits.
 //
-// Each struct is a monoid without lift: an identity and a combine. Parts without columns have a log-sum-exp of -inf.
+// Each struct is a monoid without lift: an identity and a combine. A part without columns has a log-sum-exp of -inf.
 #pragma once
 
 #include "monoidreduce/monoids/distillation.h"
@@ -15,9 +15,9 @@ MR_HD double log_add_exp(double a, double b) {
   if (a == b && abs(a) == infinity<double>()) return a;
   return larger + ::log1p(exp(smaller - larger));
 }
-// By how much the log-sum-exp of all is above that of a part; 0 where both are the same infinity.
+// By how much the log-sum-exp of all columns exceeds that of a part; 0 if both are the same infinity.
 MR_HD double above_part(double part, double all) { return part == all ? 0.0 : all - part; }
-// Which share a part has of all.
+// The softmax probability that falls on a part's columns.
 MR_HD double share_of_part(double part, double all) {
   return part == -infinity<double>() ? 0.0 : exp(-above_part(part, all));
 }
@@ -30,8 +30,8 @@ struct LogSumExpProduct {
   MR_HD State combine(State a, State b) const { return {log_add_exp(a.lse, b.lse)}; }
 };
 
-// loss: the sum of weight_c (lse - score_c) over the columns of the part. weight: the sum of the weights, by which another
-// log-sum-exp is accounted for.
+// loss: the sum of weight_c (lse - score_c) over the columns of the part. weight: the sum of the weight_c. If lse grows by x,
+// the loss grows by weight x.
 struct CrossEntropyProduct {
   struct State {
     double lse, loss, weight;
@@ -41,7 +41,8 @@ struct CrossEntropyProduct {
     const double lse = log_add_exp(a.lse, b.lse);
     return {lse, moved(a, lse) + moved(b, lse), a.weight + b.weight};
   }
-  // Scores of -inf below any other, or any below +inf: these columns are infinitely unlikely.
+  // A part's loss measured from the common lse. If that is infinitely far above the part's own (the part has only -inf, or
+  // another part has +inf), the part's columns have probability 0 and infinite loss.
   MR_HD static double moved(State s, double lse) {
     const double above = above_part(s.lse, lse);
     if (above == infinity<double>()) return s.weight > 0 ? above : 0.0;
@@ -49,7 +50,7 @@ struct CrossEntropyProduct {
   }
 };
 
-// Besides, the entropy of the softmax over the part.
+// The same, and the entropy of the softmax over the part.
 struct LogProbsProduct {
   CrossEntropyProduct loss;
   struct State {
@@ -67,7 +68,7 @@ struct LogProbsProduct {
   }
 };
 
-// loss: an expectation under Q, relative to P (distillation.h).
+// loss: an expectation under Q, relative to P (distillation.h), over the part's columns.
 struct DistillationProduct {
   DistillationLoss kind;
   struct State {

@@ -1,5 +1,5 @@
-// The sum of an activation of the scores: with a payload, the two-layer MLP. Its frame is an empty type, so the compiler
-// removes all code that moves frames.
+// The sum of an activation of the scores; with a payload it is the two-layer MLP. Its frame is an empty type, so the
+// compiler removes all code that deals with frames.
 #pragma once
 
 #include "monoidreduce/activation.h"
@@ -7,7 +7,7 @@
 
 namespace monoidreduce {
 
-// The types are the same for every activation.
+// State and frame have the same types for every activation.
 template <class R>
 struct SumState {
   R mass;
@@ -23,7 +23,7 @@ struct Sum {
   using Upstream = R;
   static constexpr int kScores = 1;
   static constexpr bool kNormalized = false;
-  MR_HD State identity() const { return {R(-0.f)}; }  // -0 leaves even -0 alone
+  MR_HD State identity() const { return {R(-0.f)}; }  // adding -0 changes nothing, not even the sign of -0
   MR_HD State lift(Element<R> e) const { return {Activation::value(e.score)}; }
   MR_HD R project(State s) const { return s.mass; }
   MR_HD Gradient<R> local_gradient(Element<R> e, R, R g) const {
@@ -44,7 +44,7 @@ struct Sum {
 };
 
 // The sum of the activation that `kind` selects at run time. Loops over elements are compiled once per activation
-// (with_named). All other members do not depend on the activation and are the base's.
+// (with_named). No other member depends on the activation, so they are inherited.
 template <class R>
 struct NamedSum : Sum<R> {
   ActivationKind kind;

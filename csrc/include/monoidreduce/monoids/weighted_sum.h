@@ -1,4 +1,4 @@
-// The weighted mean of a scalar, and its total weight. An element's score is its weight, its second score the value.
+// The weighted mean of a scalar, and the total weight. An element's first score is its weight, its second score the value.
 // WSum takes weights as they are. LogWSum takes their logarithms: it is softmax attention with scalar values.
 // WithPayload<LogSumExp, D> is LogWSum with vectors.
 #pragma once
@@ -34,7 +34,7 @@ struct WSum {
   }
 };
 
-// The natural logarithm of the total weight and the mean, or gradients by them.
+// The natural logarithm of the total weight, and the mean; or the gradients with respect to these two.
 template <class Lse, class R>
 struct LogWeightedMean {
   Lse lse;
@@ -48,7 +48,7 @@ struct LogWSum {
   using Frame = R;
   struct State {
     typename LogSumExp<R>::State softmax;
-    R sum;  // of weight * value, measured in the frame of softmax
+    R sum;  // sum of weight * value, with weights in the frame of softmax
   };
   using Output = LogWeightedMean<LogNumber<R>, R>;
   using Upstream = LogWeightedMean<R, R>;

@@ -27,13 +27,14 @@ void check_heads(const Call& x) {
   require(heads == 0 || (key_heads > 0 && heads % key_heads == 0),
           "k: expected a number of heads that divides H=", heads, ", got ", key_heads);
 }
-// out_low: what rounding out to 16 bits lost, in its dtype.
+// out_low: the error of rounding out to 16 bits, in out's dtype.
 template <class Call>
 void check_low_word(const Call& x) {
   require(!x.out_low.present() || item_size(x.q.dtype) == 2,
           "out_low: expected none unless q has 16 bits, got a tensor");
 }
-// row_spans, column_spans: in place of the window, the Span of keys of each query, and of queries of each key.
+// row_spans, column_spans: instead of a window, the unmasked keys of each query and the unmasked queries of each key, as
+// Spans (score.h).
 template <class Call>
 void check_spans(const Call& x) {
   require(x.row_spans.present() == x.column_spans.present(),
@@ -49,7 +50,8 @@ constexpr auto span_operands() {
                     .dense()
                     .where(&check_spans<Call>));
 }
-// sinks: the score of one more element of each row of a head, whose value is 0.
+// sinks: attention sinks, one score for each head. Each is one more element of the softmax of every row of its head, with
+// value 0.
 template <class Call>
 constexpr auto sink_operand() {
   return optional("sinks", &Call::sinks, "H", Type::kAccumulation).dense();
@@ -63,10 +65,10 @@ template <class Call>
 constexpr auto sink_gradient_result() {
   return result("dsinks", &Call::d_sinks, "H", Type::kAccumulation).maybe().where(&check_sink_gradient<Call>);
 }
-// Operands may be padded for tensor cores, the output is not.
+// On CUDA, v may be padded for tensor cores while out is not.
 template <class Call>
 void check_output_width(const Call& x) {
-  if (!x.out.present()) return;  // of a call that is planned
+  if (!x.out.present()) return;  // while the call is planned, out may be absent
   const std::int64_t width = x.out.size[3], of_v = x.v.size[3];
   require(width == of_v || (x.q.is_cuda() && (width + 7) / 8 * 8 == of_v), "out: expected width ", of_v,
           ", got ", width);
@@ -126,7 +128,7 @@ constexpr auto describe(const X*) {
 }
 
 template <class Call>
-[[gnu::always_inline]] inline ColumnRange kept_keys(const Call& x) {
+[[gnu::always_inline]] inline ColumnRange key_range(const Call& x) {
   if (x.row_spans.present())
     return {.listed = true,
             .of_rows = static_cast<const Span*>(x.row_spans.data),
@@ -144,7 +146,7 @@ template <class Call>
           .payload = x.v,
           .bias = x.bias,
           .score = {.scale = x.options.scale, .softcap = x.options.softcap, .bias_inside = false},
-          .range = kept_keys(x),
+          .range = key_range(x),
           .whole = whole};
 }
 

@@ -1,4 +1,4 @@
-// Linear cross entropy: the loss of the logits logit_scale x weight^T + bias against class indices.
+// Linear cross entropy: the loss of the logits softcap(logit_scale x weight^T + bias) against class indices.
 #pragma once
 
 #include "monoidreduce/describe.h"
@@ -10,8 +10,8 @@
 
 namespace monoidreduce {
 
-// weight, with bias, may be a slice of the classes, from first_class on. Targets are indices in all of them, and label
-// smoothing divides by their number.
+// weight and bias may be a slice of the classes, from first_class on. `classes` is the number of all classes: targets are
+// indices among these, and label smoothing divides by their number.
 struct CrossEntropyOptions {
   double logit_scale = 1, softcap = 0, label_smoothing = 0, z_loss = 0;
   std::int64_t ignore_index = -100;
@@ -37,8 +37,8 @@ constexpr auto cross_entropy_operands() {
   return fields(tensor("x", &Call::x, "N D"), tensor("weight", &Call::weight, "V D"),
                 optional("bias", &Call::bias, "V"));
 }
-// The mean of the weights of all classes, then the weights, in whole tiles of 256. A slice of the classes
-// comes with the weights of all classes.
+// The size of class_weight: the mean of all classes' weights, then the weights, padded to whole tiles of 256. It always has the
+// weights of all classes, even if `weight` is a slice of them.
 constexpr std::int64_t class_weights(std::int64_t classes) { return 1 + (classes + 255) / 256 * 256; }
 template <class Call>
 void check_slice(const Call& x) {
@@ -56,7 +56,7 @@ constexpr auto class_weight_of() {
       .dense()
       .where(&check_slice<Call>);
 }
-// Upstream gradients and row statistics.
+// The upstream gradients, and the row statistics that forward saved.
 template <class Call>
 constexpr auto cross_entropy_residuals() {
   return fields(optional("grad_loss", &Call::grad_loss, "N", Type::kAccumulation),
@@ -67,24 +67,24 @@ constexpr auto cross_entropy_residuals() {
 
 struct CrossEntropyForward {
   TensorView x, weight, bias, target, class_weight, loss, lse, lse_low;
-  TensorView reduced;  // the losses' sum or mean (LossReduction), where it is wanted
+  TensorView reduced;  // the sum or mean of the losses (LossReduction); absent if not wanted
   TensorView scratch;  // size: Plan::scratch
-  // Local gradients (dlogits, see below) of the first K classes. The forward pass stores them for the
-  // backward pass, for an upstream gradient of kept_upstream for every loss. Lines are padded to a multiple
-  // of 8. Only where the plan can (Capabilities::keeps), without a bias or softcap, or class weights with
-  // label smoothing. Without kept_upstream: the weights that these are made from (CrossEntropyKeptGradients),
-  // and their frames in the last part of scratch (Plan::frames).
+  // kept: the dlogits (local gradients) of the first K classes, which forward saves for backward. They are for an upstream
+  // gradient of kept_upstream for every loss. Lines are padded to a multiple of 8. Only if Capabilities::keeps, and without a
+  // bias, a softcap, or class weights together with label smoothing.
+  // If kept_upstream is absent, kept receives the softmax weights from which dlogits are made later
+  // (CrossEntropyKeptGradients). The last part of scratch, from Plan::frames on, then has their frames (row maxima).
   TensorView kept, kept_upstream;
-  // Which rows are active. Other rows are not computed; their statistics are 0. The stored local gradients are in this
-  // order, all other results are not. Absent: all rows are computed.
+  // An order of rows (rows.h), active ones first. Rows that are not active are not computed, and their statistics are 0. kept
+  // is in this order; all other results are in the order of x. Absent: all rows are computed.
   TensorView order;
-  // Where there is an order: a buffer for the active rows of x, R at a time.
+  // Present together with order: a buffer for the active rows of x, R at a time.
   TensorView gathered;
-  bool mean = false;  // of reduced
+  bool mean = false;  // whether `reduced` is the mean or the sum
   CrossEntropyOptions options;
 };
-// Throws std::out_of_range (IndexError in Python) for a target that is no class. On the CPU alone: on a GPU the check
-// would have to synchronize.
+// Throws std::out_of_range (IndexError in Python) if a target is not a class. Only on the CPU: on a GPU the check would have
+// to synchronize.
 template <class Call>
 void check_targets(const Call& x) {
   if (x.target.is_cuda()) return;
@@ -98,7 +98,7 @@ void check_targets(const Call& x) {
     }
   }
 }
-// Also of distillation and log-probabilities.
+// Also used by distillation and log-probabilities.
 template <class Call>
 void check_kept(const Call& x) {
   if (!x.kept.present()) return;
@@ -109,28 +109,29 @@ void check_kept(const Call& x) {
   require(x.x.size[0] <= 1 || x.kept.stride[0] >= (columns + 7) / 8 * 8,
           "kept: expected lines padded to a multiple of 8 elements, got stride ", x.kept.stride[0]);
 }
-// Is a score more than a scaled dot product.
+// Whether a logit is more than a scaled dot product.
 template <class Call>
-bool has_logits(const Call& x) {
+bool has_bias_or_softcap(const Call& x) {
   return x.bias.present() || x.options.softcap != 0;
 }
-// Do all classes have a part in a row's loss, by their weights; else the target alone has.
+// Whether the weights of all classes count in a row's loss. Otherwise only the target's does.
 template <class Call>
-bool weighs_all(const Call& x) {
+bool weighs_all_classes(const Call& x) {
   return x.class_weight.present() && x.options.label_smoothing != 0;
 }
-// Does a call take kernels for any scores: no others are compiled for monoids that read columns.
+// True if the call must use the general LogitScores kernels (bias, softcap, or class weights with label smoothing). The
+// monoid of the last reads column indices, and only the general kernels are compiled for such monoids.
 template <class Call>
-bool takes_any_scores(const Call& x) {
-  return has_logits(x) || weighs_all(x);
+bool needs_general_scores(const Call& x) {
+  return has_bias_or_softcap(x) || weighs_all_classes(x);
 }
-// What keeps a call from the tiles of sm_80, or null: what it asks of a row is more than they have registers for.
+// Why the sm_80 kernels cannot take the call, or null. Their tiles lack registers for what such a row needs.
 inline const char* sm80_obstacle(const CrossEntropyForward& x) {
-  return weighs_all(x) ? "label smoothing has weights of classes" : nullptr;
+  return weighs_all_classes(x) ? "label smoothing has weights of classes" : nullptr;
 }
 inline void check_kept_scores(const CrossEntropyForward& x) {
   check_kept(x);
-  require(!x.kept.present() || !takes_any_scores(x),
+  require(!x.kept.present() || !needs_general_scores(x),
           "kept: expected none where there is a bias or softcap, or class weights with label smoothing, got "
           "a tensor");
 }
@@ -161,9 +162,8 @@ constexpr auto describe(const X*) {
               option("mean", &X::mean), options(&X::options));
 }
 
-// Makes local gradients of the weights that forward left in kept, now that the log-sum-exps over the classes
-// of all ranks are known. frames: as forward left them, then for each row the share of its target among all
-// classes less 1.
+// RowSemaphores the softmax weights that forward saved in kept into dlogits, in place, once lse over the classes of all ranks is known.
+// frames: as forward left them, then for each row its target's softmax probability among all classes, less 1.
 struct CrossEntropyKeptGradients {
   TensorView x, weight, bias, target, class_weight, lse, lse_low, frames, kept, kept_upstream, order;
   CrossEntropyOptions options;
@@ -185,7 +185,7 @@ struct CrossEntropyBackward {
   TensorView grad_loss, grad_lse, x, weight, bias, target, class_weight, lse, lse_low;
   TensorView d_x, d_weight, d_bias;
   CrossEntropyOptions options;
-  std::int64_t workspace = 0;  // bytes for local gradients
+  std::int64_t workspace = 0;  // bytes for dlogits
 };
 template <class Call>
 void check_bias_gradient(const Call& x) {
@@ -205,13 +205,13 @@ constexpr auto describe(const X*) {
 // d_x and d_weight are matrix products of dlogits.
 struct CrossEntropyLocalGradient {
   TensorView grad_loss, grad_lse, x, weight, bias, target, class_weight, lse, lse_low, out;
-  // Where there is a bias: sums of out over 16 rows each, for rows and columns in whole tiles of 256. Rows that are not
-  // active are 0 or not written.
+  // If there is a bias: out summed over groups of 16 rows, for rows and columns in whole tiles of 256. Groups of rows that are
+  // not active are 0 or not written.
   TensorView sums;
-  TensorView order;  // as in the forward pass. x (as scale_rows gathers it), out and sums are in this order.
+  TensorView order;  // as in the forward pass; x (as scale_rows gathers it), out and sums are in this order
   CrossEntropyOptions options;
 };
-// Its results, and the order of its rows.
+// The results of such a call, and the order of its rows.
 template <class Call>
 constexpr auto logits_gradient() {
   constexpr Axis kGroups{.name = "16 ceil(N / 256)", .of = "N", .follows = [](std::int64_t rows) {
@@ -242,7 +242,7 @@ template <class Call>
   return p;
 }
 
-// The targets of the rows of a fold of the classes from first_class on.
+// The targets of rows, for a fold over the classes from first_class on.
 struct Targets {
   const std::int64_t* data;  // [rows]
   std::int64_t stride, ignore_index, classes;
@@ -250,13 +250,13 @@ struct Targets {
   static constexpr std::int64_t kAllColumns = std::int64_t{1} << 62;
 
   MR_HD std::int64_t operator[](std::int64_t row) const { return data[row * stride]; }
-  // The column of the target, -1 if it is not among those that are folded.
+  // The column of the target; -1 if it is not among the classes that are folded.
   MR_HD std::int64_t label(std::int64_t row) const {
     const std::int64_t column = (*this)[row] - first_class;
     return 0 <= column && column < columns ? column : -1;
   }
   MR_HD bool ignored(std::int64_t row) const { return (*this)[row] == ignore_index; }
-  // A target out of range makes its row NaN: on a GPU, raising an error would have to synchronize.
+  // A target out of range makes its row NaN, because raising an error would have to synchronize on a GPU.
   MR_HD bool valid(std::int64_t row) const { return (*this)[row] >= 0 && (*this)[row] < classes; }
 };
 template <class Call>
@@ -274,8 +274,8 @@ template <class T, class U = T>
 struct CrossEntropyRows {
   Targets target;
   CrossEntropyLoss<T> rule;
-  const T* class_weight;    // class_weight_of; null: all are 1
-  T *loss, *lse, *lse_low;  // [rows]; both words of lse are read by backward
+  const T* class_weight;    // as class_weights() lays it out; null: all weights are 1
+  T *loss, *lse, *lse_low;  // [rows]; backward reads both words of lse
   RowVector<T> grad_loss, grad_lse;
   using Output = typename CrossEntropy<T>::Output;
   using Upstream = typename CrossEntropy<T>::Upstream;
@@ -323,10 +323,10 @@ template <class T, class U = T, class Call>
   return rows;
 }
 
-// Calls run(monoid) with the monoid of a call.
+// Calls run(monoid) with the monoid that the call needs.
 template <class R, class Call, class Run>
 [[gnu::always_inline]] inline void with_cross_entropy(const Call& x, Run run) {
-  if (weighs_all(x)) {
+  if (weighs_all_classes(x)) {
     WeightedCrossEntropy<R> m{};
     m.softmax.weight = static_cast<const Scalar<R>*>(x.class_weight.data) + 1 + x.options.first_class;
     return run(m);

@@ -35,8 +35,8 @@ constexpr auto distillation_operands() {
 struct DistillationForward {
   TensorView x, weight, teacher_x, teacher_weight, mask, loss, stats;
   TensorView reduced, scratch;  // as for cross entropy
-  // As for cross entropy. kept: with respect to the student's dot products; teacher_kept, of the same size: the
-  // teacher's weights, which these are made from too. Not for the reverse KL.
+  // As for cross entropy; not for the reverse KL. kept: derivatives with respect to the student's dot products. teacher_kept,
+  // of the same size: the teacher's softmax weights, from which these are also computed.
   TensorView kept, teacher_kept, kept_upstream;
   TensorView order, gathered, teacher_gathered;  // as for cross entropy
   bool mean = false;
@@ -71,7 +71,7 @@ constexpr auto describe(const X*) {
               option("mean", &X::mean), options(&X::options));
 }
 
-// As CrossEntropyKeptGradients. frames: of the student's weights, then of the teacher's.
+// Like CrossEntropyKeptGradients. frames: those of the student's weights, then those of the teacher's.
 struct DistillationKeptGradients {
   TensorView x, weight, teacher_x, teacher_weight, mask, stats, frames, kept, teacher_kept, kept_upstream,
       order;
@@ -106,7 +106,7 @@ constexpr auto describe(const X*) {
               workspace(&X::workspace));
 }
 
-// As CrossEntropyLocalGradient, for the columns in weight and teacher_weight. teacher_out is not computed if absent.
+// Like CrossEntropyLocalGradient, for the classes in weight and teacher_weight. If teacher_out is absent, it is not computed.
 struct DistillationLocalGradient {
   TensorView grad_loss, x, weight, teacher_x, teacher_weight, mask, stats, out, teacher_out, order;
   DistillationOptions options;

@@ -1,5 +1,5 @@
-// The gated MLP: (act(x gate^T + gate_bias) * (x w1^T + bias1)) w2^T + bias2, as SwiGLU and GeGLU. The caller takes the
-// matrix products, of some rows and hidden units at a time; what is between them is here, in place.
+// The gated MLP, such as SwiGLU and GeGLU: (act(x gate^T + gate_bias) * (x w1^T + bias1)) w2^T + bias2. The caller does the
+// matrix products, for some rows and hidden units at a time. The elementwise work between them is here, in place.
 #pragma once
 
 #include "monoidreduce/activation.h"
@@ -15,7 +15,8 @@ struct GatedUnit {
   R gate, up;
 
   MR_HD R hidden() const { return Activation::value(gate) * up; }
-  // Becomes the derivatives with respect to gate and up, g being that with respect to the hidden value, which is returned.
+  // g: the derivative of the loss with respect to the hidden value. Replaces gate and up by the derivatives with respect to
+  // them, and returns the hidden value.
   MR_HD R pull(R g) {
     const R value = value_beside_derivative<Activation>(gate), by_up = g * value, h = value * up;
     gate = g * up * Activation::derivative(gate), up = by_up;
@@ -23,14 +24,14 @@ struct GatedUnit {
   }
 };
 
-// The CPU has hidden values in the accumulation type.
+// On the CPU hidden values are in the accumulation type.
 template <class Call>
 void check_hidden_type(const Call& x) {
   require(x.gate.is_cuda() || x.gate.dtype == accumulation(x.gate.dtype),
           "gate: expected float32 or float64 on the CPU, got ", name(x.gate.dtype));
 }
 
-// Of hidden units in dense memory, which on CUDA is 16-byte aligned: up becomes the hidden values.
+// Forward, in place: up becomes the hidden values act(gate) * up. Memory is dense; on CUDA it is 16-byte aligned.
 struct GatedHidden {
   TensorView gate, up;
   ActivationKind activation = ActivationKind::kIdentity;
@@ -42,8 +43,8 @@ constexpr auto describe(const X*) {
                           result("up", &X::up, "B K"), activation_of(&X::activation));
 }
 
-// The same in the backward pass. hidden is the derivative of the loss with respect to the hidden values, and
-// becomes the hidden values. gate and up become the derivatives with respect to themselves.
+// Backward, in place. hidden is the derivative of the loss with respect to the hidden values, and becomes the hidden values.
+// gate and up become the derivatives with respect to gate and up.
 struct GatedGradient {
   TensorView gate, up, hidden;
   ActivationKind activation = ActivationKind::kIdentity;

@@ -13,7 +13,7 @@ inline constexpr double kLeastTemperature = 0x1p-100, kMostTemperature = 0x1p100
 MR_HD constexpr bool is_temperature(double t) { return t >= kLeastTemperature && t <= kMostTemperature; }
 
 struct LogProbsOptions {
-  double logit_scale = 1, softcap = 0, temperature = 1;  // of all rows, unless each has its own
+  double logit_scale = 1, softcap = 0, temperature = 1;  // temperature: not read if each row has its own
   std::int64_t ignore_index = -100;
   std::int64_t first_class = 0, classes = -1;  // as in CrossEntropyOptions
 };
@@ -32,7 +32,7 @@ constexpr auto log_probs_operands() {
                         fields(tensor("target", &Call::target, "N", Type::kInt64),
                                optional("temperatures", &Call::temperatures, "N", Type::kAccumulation)));
 }
-// Upstream gradients and row statistics.
+// The upstream gradients, and the row statistics that forward saved.
 template <class Call>
 constexpr auto log_probs_residuals() {
   return fields(optional("grad_log_probs", &Call::grad_log_probs, "N", Type::kAccumulation),
@@ -46,16 +46,16 @@ constexpr auto log_probs_residuals() {
 struct LogProbsForward {
   TensorView x, weight, bias, target, temperatures;
   TensorView log_probs, entropy, lse, lse_low;
-  TensorView top1;     // where it is wanted
+  TensorView top1;     // absent if not wanted
   TensorView scratch;  // size: Plan::scratch
-  // Weights of the first K classes, which the backward pass makes local gradients of (LogProbsLocalGradient), and in the
-  // last part of scratch their frames (Plan::frames). Lines are padded to a multiple of 8. Only where the plan can
-  // (Capabilities::keeps), without a bias, a softcap or top1, for which there are no registers.
+  // The softmax weights of the first K classes, from which backward computes dlogits (LogProbsLocalGradient). The last part of
+  // scratch, from Plan::frames on, has their frames (row maxima). Lines are padded to a multiple of 8. Only if
+  // Capabilities::keeps, and without a bias, a softcap or top1, for which registers do not suffice.
   TensorView kept;
   TensorView order, gathered;  // as in CrossEntropyForward
   LogProbsOptions options;
 };
-// On the CPU alone, of tokens that count; on a GPU others have results of NaN.
+// Throws if an active token's temperature is out of range. Only on the CPU; on a GPU such a token's results are NaN.
 inline void check_temperatures(const LogProbsForward& x) {
   const TensorView& t = x.temperatures;
   if (!t.present() || t.is_cuda()) return;
@@ -68,11 +68,11 @@ inline void check_temperatures(const LogProbsForward& x) {
   }
 }
 inline const char* sm80_obstacle(const LogProbsForward& x) {
-  return x.top1.present() && has_logits(x) ? "top1 is of logits with a bias or a softcap" : nullptr;
+  return x.top1.present() && has_bias_or_softcap(x) ? "top1 is of logits with a bias or a softcap" : nullptr;
 }
 inline void check_kept_weights(const LogProbsForward& x) {
   check_kept(x);
-  require(!x.kept.present() || (!has_logits(x) && !x.top1.present()),
+  require(!x.kept.present() || (!has_bias_or_softcap(x) && !x.top1.present()),
           "kept: expected none where there is a bias, a softcap or top1, got a tensor");
 }
 template <std::same_as<LogProbsForward> X>
@@ -96,7 +96,7 @@ struct LogProbsBackward {
       lse_low;
   TensorView d_x, d_weight, d_bias;
   LogProbsOptions options;
-  std::int64_t workspace = 0;  // bytes for local gradients
+  std::int64_t workspace = 0;  // bytes for dlogits
 };
 template <std::same_as<LogProbsBackward> X>
 constexpr auto describe(const X*) {
@@ -106,8 +106,8 @@ constexpr auto describe(const X*) {
               options(&X::options), workspace(&X::workspace));
 }
 
-// As CrossEntropyLocalGradient. Where there are frames, out holds the weights of these classes that the forward pass kept,
-// and no score is computed again. log_probs then has the digits that a share near 1 lacks.
+// Like CrossEntropyLocalGradient. If frames are present, out holds the softmax weights of these classes that forward saved, and
+// no score is recomputed. log_probs then has the digits that a softmax probability near 1 lacks.
 struct LogProbsLocalGradient {
   TensorView grad_log_probs, grad_entropy, grad_lse, x, weight, bias, target, temperatures, entropy, lse,
       lse_low, out, sums, order, frames, log_probs;
@@ -117,7 +117,8 @@ inline void check_frames(const LogProbsLocalGradient& x) {
   const bool kept = x.frames.present();
   require(kept == x.log_probs.present(), "log_probs: expected a tensor if and only if there are frames, got ",
           x.log_probs.present() ? "one" : "none");
-  require(!kept || !has_logits(x), "frames: expected none where there is a bias or softcap, got a tensor");
+  require(!kept || !has_bias_or_softcap(x),
+          "frames: expected none where there is a bias or softcap, got a tensor");
   if (!kept) return;
   const bool vectors = x.out.size[0] <= 1 || x.out.stride[0] >= (x.out.size[1] + 7) / 8 * 8;
   require(vectors && reinterpret_cast<std::uintptr_t>(x.out.data) % 16 == 0 && x.out.stride[0] % 8 == 0,
@@ -137,12 +138,12 @@ constexpr auto describe(const X*) {
       options(&X::options));
 }
 
-// The rows of a call. U: the type in which forward computes the statistics; they are stored as T.
+// The rows of log-probabilities. U: the type in which forward computes the statistics; they are stored as T.
 template <class T, class U = T>
 struct LogProbsRows {
   Targets target;
   RowVector<const T> temperatures;
-  T inverse_temperature;  // of all rows, unless each has its own
+  T inverse_temperature;  // for all rows, unless each has its own
   T *log_probs, *entropy, *lse, *lse_low;
   std::int64_t* top1;  // or null
   RowVector<T> grad_log_probs, grad_entropy, grad_lse;
@@ -165,7 +166,7 @@ struct LogProbsRows {
     log_probs[row] = target.valid(row) ? T(of_label) : T(NAN);
     if (top1) top1[row] = p.top < 0 ? -1 : target.first_class + p.top;
   }
-  // An entropy without a gradient is not read: it is NaN beside a score of +inf, where other gradients are not.
+  // The entropy is not read if it has no gradient: a score of +inf makes it NaN, but not the other gradients.
   MR_HD LogProbsStatistics<T> product(std::int64_t row) const {
     return {{lse[row], lse_low[row]}, T(0), grad_entropy.data ? entropy[row] : T(0), -1};
   }
@@ -197,7 +198,7 @@ template <class T, class U = T, class Call>
   return rows;
 }
 
-// Calls run(monoid) with the monoid of a forward pass.
+// Calls run(monoid) with the monoid that the forward pass needs.
 template <class R, class Run>
 [[gnu::always_inline]] inline void with_log_probs(const LogProbsForward& x, Run run) {
   x.top1.present() ? run(TopLogProbs<R>{}) : run(LogProbs<R>{});

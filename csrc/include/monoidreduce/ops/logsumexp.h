@@ -1,4 +1,4 @@
-// logsumexp_matmul: the log-sum-exp of scale a b^T by rows.
+// logsumexp_matmul: the log-sum-exp of each row of scale a b^T.
 #pragma once
 
 #include "monoidreduce/describe.h"
@@ -7,8 +7,8 @@
 
 namespace monoidreduce {
 
-// mean: of the rows of b, weighted by each row's shares exp(x_ij - lse_i). scale times it is the derivative of lse by a. Only
-// where the plan is narrow, and then it must be there.
+// mean_i: the mean of the rows of b under row i's softmax probabilities p_ij = exp(x_ij - lse_i). scale * mean_i is the
+// derivative of lse_i with respect to a_i. Must be present exactly if the plan is narrow.
 struct LogSumExpForward {
   TensorView a, b, lse, lse_low, mean;
   TensorView scratch;  // 16-byte aligned; size: Plan::scratch
@@ -31,13 +31,13 @@ constexpr auto logsumexp_backward_operands() {
                 tensor("lse_low", &Call::lse_low, "M", Type::kAccumulation).dense());
 }
 
-// On CUDA by the SIMT kernels, or by folds where the plan is narrow. By folds, d_a and d_b are of a's dtype,
-// and d_a needs the mean. Else both are products of local gradients.
+// On CUDA this call takes the SIMT kernels, or folds if the plan is narrow. Folds write d_a and d_b in a's dtype, and need the
+// mean for d_a. Under any other plan the caller computes both as products of dlogits (LogSumExpLocalGradient).
 struct LogSumExpBackward {
   TensorView grad_lse, a, b, lse, lse_low, mean, d_a, d_b;
   TensorView scratch;  // 16-byte aligned; size: Plan::scratch
   double scale = 1;
-  std::int64_t workspace = 0;  // bytes for local gradients
+  std::int64_t workspace = 0;  // bytes for dlogits
 };
 template <std::same_as<LogSumExpBackward> X>
 constexpr auto describe(const X*) {
@@ -47,7 +47,7 @@ constexpr auto describe(const X*) {
               option("scale", &X::scale), workspace(&X::workspace));
 }
 
-// As CrossEntropyLocalGradient, for the columns in b.
+// Like CrossEntropyLocalGradient, for the columns in b.
 struct LogSumExpLocalGradient {
   TensorView grad_lse, a, b, lse, lse_low, out;
   double scale = 1;

@@ -1,6 +1,7 @@
 // Matrices and vectors as the operands of a fold.
 //
-// Always inlined: an out-of-line copy compiled for AVX-512 could be picked by the linker for a baseline machine.
+// The functions are always inlined: the linker could otherwise pick an out-of-line copy compiled for AVX-512, and a baseline
+// machine would run it.
 #pragma once
 
 #include "monoidreduce/tensor_view.h"

@@ -23,7 +23,7 @@ struct MlpForward {
   TensorView x, w1, w2, bias1, bias2, out;
   TensorView scratch;  // 16-byte aligned; size: Plan::scratch
   ActivationKind activation = ActivationKind::kIdentity;
-  std::int64_t workspace = 0;  // bytes for hidden values where no kernel can do without them (Plan::part)
+  std::int64_t workspace = 0;  // bytes for hidden values, if the MLP must run in parts (Plan::part)
 };
 template <std::same_as<MlpForward> X>
 constexpr auto describe(const X*) {
@@ -52,7 +52,7 @@ constexpr auto describe(const X*) {
               activation_of(&X::activation), workspace(&X::workspace));
 }
 
-// A part of an MLP (Plan::part): out = act(x w1^T + bias1) for the rows and hidden units in x, w1 and bias1. The MLP's
+// A part of an MLP (Plan::part): out = act(x w1^T + bias1), for the rows in x and the hidden units in w1 and bias1. The MLP's
 // result is the product of out with w2.
 struct MlpHidden {
   TensorView x, w1, bias1, out;
@@ -65,13 +65,13 @@ constexpr auto describe(const X*) {
                           activation_of(&X::activation));
 }
 
-// The same part in the backward pass: hidden = act(z), and out, the derivative of the loss with respect to the
-// pre-activations z. The MLP's gradients are matrix products of these two.
+// Such a part in the backward pass: hidden = act(z), and out, the derivative of the loss with respect to the pre-activations
+// z. The MLP's gradients are matrix products of these two.
 struct MlpLocalGradient {
-  TensorView grad_out, x, w1, w2, bias1;  // a column of w2 is dense
+  TensorView grad_out, x, w1, w2, bias1;  // columns of w2 are dense
   TensorView out, hidden;
-  TensorView
-      sums;  // sums of out over 16 rows each, for rows in whole tiles of 256 and columns in whole tiles of 192
+  // out summed over groups of 16 rows, for rows in whole tiles of 256 and hidden units in whole tiles of 192.
+  TensorView sums;
   ActivationKind activation = ActivationKind::kIdentity;
 };
 template <std::same_as<MlpLocalGradient> X>
@@ -99,7 +99,7 @@ template <class Call>
           .score = {.bias_inside = true}};
 }
 
-// The pre-activations of the hidden units as scores, without a fold.
+// The pre-activations of hidden units, as scores that are not folded.
 inline FoldProblem mlp_hidden_problem(const MlpHidden& x) {
   return {.a = as_rows(x.x),
           .b = as_rows(x.w1),
@@ -107,7 +107,7 @@ inline FoldProblem mlp_hidden_problem(const MlpHidden& x) {
           .score = {.bias_inside = true}};
 }
 
-// The same, and as second score <grad_out, w2>: the derivative with respect to the hidden value.
+// The same with a second score, <grad_out, w2>: the derivative of the loss with respect to the hidden value.
 inline FoldProblem mlp_gradient_problem(const MlpLocalGradient& x) {
   return {.a = as_rows(x.x),
           .b = as_rows(x.w1),

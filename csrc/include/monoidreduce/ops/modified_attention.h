@@ -1,4 +1,4 @@
-// Attention whose scores a user's functions modify (monoidreduce/folds/program/mods.py): score_mod and mask_mod, as a program.
+// Attention with a user's score_mod and mask_mod, traced to a program (monoidreduce/folds/program/mods.py).
 #pragma once
 
 #include <string>
@@ -15,8 +15,9 @@ template <class Call>
 void check_softmax(const Call& x) {
   require(!x.sinks.present() || !x.options.weights, "sinks: expected none beside weights, got a tensor");
 }
-// table, table_index: what the program gathers from, reals and integers. blocks: 0 for blocks of rows and columns in which no
-// row keeps a column, else another number; on a GPU BlockWord (device/program/score_element.h). row_spans, column_spans: as of attention.
+// table, table_index: the real numbers and integers that the program gathers from. blocks: the block mask; 0 for a block of
+// rows and columns that is entirely masked, any other number otherwise, on a GPU a BlockWord
+// (device/program/score_element.h). row_spans, column_spans: as for attention.
 template <class Call>
 constexpr auto modified_operands() {
   return fields(
@@ -31,8 +32,8 @@ struct ModifiedOptions {
   double scale = 1;
   std::int64_t left = ColumnRange::kUnbounded,
                right = ColumnRange::kUnbounded;    // the window, see ColumnRange
-  std::int64_t block_rows = 1, block_columns = 1;  // of a block
-  bool weights = false;  // the program's scores are weights: out is their sum of v, and there is no lse
+  std::int64_t block_rows = 1, block_columns = 1;  // the size of a block of the block mask
+  bool weights = false;  // the program returns weights, not scores: out = weights v, without softmax and lse
 };
 template <std::same_as<ModifiedOptions> X>
 constexpr auto describe(const X*) {
@@ -57,7 +58,7 @@ void check_blocks(const Call& x) {
 
 struct ModifiedAttentionForward {
   TensorView q, k, v, table, table_index, blocks, sinks, row_spans, column_spans, out, lse, lse_low, out_low;
-  std::string program;  // the code of cpu/program.h
+  std::string program;  // code for the interpreter, cpu/program.h
   ModifiedOptions options;
 };
 template <std::same_as<ModifiedAttentionForward> X>
@@ -90,7 +91,8 @@ constexpr auto describe(const X*) {
               option("program", &X::program).where(&check_blocks<X>), options(&X::options));
 }
 
-// The same on a GPU, by kernels that were compiled for the program (load_kernels). sizes: of what the program gathers from.
+// The same on a GPU, by kernels that were compiled for the program (load_kernels). sizes: the sizes of the tables that the
+// program gathers from.
 struct ModifiedAttentionFold {
   TensorView q, k, v, table, table_index, blocks, sinks, row_spans, column_spans, out, lse, lse_low, out_low;
   TensorView scratch;  // 16-byte aligned; size: Plan::scratch
@@ -131,15 +133,16 @@ constexpr auto describe(const X*) {
               option("sizes", &X::sizes), options(&X::options));
 }
 
-// Its scores are dot products: the program scales them.
+// The scores of this problem are bare dot products: the program scales them.
 template <class Call>
 [[gnu::always_inline]] inline FoldProblem modified_problem(const Call& x) {
-  return {.a = x.q, .b = x.k, .payload = x.v, .range = kept_keys(x)};
+  return {.a = x.q, .b = x.k, .payload = x.v, .range = key_range(x)};
 }
-// Do all tiles of queries meet equally many keys that a block or the window keeps, as far as the host knows.
+// Whether all tiles of queries have equally many unmasked keys, as far as the host knows: there is neither a block mask nor a
+// window. (What mask_mod masks is unknown to the host.)
 template <class Call>
 bool is_even(const Call& x) {
-  return !x.blocks.present() && kept_keys(x).all();
+  return !x.blocks.present() && key_range(x).all();
 }
 
 }  // namespace monoidreduce

@@ -1,5 +1,5 @@
-// Folds whose columns are split over ranks: what a row's results of the ranks combine to, in the order of ranks. states has
-// them as the forward passes left them, one number a field.
+// Folds with columns split over the ranks of a process group: combines a row's results of all ranks, in the order of ranks.
+// `states` [ranks, numbers, rows] has the results as each rank's forward pass left them.
 #pragma once
 
 #include <cmath>
@@ -21,7 +21,7 @@ constexpr auto combined_lse() {
                 result("lse_low", &Call::lse_low, "N", Type::kAccumulation));
 }
 
-// The columns of a call: of classes all, rank r has those from r stride on, at most stride of them.
+// How classes are split over ranks: of `all` classes, rank r has those from r * stride on, at most `stride` of them.
 struct RankedClasses {
   std::int64_t stride = 1, all = 0;
   MR_HD bool has(std::int64_t rank, std::int64_t target) const {
@@ -52,14 +52,15 @@ constexpr auto describe(const X*) {
   return helper("combine_logsumexp", kAnyCpu | kGpus, states_of<X>("W words=2 N"), combined_lse<X>());
 }
 
-// The states are those without smoothing, z-loss and reduction: options are of the combination.
+// A rank's loss has label smoothing in it, but neither z-loss nor a reduction: these are applied to the combined loss.
+// label_smoothing tells with which weights a rank's classes count in its loss.
 struct CombinedCrossEntropy {
   TensorView states;  // loss, lse, lse_low
   TensorView target;
   TensorView class_weight;  // as in CrossEntropyForward
-  TensorView class_sums;    // of each rank; absent: how many classes it has
+  TensorView class_sums;    // the sum of each rank's class weights; absent: its number of classes
   TensorView loss, reduced, lse, lse_low;
-  TensorView miss;  // the target's share of the softmax less 1, for CrossEntropyKeptGradients
+  TensorView miss;  // the target's softmax probability less 1, for CrossEntropyKeptGradients
   double label_smoothing = 0, z_loss = 0;
   std::int64_t stride = 1, classes = 0, ignore_index = -100;
   bool mean = false;
@@ -103,7 +104,7 @@ constexpr auto describe(const X*) {
 }
 
 struct CombinedDistillation {
-  TensorView states;  // loss; lse of P and of Q in two words each
+  TensorView states;  // loss; lse of P and lse of Q, in two words each
   TensorView mask, loss, reduced;
   TensorView stats;  // as in DistillationForward
   DistillationLoss kind = DistillationLoss::kCrossEntropy;
@@ -119,7 +120,7 @@ constexpr auto describe(const X*) {
                 choice("kind", &X::kind, "0, 1 or 2", kDistillationLossNames), option("mean", &X::mean));
 }
 
-// The policies below say what a rank's state of a row is and what is stored for the combined one.
+// The policies below say how a row's state on one rank is read, and what is stored for the combined state.
 
 template <class T>
 struct RankStates {
@@ -128,7 +129,7 @@ struct RankStates {
   MR_HD double operator()(std::int64_t rank, int field, std::int64_t row) const {
     return data[rank * of_rank + field * of_field + row * of_row];
   }
-  // Of two words.
+  // The log-sum-exp in the two words from `field` on.
   MR_HD double lse(std::int64_t rank, int field, std::int64_t row) const {
     const double high = (*this)(rank, field, row), low = (*this)(rank, field + 1, row);
     return abs(high) == infinity<double>() ? high : high + low;
@@ -139,7 +140,7 @@ RankStates<T> rank_states(const TensorView& t) {
   return {static_cast<const T*>(t.data), t.size[0], t.stride[0], t.stride[1], t.stride[2]};
 }
 
-// A number of double in two words of T.
+// A double in two words of T.
 template <class T>
 MR_HD LogNumber<T> in_words(double x) {
   const T high = T(x);
@@ -177,7 +178,7 @@ struct CombinedCrossEntropyRows {
   using State = Monoid::State;
 
   MR_HD Monoid monoid() const { return {}; }
-  // With which weights a rank's classes are in a row's loss.
+  // The sum of the weights with which a rank's classes count in a row's loss.
   MR_HD double weight(std::int64_t rank, std::int64_t row) const {
     double hard = classes.has(rank, target[row]);
     if (class_weight && target.valid(row)) hard *= class_weight[1 + target[row]];
@@ -283,7 +284,7 @@ CombinedDistillationRows<T> combined_rows(const CombinedDistillation& x) {
           .stats = static_cast<T*>(x.stats.data)};
 }
 
-// A row's states, combined in the order of ranks.
+// Combines a row's states in the order of ranks, and stores the result.
 template <class Rows>
 MR_HD void combine_row(const Rows& rows, std::int64_t row) {
   const auto monoid = rows.monoid();

@@ -1,26 +1,16 @@
-// Parts of the losses' passes: rows in an order, products of local gradients (dlogits), and the sum of the tokens' losses.
+// Parts of the losses' passes: an order of rows, matrix products of dlogits (local gradients), and the reduction of the losses.
 #pragma once
 
 #include "monoidreduce/describe.h"
 #include "monoidreduce/error.h"
 #include "monoidreduce/fold.h"
 #include "monoidreduce/ops/matrix.h"
+#include "monoidreduce/rows.h"
 
 namespace monoidreduce {
 
-// A row statistic with any stride; absent (null) reads as 0.
-template <class T>
-struct RowVector {
-  T* data = nullptr;
-  std::int64_t stride = 1;
-  MR_HD T operator[](std::int64_t row) const { return data ? data[row * stride] : T(0); }
-};
-template <class T>
-[[gnu::always_inline]] inline RowVector<T> row_vector(const TensorView& t) {
-  return {static_cast<T*>(t.data), t.stride[0]};
-}
-
-// An order of rows: the indices of the active rows, then of the others, and last the number of active rows.
+// An order of rows: the indices of the active rows (not ignored, not masked), then of the others, and last the number of active
+// rows.
 constexpr Axis places_of(std::string_view rows) {
   return {.name = "N + 1", .of = rows, .follows = [](std::int64_t n) { return n + 1; }};
 }
@@ -29,9 +19,9 @@ constexpr TensorField<Call> order_of(TensorView Call::* member, std::string_view
   return optional("order", member, {places_of(rows)}, Type::kInt64).dense();
 }
 
-// Stable compaction: finds the active rows, for kernels that skip the others.
+// Finds the active rows by stable compaction, for kernels that skip the others.
 struct RowOrdering {
-  TensorView target, mask;  // as in LossReduction, one of them
+  TensorView target, mask;  // as in LossReduction; one of the two
   TensorView order;
   std::int64_t ignore_index = -100;
 };
@@ -49,14 +39,14 @@ constexpr auto describe(const X*) {
                 option("ignore_index", &X::ignore_index));
 }
 
-// out_i = factor_i x_i, and 0 where factor_i is 0, even if row i holds NaN. On CUDA, for float and 16-bit types. Rows are
-// dense and 16-byte aligned.
+// out_i = factor_i x_i, and 0 if factor_i is 0, even if row i holds NaN. On CUDA, for float and 16-bit types. Rows are dense
+// and 16-byte aligned.
 //
 // With an order, rows of x are gathered; if scatters is true, rows of out are scattered instead. Without a factor, the
 // factor is 1 for active rows and 0 for the others. out may hold only the places from first_place on.
 struct RowScaling {
   TensorView x, out;
-  TensorView factor;  // in the order
+  TensorView factor;  // in the order of `order`
   TensorView order;
   bool scatters = false;
   std::int64_t first_place = 0;
@@ -76,8 +66,8 @@ constexpr auto describe(const X*) {
                 order_of(&X::order, "P").where(&check_order), option("scatters", &X::scatters));
 }
 
-// Copies x into out, whose last two axes may have other sizes: cut, or filled up with zeros. On CUDA, for float and 16-bit
-// types; floats may be rounded to out's type.
+// Copies x into out. The last two axes of out may have other sizes: x is cut, or padded with zeros. On CUDA, for float and
+// 16-bit types; floats may be rounded to out's type.
 struct FittedCopy {
   TensorView x, out;
 };
@@ -97,14 +87,14 @@ void check_16_bits(const Call& x) {
   require(item_size(x.a.dtype) == 2, "a: expected a 16-bit type, got ", name(x.a.dtype));
 }
 
-// out = factor a b, where a holds local gradients (dlogits) whose rows are in an order. Active rows come first. The
-// other rows of a are 0 up to the next multiple of 64, and are not read beyond. Tensors have the 16-bit type of a
-// unless said otherwise; their lines are 16-byte aligned.
+// out = factor a b, where a holds dlogits. The rows of a are in an order, active ones first. The other rows of a are 0 up to
+// the next multiple of 64, and not read beyond it. Tensors have the 16-bit type of a unless said otherwise, and their lines
+// are 16-byte aligned.
 //
-// adds: to out, which is float. Else row order[i] of out is written for place i: 0 if that row is not active.
+// adds: adds to out, which is float. Otherwise place i writes row order[i] of out, with 0 if that row is not active.
 struct RowsProduct {
   TensorView a, b, out;
-  TensorView factor;  // multiplies the rows of the product
+  TensorView factor;  // one number for each row of the product
   TensorView order;   // absent: all rows are active
   bool adds = false;
 };
@@ -123,7 +113,7 @@ constexpr auto describe(const X*) {
 // out = scale a^T b, summed over the active rows.
 struct ColumnsProduct {
   TensorView a, b;
-  TensorView scale;  // multiplies the product
+  TensorView scale;  // one number, on the device
   TensorView out, order;
 };
 template <std::same_as<ColumnsProduct> X>
@@ -133,7 +123,7 @@ constexpr auto describe(const X*) {
                 result("out", &X::out, "C D").strided(), order_of(&X::order, "P"));
 }
 
-// A matrix product as scores: the width is the dimension that is summed over.
+// A matrix product as the scores of a problem; the width is the dimension that is summed over.
 inline FoldProblem product_problem(const TensorView& a, const TensorView& b, const TensorView& order) {
   return {.a = as_rows(a), .b = as_rows(b), .order = order};
 }
@@ -144,10 +134,10 @@ inline FoldProblem product_problem(const ColumnsProduct& x) {
   return product_problem(transposed(x.a), transposed(x.b), x.order);
 }
 
-// Reduces the tokens' losses to their sum, or to their mean over the active tokens: 0 if no token is active.
+// Reduces the tokens' losses to their sum, or to their mean over the active tokens (0 if no token is active).
 struct LossReduction {
   TensorView losses;        // 0 for tokens that are not active
-  TensorView target, mask;  // which tokens are active: not ignore_index; true
+  TensorView target, mask;  // a token is active if its target is not ignore_index, or its mask is true
   TensorView reduced;
   std::int64_t ignore_index = -100;
   bool mean = false;
@@ -160,5 +150,24 @@ constexpr auto describe(const X*) {
                 result("reduced", &X::reduced, "values=1", Type::kAccumulation),
                 option("ignore_index", &X::ignore_index), option("mean", &X::mean));
 }
+
+// Says which tokens are active, that is, counted by a mean of losses.
+class ActiveTokens {
+ public:
+  template <class Arguments>  // LossReduction, RowOrdering
+  explicit ActiveTokens(const Arguments& x)
+      : target_{static_cast<const std::int64_t*>(x.target.data), x.target.stride[0]},
+        mask_{static_cast<const bool*>(x.mask.data), x.mask.stride[0]},
+        ignore_index_(x.ignore_index) {}
+
+  MR_HD bool operator()(std::int64_t token) const {
+    return (!target_.data || target_[token] != ignore_index_) && (!mask_.data || mask_[token]);
+  }
+
+ private:
+  RowVector<const std::int64_t> target_;
+  RowVector<const bool> mask_;
+  std::int64_t ignore_index_;
+};
 
 }  // namespace monoidreduce

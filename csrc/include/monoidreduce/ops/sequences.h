@@ -1,4 +1,5 @@
-// Packed sequences: the spans of their rows and columns, for kernels that take ranges of columns as data (ColumnRange).
+// Packed sequences (varlen): the spans of their rows and columns, for kernels that read column ranges from memory
+// (ColumnRange).
 #pragma once
 
 #include "monoidreduce/describe.h"
@@ -7,12 +8,13 @@
 
 namespace monoidreduce {
 
-// Lines [starts[s], starts[s + 1]) are sequence s, lines from starts[count] on are of no sequence.
+// Sequences in one tensor, one behind another. Lines [starts[s], starts[s + 1]) are sequence s. Lines from starts[count] on
+// belong to no sequence.
 struct Sequences {
   const std::int64_t* starts;  // [count + 1]
   std::int64_t count, lines;
 
-  // The last sequence that starts at a line or before it: no empty one.
+  // The sequence that a line belongs to: the last one that starts at or before it, which is not empty.
   MR_HD std::int64_t of(std::int64_t line) const {
     std::int64_t low = 0, high = count;  // starts[low] <= line < starts[high]
     while (high - low > 1) {
@@ -21,18 +23,17 @@ struct Sequences {
     }
     return low;
   }
-  // Whether starts[s] may follow what is before it, and the last one leaves no sequence beyond the lines.
+  // Whether starts[s] is valid: the first one is 0, they ascend, and the last one is at most the number of lines.
   MR_HD bool sound(std::int64_t s) const {
     const std::int64_t before = s == 0 ? 0 : starts[s - 1];
     return before <= starts[s] && (s != 0 || starts[0] == 0) && (s != count || starts[s] <= lines);
   }
 };
 
-// The lines of the other side that a line keeps. They are the lines of its sequence that are in a band around
-// the line that it is aligned with. The last line of a sequence is aligned with the last one of the other
-// side.
-MR_HD Span kept_span(const Sequences& own, const Sequences& other, std::int64_t line, std::int64_t left,
-                     std::int64_t right) {
+// The unmasked lines of the other side (keys for a query, queries for a key): those of the same sequence in a band around the
+// line that this one is aligned with. The last lines of a sequence on both sides are aligned.
+MR_HD Span unmasked_span(const Sequences& own, const Sequences& other, std::int64_t line, std::int64_t left,
+                         std::int64_t right) {
   if (line >= own.starts[own.count]) return {other.starts[other.count], other.starts[other.count]};
   const std::int64_t s = own.of(line), first = other.starts[s], lines = other.starts[s + 1] - first,
                      shift = lines - (own.starts[s + 1] - own.starts[s]);
@@ -41,12 +42,12 @@ MR_HD Span kept_span(const Sequences& own, const Sequences& other, std::int64_t 
   return {first + (begin < end ? begin : end), first + end};
 }
 
-// Of starts that are not sound, in memory of a GPU: no line keeps any, and undefine() knows.
+// Marks cu_seqlens that turned out to be invalid on a GPU: everything is masked, and undefine() makes the results NaN.
 inline constexpr Span kUndefined{1, 0};
 
 struct SequenceSpans {
   TensorView row_spans, column_spans;    // Span
-  TensorView row_starts, column_starts;  // of the sequences, ascending, and the end of the last
+  TensorView row_starts, column_starts;  // cu_seqlens: where each sequence starts, and the end of the last
   std::int64_t left = ColumnRange::kUnbounded,
                right = ColumnRange::kUnbounded;  // the window, see ColumnRange
 };
@@ -68,7 +69,7 @@ inline Sequences sequences_of(const TensorView& starts, const TensorView& spans)
   return {static_cast<const std::int64_t*>(starts.data), starts.size[0] - 1, spans.size[0]};
 }
 
-// Where spans are kUndefined, all elements of a result become NaN. On CUDA.
+// Sets all elements of a result to NaN if the spans are kUndefined. On CUDA.
 struct Undefined {
   TensorView result, row_spans;
 };

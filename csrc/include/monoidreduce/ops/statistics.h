@@ -1,4 +1,4 @@
-// Statistics that a user wrote as a Python function: a fold of a program over the rows of scale a b^T.
+// Statistics of rows that a user wrote as a Python function, traced to a program: a fold over each row of scale a b^T.
 #pragma once
 
 #include <string>
@@ -9,8 +9,8 @@
 
 namespace monoidreduce {
 
-// The operands of the second score, and the data of rows and columns: real numbers and integers; what the program gathers
-// from, both too.
+// other_a, other_b: operands of the second score. row, column, row_index, column_index: the user's data for each row and
+// column, real numbers and integers. table, table_index: the real numbers and integers that the program gathers from.
 template <class Call>
 constexpr auto statistics_operands() {
   return fields(tensor("a", &Call::a, "N D"), tensor("b", &Call::b, "V D"),
@@ -23,12 +23,12 @@ constexpr auto statistics_operands() {
                 optional("table_index", &Call::table_index, "U", Type::kInt64).dense());
 }
 
-// A row's values: for each softmax its log-sum-exp and its means, then totals, then largest values. Its indices: the
-// columns of the largest, then counts.
+// values of a row: for each softmax its log-sum-exp and its means, then totals, then largest values. indices of a row: the
+// columns of the largest values, then counts.
 struct StatisticsForward {
   TensorView a, b, other_a, other_b, row, column, row_index, column_index, table, table_index;
-  TensorView values, low, indices;  // low: of the log-sum-exps
-  std::string program;              // the code of cpu/program.h
+  TensorView values, low, indices;  // low: the low words of the log-sum-exps
+  std::string program;              // code for the interpreter, cpu/program.h
   double scale = 1;
 };
 template <std::same_as<StatisticsForward> X>
@@ -40,8 +40,8 @@ constexpr auto describe(const X*) {
               option("scale", &X::scale));
 }
 
-// The gradients by the operands. The program computes those by the scores; what it knows of the row, with the gradients
-// of the values, is data of the row.
+// The gradients of the operands. Here the program computes the derivative with respect to each score. The row's statistics and
+// upstream gradients, which it needs, are passed as data of the row.
 struct StatisticsBackward {
   TensorView a, b, other_a, other_b, row, column, row_index, column_index, table, table_index;
   TensorView d_a, d_b, d_other_a, d_other_b;
@@ -56,13 +56,14 @@ constexpr auto describe(const X*) {
               option("scale", &X::scale));
 }
 
-// The same on a GPU, by kernels that were compiled for the program (load_kernels): its fold, and on tensor cores the
-// combination of partial states.
+// The same on a GPU, by kernels that were compiled for the program (load_kernels): the fold, and one that combines partial
+// states.
 struct StatisticsFold {
   TensorView a, b, other_a, other_b, row, column, row_index, column_index, table, table_index;
   TensorView values, low, indices;
-  TensorView scratch;                         // size: Plan::scratch
-  std::int64_t kernels = 0, state_words = 0;  // the first kernel's; numbers of a state, 0: of a user's monoid
+  TensorView scratch;  // size: Plan::scratch
+  // kernels: handle of the first kernel. state_words: how many numbers a state has; 0 for a user's monoid in C++.
+  std::int64_t kernels = 0, state_words = 0;
   double scale = 1;
 };
 template <std::same_as<StatisticsFold> X>
@@ -75,14 +76,14 @@ constexpr auto describe(const X*) {
               option("scale", &X::scale));
 }
 
-// The gradients by the scores, of some columns: those in b, from first_column on. On tensor cores in the element type, else
-// in the accumulation type.
+// The derivatives of the loss with respect to the scores, for the columns in b, which are those from first_column on. On tensor
+// cores they are in the element type, otherwise in the accumulation type.
 struct StatisticsLocalGradient {
   TensorView a, b, other_a, other_b, row, column, row_index, column_index, table, table_index;
   TensorView out, other_out;
   std::int64_t kernels = 0, first_column = 0;
   double scale = 1;
-  std::int64_t workspace = 0;  // bytes for local gradients
+  std::int64_t workspace = 0;  // bytes for these derivatives
 };
 template <std::same_as<StatisticsLocalGradient> X>
 constexpr auto describe(const X*) {
@@ -93,9 +94,9 @@ constexpr auto describe(const X*) {
               option("scale", &X::scale), workspace(&X::workspace));
 }
 
-// Where threads own rows (Plan::narrow): the gradients of rows by their operands, and by their data that the program names.
-// The gradients of columns are the same call with rows and columns exchanged. Each of Plan::parts parts of
-// the columns has its own sum.
+// For narrow programs, in which threads own rows (Plan::narrow): the gradients of the rows' operands (d_a, d_other_a) and of
+// those of the rows' data that the program names (sums). The same call with rows and columns exchanged gives the gradients of
+// the columns. S is Plan::parts: each part of the columns has its own sum, and the caller adds them.
 struct StatisticsRowGradient {
   TensorView a, b, other_a, other_b, row, column, row_index, column_index, table, table_index;
   TensorView d_a, d_other_a, sums;

@@ -1,5 +1,5 @@
-// The Jensen-Shannon divergence (JSD) of rows whose scores are stored: what is between the matrix products of distillation with
-// the loss "jsd". Scores are float32, of some rows or of some classes at a time.
+// Distillation with the loss "jsd" (Jensen-Shannon divergence) stores scores, in float32, for some rows or some classes at a
+// time. This file has the product that makes them, and what is computed from them between the matrix products.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@
 
 namespace monoidreduce {
 
-// out = a b^T in float32, on GPUs whose kernels multiply (Capabilities). Lines of out are on 16-byte boundaries.
+// out = a b^T in float32, on GPUs with Capabilities::multiplies. Lines of out are on 16-byte boundaries.
 struct ScoreProduct {
   TensorView a, b, out;
 };
@@ -25,8 +25,8 @@ constexpr auto describe(const X*) {
 }
 inline FoldProblem product_problem(const ScoreProduct& x) { return {.a = as_rows(x.a), .b = as_rows(x.b)}; }
 
-// Scores [rows, classes] of the student and of the teacher, at temperature 1. Lines are padded to a multiple of 8 elements, which
-// may hold anything.
+// Scores [rows, classes] of the student and of the teacher, at temperature 1. Lines are padded to a multiple of 8 elements; the
+// padding may hold anything.
 template <class Call>
 void check_scores(const Call& x) {
   for (const TensorView* t : {&x.student, &x.teacher}) {
@@ -54,9 +54,9 @@ constexpr auto jsd_options() {
       option("beta", &Call::beta, "a number between 0 and 1", [](double v) { return v > 0 && v < 1; }));
 }
 
-// Of whole rows: the losses, and what JsdGradient needs of a row. A loss is
-// beta KL(q | m) + (1 - beta) KL(p | m) with m = beta q + (1 - beta) p. Rows that the mask excludes have 0
-// and are not read. With a factor it does what JsdGradient does, too.
+// For whole rows: the losses, and the statistics of a row that JsdGradient needs. With p the student's and q the teacher's
+// distribution, the loss is beta KL(q | m) + (1 - beta) KL(p | m), where m = beta q + (1 - beta) p. Rows that the mask
+// excludes have loss 0 and are not read. If `factor` is present, the call also does what JsdGradient does.
 struct JsdRows {
   TensorView student, teacher, mask, loss;
   TensorView stats;   // JsdRow (device/simt/jsd_rows.cuh)
@@ -70,8 +70,9 @@ constexpr auto describe(const X*) {
                 optional("factor", &X::factor, "values=1").dense(), jsd_options<X>());
 }
 
-// The local gradients, the derivatives of the losses times `factor` with respect to the student's scores; of any classes of these
-// rows. A line of `student` becomes, in its first half, the same number of bfloat16 elements. Excluded rows are 0.
+// The dlogits: the derivatives of the losses with respect to the student's scores, times `factor`, for any of the classes of
+// these rows. They replace the scores in `student`: the first half of a line becomes as many bfloat16 elements as the line had
+// scores. Rows that the mask excludes are 0.
 struct JsdGradient {
   TensorView student, teacher, mask, stats, factor;
   double inverse = 1, beta = .5;

@@ -1,4 +1,5 @@
-// <cuda_fp16.h> for NVRTC, as far as kernels use it: NVRTC brings no header of CUDA.
+// Stand-in for <cuda_fp16.h> where NVRTC compiles kernels: only what they use. NVRTC comes without CUDA's
+// headers.
 #pragma once
 
 struct alignas(2) __half {

@@ -1,4 +1,4 @@
-// Functions of one instruction, and the packing of pairs of floats into 16-bit elements.
+// Approximate math functions of one instruction, and conversion between pairs of floats and 16-bit elements.
 #pragma once
 
 #include "monoidreduce/device/arch/element.cuh"
@@ -11,7 +11,8 @@ __device__ __forceinline__ float exp2(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// Absolute error 2^-22 from 1/2 to 2, else relative; of a subnormal number -inf.
+// The absolute error is 2^-22 for x from 1/2 to 2; elsewhere that is the relative error. A subnormal x gives
+// -inf.
 __device__ __forceinline__ float log2(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -29,7 +30,7 @@ __device__ __forceinline__ float tanh(float x) {
   return y;
 }
 
-// Two elements in a register, rounded to nearest, low in the low half.
+// Rounds two floats to nearest and packs them into one register, `low` in the low half.
 template <class E>
 __device__ __forceinline__ unsigned pack(float low, float high);
 template <>
@@ -44,7 +45,7 @@ __device__ __forceinline__ unsigned pack<__half>(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
-// The two elements of a register, the low one first.
+// The two elements of a register as floats, the low half first.
 template <class E>
 __device__ __forceinline__ float2 unpack(unsigned pair);
 template <>

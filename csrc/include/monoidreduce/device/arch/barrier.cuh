@@ -1,4 +1,5 @@
-// Barriers: of named groups of warps, and mbarriers in shared memory, which also count bytes that have arrived.
+// Named barriers of some of a block's warps (bar.sync), and mbarriers in shared memory, which also count the
+// bytes of asynchronous copies.
 #pragma once
 
 #include "monoidreduce/device/arch/shared_memory.cuh"
@@ -10,7 +11,7 @@ using Mbarrier = unsigned long long;
 __device__ __forceinline__ void init(Mbarrier* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals));
 }
-// Makes initialised barriers visible to the asynchronous units.
+// Makes initialised mbarriers visible to TMA and to the other blocks of a cluster.
 __device__ __forceinline__ void fence_init() { asm volatile("fence.mbarrier_init.release.cluster;"); }
 
 __device__ __forceinline__ void arrive(Mbarrier* barrier) {
@@ -20,8 +21,8 @@ __device__ __forceinline__ void arrive_expect(Mbarrier* barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");
 }
-// Waits until the phase of the given parity has completed. The loop is in the assembly: around one in C++ the compiler
-// sees threads part ways, and serialises the matrix products that follow.
+// Waits until the phase of the given parity has completed. The loop is in the assembly: around a C++ loop the
+// compiler assumes that threads diverge, and serialises the wgmma instructions that follow.
 __device__ __forceinline__ void wait(Mbarrier* barrier, unsigned parity) {
   asm volatile(
       "{.reg .pred done; again: mbarrier.try_wait.parity.shared.b64 done, [%0], %1; @!done bra again;}" ::"r"(
@@ -30,7 +31,8 @@ __device__ __forceinline__ void wait(Mbarrier* barrier, unsigned parity) {
       : "memory");
 }
 
-// Barrier id (1 to 15; 0 is __syncthreads) of `threads` threads, those that only arrive included.
+// Named barrier `id`, 1 to 15 (0 is __syncthreads). `threads` counts all that take part, including those that
+// only arrive.
 __device__ __forceinline__ void sync_threads(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

@@ -1,4 +1,5 @@
-// The 16-bit element types, by name alone: cuda_bf16.h and cuda_fp16.h say what they are, where that matters.
+// Forward declarations of the 16-bit element types. Code that needs their definitions includes cuda_bf16.h
+// and cuda_fp16.h.
 #pragma once
 
 struct __half;

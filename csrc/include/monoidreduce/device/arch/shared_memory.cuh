@@ -1,4 +1,5 @@
-// Addresses in shared memory, and the order between ordinary stores and the asynchronous units that read them.
+// Loads and stores of shared memory by address, and the fence that makes ordinary stores visible to TMA and
+// wgmma.
 #pragma once
 
 namespace monoidreduce::arch {
@@ -9,7 +10,8 @@ __device__ __forceinline__ SharedAddress shared_address(const void* p) {
   return static_cast<SharedAddress>(__cvta_generic_to_shared(p));
 }
 
-// Ordinary stores to shared memory before it are seen by bulk copies and matrix products issued after it.
+// Makes ordinary stores to shared memory visible to the bulk copies and wgmma instructions that are issued
+// after it.
 __device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -52,8 +54,8 @@ __device__ __forceinline__ unsigned char load(SharedAddress at) {
   asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
   return static_cast<unsigned char>(x);
 }
-// Four 8 x 8 matrices of 16-bit elements, transposed or not. Lane l gives the address of row l % 8 of matrix
-// l / 8, and receives two elements of each matrix.
+// Loads four 8 x 8 matrices of 16-bit elements, transposed or not. Lane l gives the address of row l % 8 of
+// matrix l / 8, and receives two elements of each matrix.
 template <bool kTransposed>
 __device__ __forceinline__ void load_matrix_x4(unsigned (&words)[4], SharedAddress at) {
   if constexpr (kTransposed) {
@@ -69,14 +71,14 @@ __device__ __forceinline__ void load_matrix_x4(unsigned (&words)[4], SharedAddre
   }
 }
 
-// Four 8 x 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8.
+// Stores four 8 x 8 matrices of 16-bit elements. Lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void store_matrix_x4(SharedAddress at, const unsigned (&words)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(words[0]),
                "r"(words[1]), "r"(words[2]), "r"(words[3])
                : "memory");
 }
 
-// The same, each matrix transposed.
+// Stores the same with each matrix transposed.
 __device__ __forceinline__ void store_matrix_x4_transposed(SharedAddress at, const unsigned (&words)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
                "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])

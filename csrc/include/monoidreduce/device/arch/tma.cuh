@@ -5,13 +5,13 @@
 
 namespace monoidreduce::arch {
 
-// A CUtensorMap: base, sizes, strides, box and swizzle of a tensor of four dimensions (tensor_map.cuh encodes it).
-// Passed to kernels by value, as a __grid_constant__.
+// A CUtensorMap: base, sizes, strides, box and swizzle of a tensor of four dimensions (tensor_map.cuh encodes
+// it). It is passed to kernels by value, as a __grid_constant__.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
-// Position of a box, innermost dimension first.
+// Where a box starts in the tensor, innermost dimension first.
 struct Box {
   int inner, row, head, batch;
 };
@@ -19,7 +19,7 @@ struct Box {
 __device__ __forceinline__ void prefetch(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
-// Elements outside the tensor arrive as zeros, and count as bytes.
+// Loads a box. Elements outside the tensor arrive as zeros, and count as bytes of the mbarrier.
 __device__ __forceinline__ void load(void* shared, const TensorMap& map, Box at, Mbarrier* arrived) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
@@ -27,7 +27,8 @@ __device__ __forceinline__ void load(void* shared, const TensorMap& map, Box at,
       "l"(&map), "r"(at.inner), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(shared_address(arrived))
       : "memory");
 }
-// To the same place in the blocks of the cluster whose bits are set; each block's barrier counts the bytes.
+// Loads a box into the same place in several blocks of the cluster, those whose bits are set in `blocks`
+// (multicast). Each block's own mbarrier counts the bytes.
 __device__ __forceinline__ void load_to_blocks(void* shared, const TensorMap& map, Box at, Mbarrier* arrived,
                                                unsigned short blocks) {
   asm volatile(
@@ -37,14 +38,14 @@ __device__ __forceinline__ void load_to_blocks(void* shared, const TensorMap& ma
       "h"(blocks)
       : "memory");
 }
-// Elements outside the tensor are not written.
+// Stores a box. Elements outside the tensor are not written.
 __device__ __forceinline__ void store(const TensorMap& map, Box at, const void* shared) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(&map),
       "r"(at.inner), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(shared_address(shared))
       : "memory");
 }
-// The same for data that are not read again soon: they are the first to be evicted from the L2 cache.
+// Stores a box of data that is not read again soon: it is the first to be evicted from the L2 cache.
 __device__ __forceinline__ void store_streaming(const TensorMap& map, Box at, const void* shared) {
   unsigned long long evict_first;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(evict_first));
@@ -55,7 +56,7 @@ __device__ __forceinline__ void store_streaming(const TensorMap& map, Box at, co
       : "memory");
 }
 
-// Contiguous bytes; addresses and size are multiples of 16.
+// Loads contiguous bytes. The addresses and the size are multiples of 16.
 __device__ __forceinline__ void load(void* shared, const void* global, int bytes, Mbarrier* arrived) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -63,7 +64,7 @@ __device__ __forceinline__ void load(void* shared, const void* global, int bytes
       "l"(global), "r"(bytes), "r"(shared_address(arrived))
       : "memory");
 }
-// Adds the box to the tensor, each element atomically; elements outside the tensor are dropped.
+// Adds a box to the tensor, each element atomically. Elements outside the tensor are dropped.
 __device__ __forceinline__ void reduce_add(const TensorMap& map, Box at, const void* shared) {
   asm volatile(
       "cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::
@@ -72,14 +73,15 @@ __device__ __forceinline__ void reduce_add(const TensorMap& map, Box at, const v
       : "memory");
 }
 
-// Stores and reductions issued since the last commit become one group.
+// Makes one group of the thread's stores and reductions since the last commit.
 __device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Waits until at most kGroups groups are not done: what the others wrote is seen.
+// Waits until at most kGroups groups are unfinished; the writes of the others are then visible.
 template <int kGroups>
 __device__ __forceinline__ void wait_stores() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kGroups) : "memory");
 }
-// Waits until at most kGroups groups still read shared memory.
+// Waits until at most kGroups groups still read shared memory, so that the others' sources may be
+// overwritten.
 template <int kGroups>
 __device__ __forceinline__ void wait_stores_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kGroups) : "memory");

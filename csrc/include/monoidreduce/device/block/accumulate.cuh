@@ -1,12 +1,12 @@
-// Gradients into global memory: the only place that issues atomics.
+// Adds gradients to global memory, atomically or not, for the SIMT kernels.
 #pragma once
 
 #include "monoidreduce/device/block/tile.cuh"
 
 namespace monoidreduce {
 
-// to += value. exclusive: no other block adds to this place in this launch, so the order of additions is that
-// of the calling block.
+// to += value. exclusive: no other block adds to this place in this launch, so no atomic is needed and the
+// order of the additions is fixed.
 template <class T>
 __device__ __forceinline__ void accumulate(char* to, T value, bool exclusive) {
   if (exclusive) {
@@ -16,7 +16,8 @@ __device__ __forceinline__ void accumulate(char* to, T value, bool exclusive) {
   }
 }
 
-// to[row0 + row i, k0 + column j] += scale sum[i][j], within the bounds of to, a tensor of T.
+// to[row0 + row i, k0 + column j] += scale * sum[i][j], within the bounds of `to`. T is the element type of
+// `to`.
 template <class T>
 __device__ __forceinline__ void add_tile(const Matrix<T>& to, std::int64_t row0, std::int64_t k0,
                                          const ThreadTile<T>& sum, T scale, bool exclusive) {
@@ -32,8 +33,9 @@ __device__ __forceinline__ void add_tile(const Matrix<T>& to, std::int64_t row0,
   }
 }
 
-// to[row0 + r, column0 + c] += tile[c, r]. Where to is broadcast over rows or columns, the tile is summed
-// over these first. Sums of 8 are summed, so that a term takes part in 16 roundings and not in 64.
+// to[row0 + r, column0 + c] += tile[c, r]. Where `to` is broadcast over rows or columns, the tile is first
+// summed over them. Runs of 8 terms are summed first, so that each of 64 terms takes part in at most 16
+// roundings instead of 64.
 template <class T>
 __device__ __forceinline__ void add_broadcast_tile(const Matrix<T>& to, std::int64_t row0,
                                                    std::int64_t column0, const T* tile, bool exclusive) {
@@ -41,7 +43,8 @@ __device__ __forceinline__ void add_broadcast_tile(const Matrix<T>& to, std::int
   const int rows = static_cast<int>(min(to.rows() - row0, std::int64_t{kTile}));
   const int columns = static_cast<int>(min(to.width() - column0, std::int64_t{kTile}));
   const int sums_down = to.row_stride() == 0 ? 1 : rows, sums_across = to.stride() == 0 ? 1 : columns;
-  const int height = rows / sums_down, width = columns / sums_across;  // of what is summed
+  // The rows and columns that one sum covers.
+  const int height = rows / sums_down, width = columns / sums_across;
 #pragma unroll 1
   for (int s = threadIdx.x; s < sums_down * sums_across; s += kThreads) {
     const int row = s / sums_across * height, column = s % sums_across * width;

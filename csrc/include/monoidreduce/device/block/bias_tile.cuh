@@ -1,7 +1,9 @@
-// Tiles of score biases in shared memory, as TMA writes them, and the biases that belong to a thread's fragment.
+// Tiles of score biases in shared memory, as TMA writes them, and access to the biases of a thread's
+// fragment.
 //
-// A line is a row of the fold: 128 bytes of its biases (64 columns of bool: 64 bytes), further columns in further slabs.
-// They are swizzled as tiles of operands are (shared_tile.cuh), lines of 64 bytes in pairs.
+// One line holds biases of one row of the fold: 128 bytes (64 bytes for bool: 64 columns). Further columns
+// are in further slabs. Lines are swizzled as in tiles of operands (shared_tile.cuh), lines of 64 bytes with
+// the 64-byte swizzle, in pairs.
 #pragma once
 
 #include <cmath>
@@ -16,15 +18,17 @@
 
 namespace monoidreduce {
 
-// Where tiles come from: boxes of `lines` lines. Where rows share their biases, 8 lines stand for all lines
-// of a tile. The swizzle repeats after 8, and fewer lines are fewer reads of the same bytes.
+// Where TMA loads bias tiles from, in boxes of `lines` lines. Where all rows have the same biases, a box has
+// only 8 lines, which stand for all lines of the tile: the swizzle repeats after 8, and fewer lines read the
+// same bytes less often.
 struct BiasSource {
   arch::TensorMap map;
   int lines;
 };
 inline constexpr int kSharedLines = 8;
 
-// What is added to a score: two of adjacent columns, or one; -inf where bool says that the score is absent.
+// What is added to a score, for two adjacent columns or for one. A bool bias adds 0, or -inf where it masks
+// the score.
 template <class B>
 __device__ __forceinline__ float2 load_biases(arch::SharedAddress at) {
   if constexpr (std::is_same_v<B, float>) {
@@ -58,7 +62,7 @@ struct BiasTile {
   static constexpr int kSlabBytes = kLines * kBytesOfLine, kBytes = kSlabBytes * (kColumns / kLineColumns);
   static_assert(kSlabBytes % 1024 == 0 && kColumns % kLineColumns == 0);
 
-  // The box of kLines x kColumns that starts at (at.row, at.inner).
+  // Loads the box of kLines x kColumns that starts at (at.row, at.inner).
   __device__ __forceinline__ static void load(unsigned char* tile, const arch::TensorMap& map, arch::Box at,
                                               arch::Mbarrier* arrived) {
 #pragma unroll
@@ -68,13 +72,13 @@ struct BiasTile {
     }
   }
 
-  // Of a column of the first slab.
+  // Byte offset of an element of the first slab.
   __device__ __forceinline__ static int offset(int line, int column) {
     const int straight = line * kBytesOfLine + column * static_cast<int>(sizeof(B));
     return straight ^ (straight >> 7) % (kBytesOfLine / 16) * 16;
   }
 
-  // Of a fragment whose rows are the tile's lines. shared: do the rows share their biases.
+  // Biases of a fragment whose rows are the tile's lines. shared: all rows have the same biases.
   struct OfRows {
     arch::SharedAddress start[2];
     __device__ __forceinline__ OfRows(const unsigned char* tile, bool shared) {
@@ -88,16 +92,17 @@ struct BiasTile {
       const int across = i / 4 * 8 * static_cast<int>(sizeof(B));
       return (start[row_of_element(i)] ^ across % kBytesOfLine) + across / kBytesOfLine * kSlabBytes;
     }
-    __device__ __forceinline__ float2 pair(int i) const { return load_biases<B>(at(i)); }  // i and i + 1
+    // The biases of elements i and i + 1.
+    __device__ __forceinline__ float2 pair(int i) const { return load_biases<B>(at(i)); }
     __device__ __forceinline__ float operator[](int i) const {
       return load_bias<B>(at(i) + i % 2 * static_cast<int>(sizeof(B)));
     }
   };
 
-  // Of a fragment whose rows are the tile's columns.
+  // Biases of a fragment whose rows are the tile's columns.
   struct OfColumns {
     arch::SharedAddress start;
-    int step;  // to the next 8 lines
+    int step;  // bytes to the next 8 lines
     __device__ __forceinline__ OfColumns(const unsigned char* tile, bool shared)
         : step(shared ? 0 : 8 * kBytesOfLine) {
       static_assert(kColumns == kFragmentRows);
@@ -112,12 +117,12 @@ struct BiasTile {
     }
 
    private:
-    static constexpr int kThreadRowStep = 8;  // between the two rows of a thread
+    static constexpr int kThreadRowStep = 8;  // distance between the two rows of a thread
   };
 };
 
-// The biases of a block's consumers in shared memory, a ring of tiles for each; nothing where B is void. Starts on a multiple
-// of 1024 bytes. kOthers: bytes that the block needs besides.
+// Bias tiles of a block in shared memory, a ring of stages for each consumer; empty where B is void. Must
+// start on a multiple of 1024 bytes. kOthers: the bytes of shared memory that the block needs besides.
 template <class B, int kConsumers_, int kLines, int kColumns, int kOthers>
 struct BiasRings {
   static constexpr int kConsumers = kConsumers_;
@@ -131,7 +136,7 @@ struct BiasRings {
   __device__ __forceinline__ void init() {
     for (auto& ring : rings) ring.init(1);
   }
-  // By the producer: box(consumer) is where a consumer's biases start.
+  // Called by the producer. box(consumer) is where a consumer's biases start.
   template <class BoxOf>
   __device__ __forceinline__ void load(const BiasSource& source, Position& at, BoxOf box) {
 #pragma unroll
@@ -155,7 +160,7 @@ struct BiasRings<void, kConsumers, kLines, kColumns, kOthers> {
   __device__ __forceinline__ void init() {}
 };
 
-// The element type of the biases that come in tiles, by the policy of scores; void for none.
+// The element type of the biases that a score policy reads from tiles; void if it reads none.
 template <class Scores>
 struct BiasElementOf {
   using Type = void;

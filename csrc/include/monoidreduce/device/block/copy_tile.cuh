@@ -1,4 +1,5 @@
-// Tiles between global and shared memory, by the threads of a block.
+// Copies tiles between global and shared memory with all threads of a block (cp.async and ordinary stores, no
+// TMA).
 #pragma once
 
 #include <cstdint>
@@ -11,31 +12,33 @@
 
 namespace monoidreduce {
 
-// A matrix, its lines dense and on 16-byte boundaries, width a multiple of 8. Tiles are of elements as large as E.
+// A row-major matrix. Lines are contiguous and start on 16-byte boundaries; width, in elements, is a multiple
+// of 8. The functions below name its element type E only for its size.
 struct Lines {
   char* data;
   std::int64_t stride;  // bytes
   int count, width;
 };
 
-inline constexpr int kChunkElements = 8, kChunksOfLine = kSlab / kChunkElements;  // of 16 bits
+// A chunk is 16 bytes: 8 elements of 16 bits.
+inline constexpr int kChunkElements = 8, kChunksOfLine = kSlab / kChunkElements;
 
-// Where a line lies in a tile.
+// The line of a tile at which a line of the matrix is stored. kSpread: see load_tile.
 template <bool kSpread>
 __device__ __forceinline__ int tile_line(int line) {
   return kSpread ? line / 8 * 8 + line % 4 * 2 + line / 4 % 2 : line;
 }
 
-// Starts copying kLines x kWidth elements from (line0, element0) on into a tile; zeros where the matrix ends. kSpread: each
-// 8 lines in the order 0 4 1 5 2 6 3 7 (warp_operand.cuh).
+// Starts copying kLines x kWidth elements, from (line0, element0) on, into a tile; elements beyond the matrix
+// are zeros. kSpread: each 8 lines are stored in the order 0 4 1 5 2 6 3 7 (warp_operand.cuh says why).
 template <int kThreads, int kLines, int kWidth, class E = std::uint16_t, bool kSpread = false>
 __device__ __forceinline__ void load_tile(arch::SharedAddress tile, const Lines& from, int line0,
                                           int element0) {
-  constexpr int kStep = kThreads / kChunksOfLine;  // lines that the block copies at once
+  constexpr int kStep = kThreads / kChunksOfLine;  // lines that the block copies at a time
   constexpr int kItem = sizeof(E);
   static_assert(kLines % kStep == 0 && kStep % 8 == 0);
-  // Kernels of width 128 are the shortest of registers: there nothing that follows from the thread's number is kept for
-  // the next tile.
+  // Kernels of width 128 have the fewest registers to spare: they read the thread index again for each tile,
+  // so that nothing computed from it is kept in registers between tiles.
   const int thread = kWidth == 128 ? arch::thread_again() : static_cast<int>(threadIdx.x);
   const int line = thread / kChunksOfLine, chunk = thread % kChunksOfLine;
   const int element = element0 + chunk * (kSlabOf<E> / kChunksOfLine);
@@ -52,7 +55,8 @@ __device__ __forceinline__ void load_tile(arch::SharedAddress tile, const Lines&
   }
 }
 
-// Rounds a tile of floats to tf32: every thread the chunks that it has loaded, once they are there.
+// Rounds a tile of floats to tf32. Each thread rounds the chunks that it copied itself (load_tile), once they
+// have arrived.
 template <int kThreads, int kLines, int kWidth, bool kSpread = false>
 __device__ __forceinline__ void round_tile(unsigned char* tile) {
   constexpr int kStep = kThreads / kChunksOfLine;
@@ -66,7 +70,8 @@ __device__ __forceinline__ void round_tile(unsigned char* tile) {
   }
 }
 
-// Writes a tile to (line0, element0) on, as far as the matrix goes. adds: floats are added to what is there.
+// Writes a tile to (line0, element0) on, up to the ends of the matrix. adds: floats are added to what is
+// there.
 template <int kThreads, int kLines, int kWidth, class E = std::uint16_t>
 __device__ __forceinline__ void store_tile(const Lines& to, int line0, int element0,
                                            const unsigned char* tile, bool adds = false) {

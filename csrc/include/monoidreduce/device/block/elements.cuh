@@ -1,8 +1,8 @@
-// From dot products to the elements of a tile: which of them take part, and their scores. All in the element
-// view (tile.cuh).
+// From dot products to the elements of a tile, for SIMT kernels: which elements are valid, and their scores.
+// All in the element view (tile.cuh).
 //
-// A kernel's policy says what a score is, and scores_of_head() makes the scores of a head from it. Score<T>
-// (score.h) is one policy, ProgramScores (device/simt/modified_simt.cuh) another.
+// A kernel's score policy defines a score; scores_of_head() specialises it for a head. Score<T> (score.h) is
+// one policy, ProgramScores (device/simt/modified_simt.cuh) another.
 #pragma once
 
 #include "monoidreduce/device/block/tile.cuh"
@@ -11,13 +11,14 @@
 
 namespace monoidreduce {
 
-// The scores of a head by score.h, with a bias.
+// The scores of a head by score.h, with an optional bias.
 template <class T>
 struct BiasedScoresOfHead {
   const Score<T>& score;
   Matrix<T> bias;
 
-  // Of an element: its score of a dot product, and the gradient by what goes into the softcap of that by the score.
+  // One element. value(dot) is its score; chain(g, dot) turns a derivative with respect to the score into one
+  // with respect to the argument of the softcap.
   struct At {
     const Score<T>& score;
     T bias;
@@ -27,7 +28,8 @@ struct BiasedScoresOfHead {
   __device__ At at(std::int64_t row, std::int64_t column) const {
     return {score, score_bias(bias, row, column)};
   }
-  // Does the tile at (row0, column0) hold any score; may one of an element be absent, and is that of this one there.
+  // touches: whether the tile at (row0, column0) holds any score. masks: whether elements may be masked.
+  // keeps: whether this element is kept.
   __device__ bool touches(std::int64_t, std::int64_t) const { return true; }
   __device__ bool masks() const { return bias.tensor.dtype == DType::kBool; }
   __device__ bool keeps(std::int64_t row, std::int64_t column) const { return *bias.at(row, column) != 0; }
@@ -38,18 +40,18 @@ __device__ __forceinline__ BiasedScoresOfHead<T> scores_of_head(const Score<T>& 
   return {score, Matrix<T>(bias, batch, head)};
 }
 
-// The elements of a tile that take part. The others are skipped: no monoid sees them, and nothing is
-// multiplied by what their columns hold.
+// The valid elements of a tile, those that are not masked. The others are skipped: no monoid sees them, and
+// nothing is multiplied by what their columns hold.
 struct Validity {
-  unsigned bits;   // of the calling thread's elements
-  bool any, full;  // does the tile have any, does it have all: the same for the whole block
+  unsigned bits;   // bit n: the calling thread's element n is valid
+  bool any, full;  // any or all elements of the tile are; the same in the whole block
 
   __device__ bool operator[](int n) const { return bits >> n & 1; }
 };
 
-// Of the tile at (row0, column0) of a [rows, columns] problem; active: does the calling thread's row take
-// part. Also fills memory.valid if the tile is not full. Starts with a barrier; memory.valid may be read
-// after the next one.
+// The validity of the tile at (row0, column0) of a [rows, columns] problem. active: whether the calling
+// thread's row takes part. Also fills memory.valid if the tile is not full. Starts with a barrier;
+// memory.valid may be read after the next one.
 template <class T, class Scores>
 __device__ __forceinline__ Validity find_valid(TileMemory<T>& memory, const ColumnRange& range,
                                                const Scores& scores, bool active, std::int64_t columns,

@@ -1,11 +1,12 @@
-// The real types of monoids in the tensor-core kernels. Arithmetic is in float. Functions take one or two instructions,
-// except the logarithm, which is computed once per row.
+// Real types with which the tensor-core kernels instantiate monoids. Arithmetic is in float. Functions take
+// one or two instructions, except the logarithm, which is computed once per row.
 //
-// Bits is for monoids made of exponentials of scores and logarithms of masses. It works in the base-2 domain.
-// Scores are in units of log 2, exp and log have base 2, and so do frames and log-sum-exps
-// (natural = bits * ln 2). The factor log2(e) is part of the score's scale.
+// Bits works in base 2, for monoids made of exponentials of scores and logarithms of masses. Scores are in
+// units of log 2, exp and log have base 2, and so have row maxima and log-sum-exps (natural = bits * ln 2).
+// The factor log2(e) is part of the scale of the scores.
 //
-// Fast<E> is in natural units. Its functions are as accurate as the element type E, to which weights are rounded.
+// Fast<E> works in natural units. Its functions are as accurate as the element type E, to which weights are
+// rounded.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +43,8 @@ struct FastReal {
   __device__ __forceinline__ friend FastReal max(FastReal a, FastReal b) { return fmaxf(a.x, b.x); }
   __device__ __forceinline__ friend FastReal abs(FastReal a) { return fabsf(a.x); }
   __device__ __forceinline__ friend FastReal exp(FastReal a) { return Functions::exp(a.x); }
-  // The rest is dropped: rounding the weight to an operand is a larger error.
+  // Ignores the rounding error of x (math.h): rounding the weight to 16 bits or tf32 for the matrix product
+  // is a larger error.
   __device__ __forceinline__ friend FastReal exp(FastReal a, FastReal) { return exp(a); }
   __device__ __forceinline__ friend FastReal log(FastReal a) { return Functions::log(a.x); }
   __device__ __forceinline__ friend FastReal tanh(FastReal a) { return Functions::tanh(a.x); }
@@ -59,10 +61,11 @@ struct RealTraits<FastReal<Functions>> {
 
 struct BaseTwo {
   __device__ __forceinline__ static float exp(float x) { return arch::exp2(x); }
-  // Called once per row. An approximation's error of 2^-22 would be visible in a log-sum-exp.
+  // Called once per row. The approximate instruction's error of 2^-22 would be visible in a log-sum-exp.
   __device__ __forceinline__ static float log(float x) { return ::log2f(x); }
-  // Of a number without a unit, relative error 2^-19: a large softcap multiplies a tanh near 0, where the difference from 1
-  // has no digits. Up to 0.05 two terms of the series are closer.
+  // Here x is a pure number, without the factor log2(e). The relative error is 2^-19, also near 0: a large
+  // softcap multiplies such a tanh, and the difference of two numbers near 1 would have no correct digits
+  // there. Up to 0.05 two terms of the series are more accurate.
   __device__ __forceinline__ static float tanh(float x) {
     const float series = x - x * (x * x) * (1.f / 3);
     const float quotient = 1.f - 2.f * arch::reciprocal(1.f + arch::exp2(x * float(2 * kLog2E)));
@@ -77,10 +80,10 @@ MR_HD Bits unit_of_scores<Bits>() {
 
 template <class E>
 struct Natural {
-  // tanh.approx is good to 2^-11: enough for bfloat16, which keeps 8 bits, not for float16.
+  // tanh.approx has an error of 2^-11: enough for bfloat16, which has 8 bits, not for float16.
   static constexpr bool kCoarse = std::is_same_v<E, __nv_bfloat16>;
   __device__ __forceinline__ static float exp(float x) { return arch::exp2(x * float(kLog2E)); }
-  __device__ __forceinline__ static float log(float x) { return ::logf(x); }  // accurate, as of BaseTwo
+  __device__ __forceinline__ static float log(float x) { return ::logf(x); }  // accurate, as in BaseTwo
   __device__ __forceinline__ static float sigmoid(float x) {
     return kCoarse ? 0.5f + 0.5f * arch::tanh(0.5f * x) : arch::reciprocal(1.f + exp(-x));
   }

@@ -1,4 +1,5 @@
-// A monoid's fold of a warpgroup's fragment of scores, in place of single elements.
+// A monoid's fold of a fragment, a thread's part of a tile of scores, instead of single elements (online
+// softmax of a tile).
 #pragma once
 
 #include <cmath>
@@ -10,9 +11,10 @@
 
 namespace monoidreduce {
 
-inline constexpr int kLanesOfRow = 4;
+inline constexpr int kLanesOfRow = 4;  // lanes that share a row
 
-// The columns of a tile that a row keeps: [begin, begin + count), counted from the thread's first column.
+// The columns of a tile that one row keeps (that are not masked): [begin, begin + count), counted from the
+// thread's first column.
 struct Kept {
   int begin;
   unsigned count;
@@ -21,9 +23,9 @@ struct Kept {
   }
 };
 
-// Masks a tile: replaces the scores (or dot products, if kMonotone) that a row does not keep by m.absent(), a score without
-// weight. A monoid without such a score (TileMonoid) gets only columns that every row keeps, and columns beyond the last, whose
-// payload is 0.
+// Masks a tile: replaces the scores that a row does not keep (dot products, if the scores are kMonotone) by
+// m.absent(), for softmax -inf. A monoid without such a score (TileMonoid) has no mask to apply: every row
+// keeps all its columns, and those beyond the last have payload 0.
 template <TileMonoid M, int kSize>
 __device__ __forceinline__ void mask_fragment(const M& m, const Kept (&kept)[2], float (&tile)[kSize]) {
   if constexpr (MaskableMonoid<M>) {
@@ -52,14 +54,15 @@ __device__ __forceinline__ bool is_finite(const float (&tile)[kSize]) {
   return probe == 0.f;
 }
 
-// From here on it matters that a frame is a rounded score, and the scores in a multiply-add are not.
-inline constexpr float kFarScore = 1 << 22;
+// Scores from this magnitude on must be rounded before the row max is subtracted. The row max is a rounded
+// score; a score that is the product inside a multiply-add is not, and from here on the difference matters.
+inline constexpr float kLargeScore = 1 << 22;
 
-// Scores of the policy plus an offset. The offset is the same for all elements of a row that a thread has.
+// Score policies that add an offset, the same for all elements that a thread has of a row.
 template <class Scores>
 concept OffsetScores = requires(const Scores s) { s.offset(0); };
 
-// A rounded score.
+// A score, rounded by itself: never fused with the subtraction of the row max.
 template <class R, class Scores>
 __device__ __forceinline__ R rounded_score(const Scores& scores, float x, int row) {
   if constexpr (OffsetScores<Scores>)
@@ -68,14 +71,14 @@ __device__ __forceinline__ R rounded_score(const Scores& scores, float x, int ro
     return scores.rounded(R(x));
 }
 
-// The largest scores of the thread's two rows, whole rows of the tile. Returns whether they are so large that all scores
-// must be rounded.
+// Finds the row max (`top`) of the thread's two rows over whole rows of the tile. Returns true if they are so
+// large that all scores of the tile must be rounded (kLargeScore).
 //
-// Scores: FragmentScores. Where scores grow with dot products, the largest dot product has the frame of the
-// row (MonotoneMonoid). A score is then not rounded before the frame is taken from it: one multiply-add does
-// both.
+// Where scores grow with dot products (Scores::kMonotone), the tile holds dot products, and the largest one
+// gives the row max (MonotoneMonoid). A score is then not rounded before the row max is subtracted: one
+// multiply-add does both.
 template <class R, class Scores, int kSize>
-__device__ __forceinline__ bool find_largest(R (&top)[2], const float (&tile)[kSize], const Scores& scores) {
+__device__ __forceinline__ bool find_row_max(R (&top)[2], const float (&tile)[kSize], const Scores& scores) {
   float largest[2] = {-INFINITY, -INFINITY};
   bool far = false;
 #pragma unroll
@@ -87,13 +90,14 @@ __device__ __forceinline__ bool find_largest(R (&top)[2], const float (&tile)[kS
   for (int row = 0; row < 2; ++row) {
     const R own = rounded_score<R>(scores, largest[row], row);
     top[row] = R(reduce_lanes<kLanesOfRow>(own.x, [](float a, float b) { return fmaxf(a, b); }));
-    far |= fabsf(top[row].x) >= kFarScore && top[row].x != -INFINITY;
+    far |= fabsf(top[row].x) >= kLargeScore && top[row].x != -INFINITY;
   }
   return __any_sync(0xffffffffu, far);
 }
 
-// Brings the states of the thread's two rows into frames that a tile fits. scale: what the payload sums so far must be
-// multiplied by. Returns whether the tile's scores must be rounded.
+// Moves the states of the thread's two rows to frames (for softmax, running row maxima) that hold the tile
+// too. scale: the factor by which the payload sums so far must be multiplied. Returns true if the tile's
+// scores must be rounded.
 template <TileMonoid M, FragmentScores<M> Scores, int kSize>
 __device__ __forceinline__ bool frame_fragment(const M& m, typename M::State (&state)[2],
                                                const float (&tile)[kSize], const Scores& scores,
@@ -103,7 +107,7 @@ __device__ __forceinline__ bool frame_fragment(const M& m, typename M::State (&s
     return false;
   } else {
     R top[2];
-    const bool far = find_largest(top, tile, scores);
+    const bool far = find_row_max(top, tile, scores);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       const auto before = m.frame_of(state[row]);
@@ -130,12 +134,12 @@ __device__ __forceinline__ void weigh_elements(const M& m, typename M::State (&s
   });
 }
 
-// Turns a tile into the payload's weights in the frames of its rows, and adds their mass. A state holds the
-// mass of the thread's own columns.
+// Replaces the scores of a tile by the payload's weights in the frames of their rows (softmax: exp(score -
+// row max)), and adds their mass to the states. A state holds the mass of the thread's own columns only.
 template <TileMonoid M, FragmentScores<M> Scores, int kSize>
 __device__ __forceinline__ void weigh_fragment(const M& m, typename M::State (&state)[2],
                                                float (&tile)[kSize], const Scores& scores) {
-  // An offset is taken from the frame once, not added to each score.
+  // The offset is subtracted from the frame once, instead of added to each score.
   if constexpr (OffsetScores<Scores>) {
     const typename M::Frame frame[2] = {m.frame_of(state[0]), m.frame_of(state[1])};
 #pragma unroll
@@ -148,7 +152,8 @@ __device__ __forceinline__ void weigh_fragment(const M& m, typename M::State (&s
   }
 }
 
-// Dot products become rounded scores, where scores grow with them: all others are scores already.
+// Replaces dot products by rounded scores, where scores grow with dot products. Otherwise the tile holds
+// scores already.
 template <class R, class Scores, int kSize>
 __device__ __forceinline__ void round_scores(float (&tile)[kSize], const Scores& scores) {
   if constexpr (Scores::kMonotone) {
@@ -156,7 +161,7 @@ __device__ __forceinline__ void round_scores(float (&tile)[kSize], const Scores&
     for (int i = 0; i < kSize; ++i) tile[i] = rounded_score<R>(scores, tile[i], row_of_element(i)).x;
   }
 }
-// The policy of a tile after that, if it was rounded.
+// The policy for a tile after round_scores; `rounded` says whether that was called.
 template <class Scores>
 __device__ __forceinline__ decltype(auto) after_rounding(const Scores& scores, bool rounded) {
   if constexpr (Scores::kMonotone)
@@ -165,8 +170,8 @@ __device__ __forceinline__ decltype(auto) after_rounding(const Scores& scores, b
     return (scores);
 }
 
-// Folds a tile into the states of the thread's two rows and turns it into the payload's weights. scale: as of
-// frame_fragment.
+// Folds a tile into the states of the thread's two rows and replaces it by the payload's weights. scale: as
+// in frame_fragment.
 template <TileMonoid M, FragmentScores<M> Scores, int kSize>
 __device__ __forceinline__ void fold_fragment(const M& m, typename M::State (&state)[2], float (&tile)[kSize],
                                               const Scores& scores, typename M::Real (&scale)[2]) {
@@ -178,8 +183,9 @@ __device__ __forceinline__ void fold_fragment(const M& m, typename M::State (&st
   }
 }
 
-// Folds a tile into the states of the thread's two rows where there is no payload: of one score an element, or two.
-// column0: of the tile; columns: that there are; label: of each row, or -1; factor: of each row.
+// Folds a tile into the states of the thread's two rows, for folds without a payload, with one or two scores
+// for each element. column0: the tile's first column. columns: how many there are in all. label: the label of
+// each row, or -1. factor: the factor of each row.
 template <MonotoneMonoid M, FragmentScores<M> Scores, int kSize>
 __device__ __forceinline__ void accumulate_fragment(const M& m, typename M::State (&state)[2],
                                                     float (&tile)[M::kScores][kSize], const Scores& scores,
@@ -201,14 +207,15 @@ __device__ __forceinline__ void accumulate_fragment(const M& m, typename M::Stat
   R top[M::kScores][2];
   bool far = false;
 #pragma unroll
-  for (int n = 0; n < M::kScores; ++n) far |= find_largest(top[n], tile[n], scores);
+  for (int n = 0; n < M::kScores; ++n) far |= find_row_max(top[n], tile[n], scores);
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     const Element<R> largest{top[0][row], top[kOther][row], 0, -1, factor[row]};
     state[row] = m.reframe(state[row], m.join(m.frame_of(state[row]), m.frame(largest)));
   }
 
-  // Most tiles hold no row's label: there nothing is compared with it, and columns are not computed.
+  // Most tiles hold the label of no row: there no column is compared with a label, and column numbers are not
+  // computed.
   const auto here = [&](int x) { return static_cast<unsigned>(x - column0) < kColumns; };
   if (!kReadsColumns<M> && full && !far && !__any_sync(0xffffffffu, here(label[0]) || here(label[1]))) {
     with_named(m, [&](const auto& m) {
@@ -224,7 +231,7 @@ __device__ __forceinline__ void accumulate_fragment(const M& m, typename M::Stat
 #pragma unroll
       for (int i = 0; i < kSize; ++i) {
         const int r = row_of_element(i);
-        // A choice between two states: a branch for each element made kernels spill registers.
+        // Selects between two states: a branch for each element made kernels spill registers.
         const auto with =
             m.accumulate(state[r], {scores.rounded(R(tile[0][i])), scores.rounded(R(tile[kOther][i])),
                                     column0 + fragment_column(i), label[r], factor[r]});

@@ -1,5 +1,6 @@
-// What a thread holds of a warpgroup's 64 x kColumns accumulator: element i lies in row fragment_row(i) and column
-// fragment_column(i). Four neighbouring lanes share two rows, eight apart.
+// A fragment is what a thread holds of a warpgroup's 64 x kColumns accumulator. Element i lies in row
+// fragment_row(row_of_element(i)) and column fragment_column(i). Four neighbouring lanes share two rows,
+// eight apart.
 #pragma once
 
 #include <cstdint>
@@ -13,16 +14,17 @@
 namespace monoidreduce {
 
 inline constexpr int kFragmentRows = 64, kThreadRowsOfFragment = 2;
-inline constexpr int kSlabElements = kFragmentRows * kSlab / 128;  // of a thread, of 64 columns
+inline constexpr int kSlabElements = kFragmentRows * kSlab / 128;  // that a thread holds of 64 columns
 
 __device__ __forceinline__ int fragment_row(int row_of_thread) {
   return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + 8 * row_of_thread;
 }
-// Which of the thread's two rows.
+// Which of the thread's two rows element i is in.
 __device__ __forceinline__ constexpr int row_of_element(int i) { return i / 2 % 2; }
 __device__ __forceinline__ int fragment_column(int i) { return i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; }
 
-// The fragment as the left operand of products over its columns: pairs of 16-bit elements, or floats rounded to tf32.
+// Rounds a fragment to the left operand of products over its columns: pairs of 16-bit elements, or floats
+// rounded to tf32.
 template <class E, int kWords, int kSize>
 __device__ __forceinline__ void round_fragment(std::uint32_t (&operand)[kWords],
                                                const float (&fragment)[kSize]) {
@@ -45,7 +47,7 @@ __device__ __forceinline__ void store_pair(E* to, float first, float second) {
     *reinterpret_cast<std::uint32_t*>(to) = arch::pack<E>(first, second);
 }
 
-// Writes a rounded fragment, kSize words, as rows [row0, row0 + 64) of a tile of kRows lines.
+// Writes a rounded fragment, kSize words, to rows [row0, row0 + 64) of a tile of kRows lines.
 template <int kRows, int kSize>
 __device__ __forceinline__ void store_fragment(arch::SharedAddress tile, int row0,
                                                const std::uint32_t (&fragment)[kSize]) {
@@ -57,7 +59,7 @@ __device__ __forceinline__ void store_fragment(arch::SharedAddress tile, int row
   }
 }
 
-// Writes a rounded fragment transposed: a slab whose lines are the fragment's columns.
+// Writes a rounded fragment transposed: the lines of the slab are the fragment's columns.
 template <int kSize>
 __device__ __forceinline__ void store_fragment_transposed(arch::SharedAddress slab,
                                                           const std::uint32_t (&fragment)[kSize]) {
@@ -71,8 +73,8 @@ __device__ __forceinline__ void store_fragment_transposed(arch::SharedAddress sl
   }
 }
 
-// Sums over the warp's 16 rows of 64 columns of a fragment, elements slab on. The calling lane has the sums
-// of two adjacent columns, from column first on. Each exchange halves the columns that a lane is left with.
+// Sums a slab of a fragment, 64 columns, over the warp's 16 rows. The calling lane gets the sums of the two
+// adjacent columns first and first + 1. Each exchange halves the number of columns that a lane still has.
 struct ColumnSums {
   int first;
   float2 sums;
@@ -93,20 +95,21 @@ struct ColumnSums {
     halve(std::integral_constant<int, 8>{});
     halve(std::integral_constant<int, 4>{});
     halve(std::integral_constant<int, 2>{});
-    // What is left of the 16 columns is a pair, which of them the lane's upper bits say.
+    // Two of the 16 columns are left; the lane's upper bits say which.
     first = threadIdx.x % 32 / 4 * 8 + threadIdx.x % 4 * 2;
     sums = {left[0], left[1]};
   }
 };
 
-// Sums over 16 rows each of a matrix that is never stored as it was. They are [rows / 16, pitch], in whole
-// tiles of 256 rows and 64 columns.
+// Column sums of a matrix that is never stored itself, one for each 16 rows: [rows / 16, pitch]. They are
+// stored for whole tiles of 256 rows and 64 columns.
 struct PartialSums {
-  float* data;  // null: not wanted
+  float* data;  // null: no sums are wanted
   std::int64_t pitch;
-  int rows;  // those from here on add nothing
+  int rows;  // rows from here on add nothing
 
-  // Of 64 columns from column0 on, elements slab on, of the 64 rows from row0 on.
+  // Stores the sums of 64 columns from column0 on, over the 64 rows from row0 on. slab: the thread's elements
+  // of them.
   __device__ __forceinline__ void store(const float (&slab)[32], int row0, int column0) const {
     if (data == nullptr || column0 >= pitch) return;
     float there[32];

@@ -1,8 +1,9 @@
-// Score policies of the tensor-core kernels, by the concepts of traits.h (FragmentScores, TransposedScores and those beside
-// them): score.h for a fragment. Each case is a policy of its own, so that it costs no more than it needs.
+// Score policies of the tensor-core kernels: score.h for a fragment, as the concepts of traits.h ask
+// (FragmentScores, TransposedScores and those beside them). Each case is a policy of its own, so that it
+// costs only what it needs.
 //
-// of_head and pulled give the policy of a head or of a tile. Where a bias has a gradient, add_bias_gradient(i, g) receives the
-// derivative with respect to score i.
+// of_head and pulled give the policy of a head (forward) or of a tile (backward). Where a bias has a
+// gradient, add_bias_gradient(i, g) receives the derivative with respect to score i.
 #pragma once
 
 #include <cmath>
@@ -14,7 +15,7 @@
 
 namespace monoidreduce {
 
-// dot + bias, with one bias per column, of element type E; null for no bias.
+// dot + bias, with one bias per column, of element type E. bias: [columns], or null for none.
 template <class R, class E>
 struct BiasedScores {
   static constexpr bool kMonotone = true;
@@ -25,8 +26,8 @@ struct BiasedScores {
   __device__ __forceinline__ const BiasedScores& pulled(int, int, int, int) const { return *this; }
   // The bias of column first + n, or 0 beyond the last column.
   __device__ __forceinline__ float bias_of(int first, int n) const {
-    // The load has no condition, so that all loads of a tile are in flight together. The later condition compares the
-    // constant n: the columns' numbers would take registers until the loads arrive.
+    // The load is unconditional, so that all loads of a tile are in flight together. The later condition
+    // compares the constant n; column numbers would take registers until the loads arrive.
     const int left = columns - first;
     const float x = static_cast<float>(bias[(first + ::min(n, left - 1)) * stride]);
     return n < left ? x : 0.f;
@@ -64,7 +65,7 @@ inline constexpr bool kBiasedByColumn = false;
 template <class R, class E>
 inline constexpr bool kBiasedByColumn<BiasedScores<R, E>> = true;
 
-// scale * dot, with a positive scale. units: the number of units of R in a natural unit (log2(e) for Bits).
+// scale * dot, with a positive scale. units: how many units of R a natural unit is (log2(e) for Bits).
 template <class R>
 struct ScaledScores {
   static constexpr bool kMonotone = true;
@@ -116,18 +117,19 @@ struct SoftcappedScores {
   __device__ __forceinline__ R unit() const { return R(natural_scale); }
   template <int kSize>
   __device__ __forceinline__ void finish_transposed(float (&)[kSize], float (&)[kSize], int, int) const {}
-  // An absent score, -inf, has g = 0.
+  // A masked score, -inf, has g = 0: without the select, g would become NaN.
   __device__ __forceinline__ R chain(R g, R score, int) const {
     const R gate = score * R(inverse_softcap);
     return select(g == R(0), g, g * (R(1) - gate * gate));
   }
 };
 
-// A score before its bias: tanh(scale * dot / softcap), to be multiplied by the softcap. Without a softcap,
-// the dot product, to be multiplied by the scale.
+// A score before its bias, without its last factor: tanh(scale * dot / softcap), to be multiplied by the
+// softcap; or, without a softcap, the dot product, to be multiplied by the scale.
 template <class R>
 struct SoftcapOrScale {
-  float before, after;  // of a tanh; before: 0 for none. after: in units of R
+  // before: the factor inside the tanh, 0 for no softcap. after: the last factor, in units of R.
+  float before, after;
   SoftcapOrScale(const ScoreOptions& o, double units)
       : before(o.softcap == 0 ? 0.f : float(o.scale / o.softcap)),
         after(float((o.softcap == 0 ? o.scale : o.softcap) * units)) {}
@@ -140,8 +142,9 @@ struct SoftcapOrScale {
   __device__ __forceinline__ R chain(R g, R x) const { return before == 0.f ? g : g * (R(1) - x * x); }
 };
 
-// softcap tanh(scale * dot / softcap) + bias, or scale * dot + bias, of row and column. An element whose bias
-// is false is absent. The gradient of a floating bias is added to d_bias.
+// softcap tanh(scale * dot / softcap) + bias, or scale * dot + bias, with a bias for each row and column that
+// is read from global memory. A false bool bias masks its element. The gradient of a floating bias is added
+// to d_bias.
 template <class R>
 struct ElementBiasedScores {
   Tensor bias, d_bias;  // [batch, heads, rows, columns]; d_bias: float, or absent
@@ -150,16 +153,16 @@ struct ElementBiasedScores {
   ElementBiasedScores(const ScoreOptions& o, double units, const Tensor& bias, const Tensor& d_bias)
       : bias(bias), d_bias(d_bias), cap(o, units), natural_scale(float(o.scale)), units(float(units)) {}
 
-  // What is added to a score in natural units, -inf where it is absent. Rows and columns beyond the last weigh nothing:
-  // any bias does.
+  // What is added to a score, in natural units; -inf masks it. Indices are clamped: rows and columns beyond
+  // the last weigh nothing, so any bias will do.
   __device__ __forceinline__ static float addend(const Matrix<float>& bias, int row, int column) {
     const char* const at = bias.at(::min(row, int(bias.rows()) - 1), ::min(column, int(bias.width()) - 1));
     if (bias.tensor.dtype == DType::kBool) return *at ? 0.f : -INFINITY;
     return Matrix<float>::Access::widen(Matrix<float>::Access::load(at, bias.tensor.dtype),
                                         bias.tensor.dtype);
   }
-  // Of a dot product, capped, which may be NaN where a bool excludes it. The same in both passes, whatever the compiler makes
-  // of the code around.
+  // The score, from what SoftcapOrScale leaves of a dot product (x). That may be NaN where a bool bias masks
+  // it. The intrinsics give the same bits in both passes, however the compiler treats the code around.
   __device__ __forceinline__ float score(float x, float added) const {
     if (added == -INFINITY && bias.dtype == DType::kBool) return added;
     return __fmaf_rn(x, cap.after, __fmul_rn(added, units));
@@ -201,7 +204,7 @@ struct ElementBiasedScores {
     }
     __device__ __forceinline__ R unit() const { return R(all.natural_scale); }
     __device__ __forceinline__ R chain(R g, R x, int) const { return all.cap.chain(g, x); }
-    // g: the derivative by score i, times unit().
+    // g: the derivative with respect to score i, times unit().
     __device__ __forceinline__ void add_bias_gradient(int i, float g) const {
       if (row(i) < d_bias.rows() && column(i) < d_bias.width())
         atomicAdd(reinterpret_cast<float*>(d_bias.at(row(i), column(i))), g * (1.f / all.natural_scale));
@@ -211,7 +214,7 @@ struct ElementBiasedScores {
                                                       int) const {
 #pragma unroll
       for (int i = 0; i < kSize; ++i) {
-        if (weights[i] == 0.f) g[i] = 0.f;  // the payload of an absent element may not be finite
+        if (weights[i] == 0.f) g[i] = 0.f;  // the payload of a masked element may not be finite
       }
     }
   };
@@ -227,15 +230,16 @@ inline constexpr bool kBiasedByElement<ElementBiasedScores<R>> = true;
 template <class R>
 inline constexpr bool kScoresOfElements<ElementBiasedScores<R>> = true;
 
-// softcap tanh(scale * dot / softcap) + bias, or scale * dot + bias, the biases of element type B in tiles in shared
-// memory. folded and pulled are the policies of a tile in the forward and the backward pass.
+// softcap tanh(scale * dot / softcap) + bias, or scale * dot + bias, with biases of element type B in tiles
+// in shared memory (bias_tile.cuh). folded and pulled give the policy of a tile in the forward and in the
+// backward pass.
 template <class R, class B>
 struct TileBiasedScores {
   using BiasElement = B;
   SoftcapOrScale<R> cap;
   float units, natural_scale;
-  bool rows_share;   // do all rows of a head have the same biases
-  bool owns_d_bias;  // has every row and column of a head a gradient of its own
+  bool rows_share;   // all rows of a head have the same biases
+  bool owns_d_bias;  // d_bias is not broadcast: each row and column of a head has an element of its own
   Tensor d_bias;     // [batch, heads, rows, columns], float; or absent
   TileBiasedScores(const ScoreOptions& o, double units, bool rows_share, bool owns_d_bias,
                    const Tensor& d_bias)
@@ -246,7 +250,7 @@ struct TileBiasedScores {
         owns_d_bias(owns_d_bias),
         d_bias(d_bias) {}
 
-  // The same in both passes, whatever the compiler makes of the code around.
+  // The intrinsics give the same bits in both passes, however the compiler treats the code around.
   __device__ __forceinline__ float score(float x, float bias) const {
     if constexpr (std::is_same_v<B, bool>) return bias == 0.f ? __fmul_rn(x, cap.after) : -INFINITY;
     return __fmaf_rn(x, cap.after, __fmul_rn(bias, units));
@@ -290,7 +294,7 @@ struct TileBiasedScores {
       if constexpr (std::is_same_v<B, bool>) {
 #pragma unroll
         for (int i = 0; i < kSize; ++i) {
-          if (weights[i] == 0.f) g[i] = 0.f;  // the payload of an absent element may not be finite
+          if (weights[i] == 0.f) g[i] = 0.f;  // the payload of a masked element may not be finite
         }
       }
     }
@@ -305,8 +309,8 @@ struct TileBiasedScores {
   }
 };
 
-// softcap tanh((scale * dot + bias) / softcap), the bias of the column, of element type E, or null; softcap 0 for none.
-// For fragments whose rows are rows.
+// softcap tanh((scale * dot + bias) / softcap), or scale * dot + bias where softcap is 0. bias: [columns] of
+// element type E, or null. Only for fragments whose rows are rows of the fold.
 template <class R, class E>
 struct LogitScores {
   static constexpr bool kMonotone = false;

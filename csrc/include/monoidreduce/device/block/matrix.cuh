@@ -1,4 +1,4 @@
-// Tensors in device memory, of any element type and any strides, as kernels take them.
+// Tensors in device memory as kernels take them, of any element type and with any strides.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -10,9 +10,9 @@
 
 namespace monoidreduce {
 
-// How elements are read and written: as raw bits. So all loads of a thread can be on their way before the
-// first is widened. T is the type that the block computes in: float for float16, bfloat16 and float32
-// tensors, double for float64.
+// Reads and writes elements of a dtype. Loads return raw bits, so that all loads of a thread can be in flight
+// before the first is widened. T is the type that the block computes in: float for float16, bfloat16 and
+// float32 tensors, double for float64.
 template <class T>
 struct ElementAccess;
 
@@ -47,8 +47,8 @@ struct ElementAccess<double> {
   __device__ static void store(char* to, DType, double value) { *reinterpret_cast<double*>(to) = value; }
 };
 
-// [batch, heads, rows, width], strides in bytes. A kernel parameter: what a block needs of it is read where
-// it is needed, from constant memory, and takes no registers in between.
+// [batch, heads, rows, width], strides in bytes. It stays in the kernel's parameters, which are constant
+// memory: blocks read a member where they need it, and it takes no registers in between.
 struct Tensor {
   char* data = nullptr;  // null: absent
   std::int64_t size[4] = {}, stride[4] = {};
@@ -81,13 +81,13 @@ struct Matrix {
   }
 };
 
-// The bias that a score has: 0 where there is none or where it only excludes.
+// The bias added to a score: 0 if there is none, or if it is bool and only masks.
 template <class T>
 __device__ __forceinline__ T score_bias(const Matrix<T>& bias, std::int64_t row, std::int64_t column) {
   return bias.tensor.data != nullptr && bias.tensor.dtype != DType::kBool ? bias.read(row, column) : T(0);
 }
 
-// Does a bias of scores leave an element: it may exclude it.
+// False if a bool bias masks the element.
 template <class T>
 __device__ __forceinline__ bool leaves(const Matrix<T>& bias, std::int64_t row, std::int64_t column) {
   return bias.tensor.data == nullptr || bias.tensor.dtype != DType::kBool || *bias.at(row, column) != 0;

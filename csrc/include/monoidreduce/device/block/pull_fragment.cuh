@@ -1,4 +1,4 @@
-// A monoid's pull (pull.h) of a warpgroup's fragment, in place of single elements.
+// A monoid's pull (pull.h: the VJP of one element) for a fragment, instead of single elements.
 #pragma once
 
 #include "monoidreduce/device/block/fragment.cuh"
@@ -7,23 +7,27 @@
 
 namespace monoidreduce {
 
-// The data of a row in the backward pass.
+// What the backward pass knows of a row.
 template <class M>
 struct RowResidual {
   typename M::Output product;  // P_i
-  // RowPolicy::upstream; -0 if there is none, because the compiler removes an addition of -0.
+  // RowPolicy::upstream (for attention -delta, plus grad_lse); -0 if there is none, because the compiler
+  // removes an addition of -0.
   typename M::Upstream upstream{-0.f};
 };
 
+// The default `see` of pull_fragment.
 struct Unseen {
   __device__ __forceinline__ void operator()(int, float) {}
 };
 
-// Turns a fragment that Scores::prepare or prepare_transposed has prepared into the payload's weights. Turns
-// u = <G_i, v_j> into the derivative with respect to the dot product. residual(i) is the RowResidual of
-// element i's row. see(i, g) receives the derivative with respect to score i.
+// Backward for a fragment that Scores::prepare or prepare_transposed has prepared. `tile` becomes the
+// payload's weights (for attention, p). `u`, on entry <G_i, v_j> (for attention, dP), becomes the derivative
+// with respect to the dot product (dS times the scale). residual(i) is the RowResidual of element i's row.
+// see(i, g) receives the derivative with respect to score i.
 //
-// D is linear in the upstream gradient. So the unit of the scores multiplies u here, and the row's part beforehand.
+// The local gradient is linear in the upstream gradient. So the scores' unit() (their scale) multiplies u
+// here, and the row's part of it before.
 template <PayloadMonoid M, PulledScores<M> Scores, class Residual, int kSize, class See = Unseen>
 __device__ __forceinline__ void pull_fragment(const M& m, const Scores& scores, const Residual& residual,
                                               float (&tile)[kSize], float (&u)[kSize], See&& see = {}) {

@@ -1,4 +1,4 @@
-// A ring of stages in shared memory between a producer and consumers.
+// A ring of stages in shared memory between a producer and its consumers (a TMA pipeline).
 #pragma once
 
 #include "monoidreduce/device/arch/cluster.cuh"
@@ -16,10 +16,13 @@ struct RingPosition {
   }
 };
 
-// Who reads the stages of a ring decides who may release them.
+// What reads the stages of a ring decides which threads may release them.
 enum class ReadBy {
-  kProducts,  // wgmma alone. A product is the warpgroup's: the thread that has waited for it releases for all four warps.
-  kThreads,  // loads of threads too. Warps of a warpgroup drift apart, so each releases when its own lanes have read.
+  // Only wgmma. A product is the whole warpgroup's: the thread that has waited for it releases for all four
+  // warps.
+  kProducts,
+  // Loads of threads too. Warps of a warpgroup drift apart, so each releases when its own lanes have read.
+  kThreads,
 };
 
 template <int kStages, ReadBy kReadBy>
@@ -27,16 +30,17 @@ struct Ring {
   arch::Mbarrier full[kStages];   // completes when the producer and the bytes of the stage have arrived
   arch::Mbarrier empty[kStages];  // completes when every reader has released the stage
 
-  // By one thread, before any other uses the ring. warpgroups: those that read each stage; warps: that read it besides.
+  // Called by one thread before any other uses the ring. warpgroups: how many read each stage; warps: how
+  // many single warps read it besides.
   __device__ __forceinline__ void init(int warpgroups, int warps = 0) {
-    constexpr int kReleases = kReadBy == ReadBy::kThreads ? 4 : 1;  // of a warpgroup
+    constexpr int kReleases = kReadBy == ReadBy::kThreads ? 4 : 1;  // of each warpgroup
     for (int stage = 0; stage < kStages; ++stage) {
       arch::init(&full[stage], 1);
       arch::init(&empty[stage], kReleases * warpgroups + warps);
     }
   }
-  // Producer: waits for the stage to be free, writes to it, and says how many bytes will come by copies. The first time round
-  // all stages are free.
+  // Producer: waits until the stage is free, writes to it, and announces how many bytes asynchronous copies
+  // will bring. In the first round all stages are free.
   template <class Write>
   __device__ __forceinline__ arch::Mbarrier* acquire(RingPosition<kStages> at, int bytes, Write write) {
     arch::wait(&empty[at.stage], at.parity ^ 1);
@@ -47,9 +51,10 @@ struct Ring {
   __device__ __forceinline__ arch::Mbarrier* acquire(RingPosition<kStages> at, int bytes) {
     return acquire(at, bytes, [] {});
   }
-  // Reader.
+  // Consumer: waits until the stage is full.
   __device__ __forceinline__ void wait(RingPosition<kStages> at) { arch::wait(&full[at.stage], at.parity); }
-  // Called by all threads that read the stage, after they have read it, or waited for the products that do.
+  // Consumer: called by all threads that read the stage, once they have read it or have waited for the
+  // products that read it.
   __device__ __forceinline__ void release(RingPosition<kStages> at) {
     if constexpr (kReadBy == ReadBy::kThreads) {
       __syncwarp();
@@ -58,12 +63,13 @@ struct Ring {
       if (threadIdx.x % kWarpgroup == 0) arch::arrive(&empty[at.stage]);
     }
   }
-  // The same where kBlocks blocks of a cluster write to each other's stages: a stage is free when it is in all of them.
+  // The same where kBlocks blocks of a cluster write to each other's stages: a stage is free once it is free
+  // in all blocks.
   template <int kBlocks>
   __device__ __forceinline__ void release_to_cluster(RingPosition<kStages> at) {
     static_assert(kReadBy == ReadBy::kProducts);
     const int block = threadIdx.x % kWarpgroup;
-    if (block < kBlocks) arch::arrive(arch::in_block(&empty[at.stage], block));
+    if (block < kBlocks) arch::arrive(arch::map_to_rank(&empty[at.stage], block));
   }
 };
 

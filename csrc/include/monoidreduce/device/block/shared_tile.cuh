@@ -1,10 +1,10 @@
-// Tiles in shared memory as TMA writes them and the matrix products read them.
+// Tiles in shared memory in the layout that TMA writes and wgmma reads.
 //
-// A tile of kRows x kWidth elements is a sequence of slabs. A slab is 128 bytes of the width: kRows lines of 128 bytes.
-// Elements have 16 bits unless said otherwise. Tiles start on a multiple of 1024 bytes.
+// A tile of kRows x kWidth elements is a sequence of slabs. A slab covers 128 bytes of the width: kRows lines
+// of 128 bytes. Elements have 16 bits unless said otherwise. Tiles start on a multiple of 1024 bytes.
 //
-// Within each group of 8 lines, chunk c (16 bytes) of line r is stored at chunk c ^ (r % 8). This is the 128-byte swizzle,
-// which avoids bank conflicts in both reading directions.
+// In each group of 8 lines, chunk c (16 bytes) of line r is stored as chunk c ^ (r % 8). This is TMA's
+// 128-byte swizzle; it avoids bank conflicts whether lines or columns of chunks are read.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,16 @@
 
 namespace monoidreduce {
 
-// The shared memory that a block may use, less its alignment and barriers.
+// The shared memory that a block may use, in bytes, less its alignment and barriers.
 inline constexpr int kSharedBytes = (227 << 10) - 1024 - 512;
-inline constexpr int kSlab = 64;        // elements of a line
-inline constexpr int kLineBytes = 128;  // of a slab
+inline constexpr int kSlab = 64;        // 16-bit elements in a line
+inline constexpr int kLineBytes = 128;  // length of a line
+// Elements of type E in a line.
 template <class E>
 inline constexpr int kSlabOf = kLineBytes / static_cast<int>(sizeof(E));
-inline constexpr int kProductDepth = 16;
+inline constexpr int kProductDepth = 16;  // depth (K) of one wgmma instruction for 16-bit elements
 
-// Where a chunk of 16 bytes lies in a slab, in bytes.
+// The offset of a 16-byte chunk in a slab, in bytes.
 __host__ __device__ constexpr int place_of(int line, int chunk) {
   return line * kLineBytes + (chunk ^ (line % 8)) * 16;
 }
@@ -35,7 +36,7 @@ struct SharedTile {
 
   unsigned char* data;
 
-  // The box of kRows x kWidth that starts at (at.row, at.inner).
+  // Loads the box of kRows x kWidth that starts at (at.row, at.inner).
   __device__ __forceinline__ void load(const arch::TensorMap& map, arch::Box at,
                                        arch::Mbarrier* arrived) const {
 #pragma unroll
@@ -46,9 +47,9 @@ struct SharedTile {
   }
 };
 
-// The descriptor of an operand in a tile (PTX ISA, "Asynchronous warpgroup level matrix shared memory layout"), at step
-// 0 of a product's depth. Its low word holds the address and the distance of slabs in units of 16 bytes, so that a step
-// is an addition.
+// The wgmma descriptor of an operand in a tile (PTX ISA, "Asynchronous warpgroup level matrix shared memory
+// layout"), at step 0 of the product's depth. Its low word holds the address and the distance between slabs
+// in units of 16 bytes, so that moving to another step is one addition.
 struct MatrixDescriptor {
   std::uint32_t low;
 
@@ -61,7 +62,8 @@ struct MatrixDescriptor {
   }
 };
 
-// Steps of the products over the width of a tile: 16 elements of each line. at: of the first line.
+// Descriptors of an operand whose depth is the tile's width: step k is 16 elements of every line. at: the
+// address of the first line.
 template <int kRows>
 struct AlongWidth {
   MatrixDescriptor start;
@@ -71,7 +73,8 @@ struct AlongWidth {
     return start + (k / kSteps * kRows * kLineBytes + k % kSteps * 2 * kProductDepth);
   }
 };
-// Steps of the products over the rows of a tile: 16 lines of every slab. at: of the first slab.
+// Descriptors of an operand whose depth is the tile's lines: step k is 16 lines of every slab. at: the
+// address of the first slab.
 template <int kRows>
 struct AlongRows {
   MatrixDescriptor start;

@@ -1,12 +1,13 @@
-// A block of 256 threads works on tiles of 64 x 64. A tile is looked at in two ways.
+// Tiles of the SIMT kernels. A block of 256 threads works on tiles of 64 x 64. Its threads see a tile in one
+// of two ways.
 //
-// Products give thread t 4 x 4 results: the rows 4 (t / 16) + {0..3} and the columns t % 16 +
-// {0, 16, 32, 48}. What goes into a product lies in shared memory depth-major, [depth, 64]. So the four rows
-// of a thread are one vector, and neighbouring lanes read neighbouring columns.
+// In the product view, thread t has 4 x 4 results of a product: the rows 4 (t / 16) + {0..3} and the columns
+// t % 16 + {0, 16, 32, 48}. Operands of a product lie depth-major in shared memory, [depth, 64]. So the four
+// rows of a thread are one vector, and neighbouring lanes read neighbouring columns.
 //
-// Elements (scores, weights, gradients) give a thread 16 columns of one row. Four neighbouring lanes share a
-// row, so that a monoid's state is one per thread and a row is reduced by two shuffles. A tile goes from one
-// view to the other through shared memory, where it lies column-major, [column, row].
+// In the element view (scores, weights, gradients), a thread has 16 columns of one row. Four neighbouring
+// lanes share a row, so that a thread has one state of the monoid, and a row is reduced by two shuffles. A
+// tile changes from one view to the other through shared memory, where it lies column-major, [column, row].
 #pragma once
 
 #include "monoidreduce/device/block/matrix.cuh"
@@ -16,12 +17,13 @@ namespace monoidreduce {
 
 inline constexpr int kTile = 64;
 inline constexpr int kThreads = 256;
-// Blocks per SM, which limits registers to 128 (float) or 255 (double) per thread.
+// Blocks per SM. It limits registers to 128 (float) or 255 (double) per thread.
 template <class T>
-inline constexpr int kBlocksOfProcessor = sizeof(T) == sizeof(float) ? 2 : 1;
-inline constexpr int kDepth = kTile / 2;  // of two operands that are staged at a time
-// In shared memory, 4 words off a multiple of the 32 banks. So a warp stages 4 rows of 8 depths, writes a
-// vector of rows for 8 columns, and reads its elements without bank conflicts (float).
+inline constexpr int kBlocksPerSm = sizeof(T) == sizeof(float) ? 2 : 1;
+inline constexpr int kDepth = kTile / 2;  // how much of the depth of two operands is staged at a time
+// Distance between lines of 64 elements in shared memory, 4 words more than a multiple of the 32 banks. So a
+// warp stages 4 rows of 8 depths, writes a vector of rows for 8 columns, and reads its elements without bank
+// conflicts (for float).
 inline constexpr int kPitch = kTile + 4;
 
 MR_HD std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -41,17 +43,17 @@ __device__ __forceinline__ int element_column(int n) {
   return n / 2 * 2 * kRowLanes + threadIdx.x % kRowLanes * 2 + n % 2;
 }
 
-// What every kernel keeps in shared memory.
+// The shared memory that every SIMT kernel has.
 template <class T>
 struct TileMemory {
   alignas(32) T first[kTile * kPitch];   // a tile
   alignas(32) T second[kTile * kPitch];  // a tile; or what is staged for a product: two operands of kDepth,
                                          // or one of kTile
-  std::uint64_t valid[kTile];            // by row, a bit a column (Validity)
-  T row_value[kTile];                    // what the element view tells the product view about a row
+  std::uint64_t valid[kTile];            // for each row, one bit per column (Validity)
+  T row_value[kTile];                    // what the element view passes to the product view about a row
 };
 
-// staged[k, i] = m[row0 + i, k0 + k] for 64 rows and kDepth columns of m, and 0 outside m, which is not read.
+// staged[k, i] = m[row0 + i, k0 + k] for 64 rows and kDepth columns of m; 0 outside m, where nothing is read.
 template <class T, bool kTransposed>
 __device__ __forceinline__ void stage(T* staged, const Matrix<T, kTransposed>& m, std::int64_t row0,
                                       std::int64_t k0) {
@@ -60,7 +62,7 @@ __device__ __forceinline__ void stage(T* staged, const Matrix<T, kTransposed>& m
   constexpr int kSteps = kDepth * kTile / kThreads;
   const int rows = static_cast<int>(min(m.rows() - row0, std::int64_t{kTile}));
   const int depth = static_cast<int>(min(m.width() - k0, std::int64_t{kDepth}));
-  // A warp reads 8 elements along k of 4 rows, or 32 along the rows, whichever lies closer in memory.
+  // A warp reads 8 elements along k of 4 rows, or 32 along the rows, whichever are closer together in memory.
   const bool along_k = m.stride() <= m.row_stride();
   const int i = along_k ? threadIdx.x / 8 : threadIdx.x % kTile;
   const int k = along_k ? threadIdx.x % 8 : threadIdx.x / kTile;
@@ -80,14 +82,15 @@ __device__ __forceinline__ void stage(T* staged, const Matrix<T, kTransposed>& m
   }
 }
 
-// Which of 64 x 64 terms of a product take part. Where an element of a tile is not valid, the tile holds 0.
-// What the 0 would be multiplied by is not looked at: it may be NaN.
+// Which of the 64 x 64 terms of a product take part. Where an element of the tile is not valid (masked), the
+// tile holds 0. The other factor is then skipped, because it may be NaN.
 struct AllTerms {
   __device__ bool operator()(int, int) const { return true; }
 };
 struct ValidTerms {
   const std::uint64_t* valid;  // TileMemory::valid
-  bool along_rows;             // is k a row of the tile of elements and i a column, or the other way round
+  // True: k is a row of the tile of elements and i a column; false: the other way round.
+  bool along_rows;
   __device__ bool operator()(int k, int i) const {
     return valid[along_rows ? k : i] >> (along_rows ? i : k) & 1;
   }
@@ -122,7 +125,7 @@ __device__ __forceinline__ void clear(ThreadTile<T>& tile) {
     for (int j = 0; j < kThreadColumns; ++j) tile[i][j] = T(0);
 }
 
-// From the product view to shared memory, and back.
+// Move a tile from the product view to shared memory, and back.
 template <class T>
 __device__ __forceinline__ void put_tile(T* tile, const ThreadTile<T>& value) {
 #pragma unroll
@@ -138,7 +141,8 @@ __device__ __forceinline__ void get_tile(ThreadTile<T>& value, const T* tile) {
     for (int i = 0; i < kThreadRows; ++i) value[i][j] = tile[product_column(j) * kPitch + product_row(i)];
 }
 
-// [column, row] becomes [row, column]. Starts with a barrier, ends without one.
+// Transposes a tile in shared memory: [column, row] becomes [row, column]. Starts with a barrier, ends
+// without one.
 template <class T>
 __device__ __forceinline__ void transpose_tile(T* tile) {
   ThreadTile<T> value;
@@ -151,8 +155,8 @@ __device__ __forceinline__ void transpose_tile(T* tile) {
     for (int j = 0; j < kThreadColumns; ++j) tile[product_row(i) * kPitch + product_column(j)] = value[i][j];
 }
 
-// into[column j, row i] = <a row i, b row j> for 64 rows of each. Stages in memory.second, which into may be.
-// Starts with memory free for the taking, ends without a barrier.
+// into[column j, row i] = <a row i, b row j>, for 64 rows of each. Stages operands in memory.second, which
+// `into` may be. When it is called memory.second must no longer be in use. Ends without a barrier.
 template <class T>
 __device__ __forceinline__ void multiply_rows(T* into, TileMemory<T>& memory, const Matrix<T>& a,
                                               std::int64_t a_row, const Matrix<T>& b, std::int64_t b_row) {
@@ -170,9 +174,9 @@ __device__ __forceinline__ void multiply_rows(T* into, TileMemory<T>& memory, co
   put_tile(into, dot);
 }
 
-// sum[i][j] += sum over 64 k of memory.first[k, row i] m[m_column + column j, m_row + k], m a transposed
-// matrix. full: does every element of the tile take part; if not, see ValidTerms. Starts with memory.second
-// free for the taking, ends with a barrier.
+// sum[i][j] += sum over 64 k of memory.first[k, row i] m[m_column + column j, m_row + k], where m is a
+// transposed matrix. full: every element of the tile takes part; otherwise see ValidTerms. When it is called
+// memory.second must no longer be in use. Ends with a barrier.
 template <class T>
 __device__ __forceinline__ void multiply_tile(ThreadTile<T>& sum, TileMemory<T>& memory, bool along_rows,
                                               bool full, const Matrix<T, true>& m, std::int64_t m_row,

@@ -1,14 +1,15 @@
-// A warp's matrix products (device/arch/mma.cuh), and their operands in tiles in shared memory
-// (shared_tile.cuh). An operand is loaded 16 lines by 32 bytes at a time, or 8 lines by 16 floats.
+// Matrix products of a warp (device/arch/mma.cuh), and their operands from tiles in shared memory
+// (shared_tile.cuh). One load reads 16 lines by 32 bytes of an operand, or 8 lines by 16 floats.
 //
-// A product of floats is 8 deep: lane l holds elements l % 4 and l % 4 + 4 of the depth. Of an accumulator, lane l holds
-// columns 2 (l % 4) and 2 (l % 4) + 1. So where an accumulator becomes an operand, each 8 elements of the depth are
-// permuted, to the paired order:
+// A product of floats is 8 deep: lane l holds elements l % 4 and l % 4 + 4 of the depth. In an accumulator,
+// lane l holds columns 2 (l % 4) and 2 (l % 4) + 1. So where an accumulator becomes an operand, each 8
+// elements of the depth are permuted to the "paired" order:
 //
 //   0 2 4 6 1 3 5 7
 //
-// A float tile whose lines are the depth is read in the paired order, and store_operand stores elements in it. Lines that
-// were spread (copy_tile.cuh) are in their natural order when they are read in the paired one.
+// The other operand must have its depth in the same order. A float tile whose lines are the depth is read in
+// the paired order, and store_operand stores elements in it. Lines that were spread when they were copied
+// (kSpread of copy_tile.cuh) come out in their natural order when they are read in the paired one.
 #pragma once
 
 #include <cstdint>
@@ -24,21 +25,23 @@ namespace monoidreduce {
 template <class E>
 inline constexpr int kMmaDepth = 32 / static_cast<int>(sizeof(E));
 
-// Four 8 x 8 matrices of 16-bit elements, or 8 x 4 of floats, are what a thread's four words come from. Which of them comes
-// second, the one 8 lines on or the one a chunk on, is what layouts differ in.
+// An operand of 16-bit elements, or of floats read as 4-byte units: a thread's four words are one from each
+// of four 8 x 8 matrices (8 x 4 of floats). Layouts differ in which matrix is second: the one 8 lines on
+// (kLinesFirst), or the one a chunk on.
 template <int kLines, bool kLinesFirst, bool kTransposed, class E>
 struct WarpOperand {
-  arch::SharedAddress lane;  // where the lane's line of the tile's first block starts
+  arch::SharedAddress lane;  // the shared address of the calling lane's line, in the first block of the tile
 
   __device__ __forceinline__ explicit WarpOperand(arch::SharedAddress tile) {
     const int l = threadIdx.x % 32, line = kLinesFirst ? l % 16 : l / 16 * 8 + l % 8,
               chunk = kLinesFirst ? l / 16 : l / 8 % 2;
-    // place_of(line, chunk), with l for line: they are the same modulo 8, and fewer registers spill.
+    // This is place_of(line, chunk) with l in place of line: they are equal modulo 8, and fewer registers
+    // spill.
     lane = tile + line * kLineBytes + (chunk ^ (l % 8)) * 16;
   }
-  // The operand that starts at a line, a multiple of 8, and at an element, a multiple of 32 bytes. Blocks
-  // that are loaded from it must not reach beyond the power of two that the element is a multiple of. Blocks
-  // that are whole slabs on may be loaded as well.
+  // The operand that starts at a line, a multiple of 8, and an element, a multiple of 32 bytes. Offsets are
+  // combined by XOR: offsets of blocks that are loaded from it must be below the largest power of two that
+  // divides `element`. Blocks whole slabs further on may be loaded too.
   __device__ __forceinline__ WarpOperand from(int line, int element) const {
     constexpr int kItem = sizeof(E);
     WarpOperand shifted = *this;
@@ -46,15 +49,16 @@ struct WarpOperand {
                    line * kLineBytes;
     return shifted;
   }
-  // The block at a line that is a multiple of 16 and an element that is one of 32 bytes.
+  // Loads the block at a line that is a multiple of 16 and an element that is a multiple of 32 bytes.
   __device__ __forceinline__ void load(std::uint32_t (&words)[4], int line, int element) const {
     arch::load_matrix_x4<kTransposed>(words, from(line, element).lane);
   }
 };
 
-// Of floats, transposed: 8 lines in the paired order, by 16 elements, a word at a time. That takes no longer:
-// the words of a warp are in different banks. Which word comes second, the one a line on or the one 8
-// elements on, is kLinesFirst. kPaired: do the elements lie in the paired order.
+// A transposed operand of floats: 8 lines in the paired order by 16 elements, loaded word by word (ldmatrix
+// transposes only 16-bit elements). That takes no longer: the words of a warp are in different banks.
+// kLinesFirst: the second word is the one a line on, not the one 8 elements on. kPaired: the elements are
+// stored in the paired order.
 template <int kLines, bool kLinesFirst, bool kPaired>
 struct TransposedFloats {
   arch::SharedAddress lane;
@@ -64,14 +68,14 @@ struct TransposedFloats {
     const int place = kPaired ? element % 2 * 4 + element / 2 : element;
     lane = tile + place_of(line, place / 4) + place % 4 * 4;
   }
-  // As WarpOperand::from; the element is a multiple of 16.
+  // As WarpOperand::from; here the element is a multiple of 16.
   __device__ __forceinline__ TransposedFloats from(int line, int element) const {
     TransposedFloats shifted = *this;
     shifted.lane = (lane ^ (element % kSlabOf<float> * 4)) + element / kSlabOf<float> * kLines * kLineBytes +
                    line * kLineBytes;
     return shifted;
   }
-  // The block at a line that is a multiple of 8 and an element that is one of 16.
+  // Loads the block at a line that is a multiple of 8 and an element that is a multiple of 16.
   __device__ __forceinline__ void load(std::uint32_t (&words)[4], int line, int element) const {
     const arch::SharedAddress at = from(line, element).lane, next_line = (at ^ 16) + kLineBytes;
     words[0] = arch::load<std::uint32_t>(at);
@@ -81,8 +85,8 @@ struct TransposedFloats {
   }
 };
 
-// Of floats whose elements are the depth, in the paired order. The lines are the columns. They are spread, so
-// that the pairs of words of half a warp are in different banks.
+// An operand of floats whose elements are the depth, in the paired order, and whose lines are the columns.
+// The lines are spread (copy_tile.cuh), so that the pairs of words of half a warp are in different banks.
 template <int kLines>
 struct PairsOfSpreadLines {
   arch::SharedAddress lane;
@@ -91,7 +95,7 @@ struct PairsOfSpreadLines {
     const int line = threadIdx.x % 32 / 4, pair = threadIdx.x % 4;
     lane = tile + place_of(line % 4 * 2 + line / 4, pair / 2) + pair % 2 * 8;
   }
-  // The block at a line that is a multiple of 16 and an element that is one of 8.
+  // Loads the block at a line that is a multiple of 16 and an element that is a multiple of 8.
   __device__ __forceinline__ void load(std::uint32_t (&words)[4], int line, int element) const {
     const arch::SharedAddress at = (lane ^ (element % kSlabOf<float> * 4)) +
                                    element / kSlabOf<float> * kLines * kLineBytes + line * kLineBytes;
@@ -103,27 +107,31 @@ struct PairsOfSpreadLines {
   }
 };
 
-// Left operand, rows x depth: the four words of a product. Its rows are the lines of the tile, or its depth is.
+// Left operand, rows x depth: four words for one product. Its rows are the lines of the tile (RowsOfLines) or
+// the elements of a line, with the lines as depth (RowsOfElements).
 template <int kLines, class E = std::uint16_t>
 using RowsOfLines = WarpOperand<kLines, true, false, E>;
 template <int kLines, class E = std::uint16_t, bool kPaired = false>
 using RowsOfElements = std::conditional_t<std::is_same_v<E, float>, TransposedFloats<kLines, false, kPaired>,
                                           WarpOperand<kLines, false, true, E>>;
-// Right operand, depth x columns: the words of two products, of 8 columns each. Its columns are the lines, or its depth.
+// Right operand, depth x columns: the words of two products of 8 columns each. Its columns are the lines
+// (ColumnsOfLines) or the elements of a line, with the lines as depth (ColumnsOfElements).
 template <int kLines, class E = std::uint16_t>
 using ColumnsOfLines = WarpOperand<kLines, false, false, E>;
 template <int kLines, class E = std::uint16_t>
 using ColumnsOfElements = std::conditional_t<std::is_same_v<E, float>, TransposedFloats<kLines, true, false>,
                                              WarpOperand<kLines, true, true, E>>;
 
-// The same where the left operand is a fragment.
+// ColumnsOfLines for products whose left operand is a fragment (an accumulator, with its depth in the paired
+// order).
 template <int kLines, class E>
 using ColumnsOfFragmentLines =
     std::conditional_t<std::is_same_v<E, float>, PairsOfSpreadLines<kLines>, ColumnsOfLines<kLines, E>>;
 
-// sum[f] += left . right, over kDepth: left(words, f, k) reads 16 rows of fragment f from depth k on, right(words, k, n) 16
-// columns from n on. A thread has kSize = columns / 2 of each sum. Floats of the left operand have been rounded to tf32:
-// they are read more than once.
+// sum[f] += left . right, over a depth of kDepth. left(words, f, k) reads 16 rows of fragment f from depth k
+// on; right(words, k, n) reads 16 columns from n on. A thread has kSize = columns / 2 elements of each sum.
+// Floats of the left operand must be rounded to tf32 before, because they are read more than once; those of
+// the right one are rounded here.
 template <class E, int kDepth, int kFragments, int kSize, class Left, class Right>
 __device__ __forceinline__ void multiply(float (&sum)[kFragments][kSize], const Left& left,
                                          const Right& right) {
@@ -157,11 +165,12 @@ __device__ __forceinline__ void clear(float (&sum)[kFragments][kSize]) {
     for (int i = 0; i < kSize; ++i) sum[f][i] = 0.f;
 }
 
-// The words of kSize elements of a fragment, as E.
+// How many words kSize elements of a fragment take, rounded to E.
 template <class E, int kSize>
 inline constexpr int kWordsOf = kSize * static_cast<int>(sizeof(E)) / 4;
 
-// The depth from k on of a left operand out of a fragment rounded to E (fragment.cuh); of floats in the paired order.
+// The part of a left operand from depth k on, out of a fragment that was rounded to E (round_fragment). The
+// depth of floats is in the paired order.
 template <class E, int kSize>
 __device__ __forceinline__ void operand_of_fragment(std::uint32_t (&words)[4],
                                                     const std::uint32_t (&fragment)[kSize], int k) {
@@ -170,8 +179,8 @@ __device__ __forceinline__ void operand_of_fragment(std::uint32_t (&words)[4],
   for (int i = 0; i < 4; ++i) words[i] = fragment[k / kMmaDepth<E> * 4 + kOrder[i]];
 }
 
-// Writes a warp's part of a fragment as 16-bit elements: 16 lines from line on, elements from element on, both multiples of
-// 16. kTransposed: the fragment's columns become lines, 16 elements of each.
+// Writes a warp's part of a fragment as 16-bit elements: 16 lines from `line` on, elements from `element` on,
+// both multiples of 16. kTransposed: the fragment's columns become lines of 16 elements each.
 template <int kLines, bool kTransposed, int kSize>
 __device__ __forceinline__ void store_words(arch::SharedAddress tile, int line, int element,
                                             const std::uint32_t (&fragment)[kSize]) {
@@ -187,7 +196,7 @@ __device__ __forceinline__ void store_words(arch::SharedAddress tile, int line, 
   }
 }
 
-// The same of floats. kPaired: each 8 elements in the paired order.
+// The same for floats. kPaired: each 8 elements are stored in the paired order.
 template <int kLines, bool kTransposed, bool kPaired, int kSize>
 __device__ __forceinline__ void store_floats(arch::SharedAddress tile, int line, int element,
                                              const std::uint32_t (&fragment)[kSize]) {
@@ -204,7 +213,7 @@ __device__ __forceinline__ void store_floats(arch::SharedAddress tile, int line,
   }
 }
 
-// Writes a warp's part of a rounded fragment where RowsOfLines and RowsOfElements will read it.
+// Writes a warp's part of a rounded fragment to where RowsOfLines and RowsOfElements read it.
 template <class E, int kLines, int kSize>
 __device__ __forceinline__ void store_operand(arch::SharedAddress tile, int line, int element,
                                               const std::uint32_t (&fragment)[kSize]) {
@@ -215,7 +224,7 @@ __device__ __forceinline__ void store_operand(arch::SharedAddress tile, int line
   }
 }
 
-// Writes a warp's part of a fragment of results as E where store_tile (copy_tile.cuh) will read it.
+// Writes a warp's part of a fragment of results, as E, to where store_tile (copy_tile.cuh) reads it.
 template <class E, int kLines, bool kTransposed, int kSize>
 __device__ __forceinline__ void store_result(arch::SharedAddress tile, int line, int element,
                                              const float (&fragment)[kSize]) {

@@ -1,9 +1,10 @@
-// The GEMM main loop on tensor cores from sm_80 on, for widths that do not fit into shared memory. Tiles of
-// rows and of columns both stream over the width. An epilogue takes the finished tile of dot products from
-// the registers, as in contraction_sm90.cuh.
+// The contraction on tensor cores from sm_80 on: a GEMM main loop, for widths that do not fit into shared
+// memory. Tiles of rows and of columns both stream over the width (the GEMM's K). An epilogue takes each
+// finished tile of dot products from registers, as in contraction_sm90.cuh.
 //
-// Eight warps compute a tile. Each has 16 rows of every 64, and half of the columns. With several fragments of 64 rows, a
-// warp uses an operand of columns for each of them. All warps load, one or more steps ahead, also for the next tile.
+// Eight warps compute a tile. Each has 16 rows of every 64, and half of the columns. With several fragments
+// of 64 rows, a warp reuses each operand of columns for all of them. All warps load, one or more steps ahead,
+// also across the end of a tile.
 #pragma once
 
 #include "monoidreduce/device/block/copy_tile.cuh"
@@ -15,18 +16,18 @@
 
 namespace monoidreduce::sm80 {
 
-// kScores products a tile, all together in 128 registers of a thread; or each in as many (kParks). With
-// kParks the first waits in memory while the second is computed. kTransposed: the columns of the last one lie
-// side by side, [width, columns].
+// A tile has kScores products. A thread holds them all in 128 registers together; or, with kParks, one at a
+// time in 128 registers: the first one waits in global memory while the second is computed. kTransposed: the
+// columns operand of the last product is [width, columns].
 template <int kStages_, int kScores_ = 1, bool kTransposed_ = false, bool kParks_ = false>
 struct ContractionTile {
   static constexpr bool kTransposed = kTransposed_, kParks = kParks_;
   static constexpr int kStages = kStages_, kScores = kScores_, kHeld = kParks ? 1 : kScores;
   static constexpr int kFragments = 4 / kHeld, kRows = kFragments * kFragmentRows, kColumns = 128;
   static constexpr int kBlocks = 1, kRowBlock = kRows;
-  static constexpr int kShares = 2, kShareColumns = kColumns / kShares;  // four warps each
+  static constexpr int kShares = 2, kShareColumns = kColumns / kShares;  // kShares: groups of four warps
   static constexpr int kThreads = 128 * kShares;
-  static constexpr int kScratch = kParks ? kRows * kColumns : 0;  // floats of a block
+  static constexpr int kScratch = kParks ? kRows * kColumns : 0;  // floats of global memory for each block
   MR_HD static constexpr bool transposed(int score) { return kTransposed && score == kScores - 1; }
   template <int kOuts>
   using Stores = QuadStores<kOuts>;
@@ -41,7 +42,7 @@ concept ContractionTiling = requires {
 template <int kScores>
 struct ContractionArguments {
   Lines rows[kScores], columns[kScores];
-  int steps[kScores];  // of 64 elements of the width
+  int steps[kScores];  // steps of 64 elements along the width
   TileSchedule schedule;
   float4* parked;
 };
@@ -52,15 +53,15 @@ struct ContractionMemory {
   unsigned char columns[Tile::kStages][SharedTile<Tile::kColumns, kSlab>::kBytes];
 };
 
-// What the block loads: the steps of all its tiles, one after the other.
+// What the block loads: the steps of all its tiles, one after the other (the producer side of the pipeline).
 template <class Tile>
 struct ContractionFeed {
   const ContractionArguments<Tile::kScores>& p;
   ContractionMemory<Tile>& memory;
   TileSchedule::Group group = p.schedule.first(blockIdx.x);
   int tile = group.start, score = 0, step = 0;
-  int row0 = 0, column0 = 0;        // of the tile
-  int requested = 0, received = 0;  // stages
+  int row0 = 0, column0 = 0;        // of the tile being loaded
+  int requested = 0, received = 0;  // the next stage to load, and the next to read
 
   __device__ __forceinline__ void place() {
     while (group.count > 0 && tile >= p.schedule.tiles(group)) {
@@ -99,10 +100,10 @@ struct ContractionFeed {
         }
       }
     }
-    arch::commit_copies();  // also of nothing, so that groups can be counted
+    arch::commit_copies();  // also if nothing was copied, so that groups can be counted
     if (++requested == Tile::kStages) requested = 0;
   }
-  // The stage of the next step, once all of it is there. Requests the one that takes the place of the step before.
+  // Waits for the next step and returns its stage. Then starts loading into the stage of the step before.
   __device__ __forceinline__ int receive() {
     arch::wait_copies<Tile::kStages - 2>();
     __syncthreads();
@@ -113,7 +114,7 @@ struct ContractionFeed {
   }
 };
 
-// dots = rows . columns^T of the warp's part of a tile.
+// dots = rows . columns^T, for the warp's part of a tile.
 template <class E, class Tile, int kScore>
 __device__ __forceinline__ void multiply_tile(float (&dots)[Tile::kFragments][Tile::kShareColumns / 2],
                                               ContractionFeed<Tile>& feed, int steps) {
@@ -134,7 +135,7 @@ __device__ __forceinline__ void multiply_tile(float (&dots)[Tile::kFragments][Ti
   }
 }
 
-// The calling thread's dot products of a tile that are in memory, four at a time.
+// The calling thread's dot products of a tile, parked in global memory as float4.
 template <class Tile>
 struct ParkedDots {
   static constexpr int kSize = Tile::kShareColumns / 2;
@@ -161,7 +162,8 @@ struct ParkedDots {
   }
 };
 
-// In place of a warpgroup, half of the warps call the epilogue, for one fragment after the other.
+// The contraction kernel. Where on sm_90 a warpgroup calls the epilogue, here half of the warps do, for one
+// fragment after the other.
 template <class E, class Tile, class Epilogue>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     contraction_kernel(const __grid_constant__ ContractionArguments<Tile::kScores> p,

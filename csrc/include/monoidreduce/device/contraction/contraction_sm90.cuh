@@ -1,9 +1,11 @@
-// The GEMM main loop on Hopper, for widths that do not fit into shared memory. Tiles of rows and of columns both stream over
-// the width, and an epilogue takes the finished tile of dot products from the registers.
+// The contraction on Hopper: a GEMM main loop, for widths that do not fit into shared memory. Tiles of rows
+// and of columns both stream over the width (the GEMM's K). An epilogue takes each finished tile of dot
+// products from registers.
 //
-// A cluster of two blocks computes 2 x 128 rows by kColumns columns at a time. Each block loads half of the columns, by TMA
-// multicast to both. A block is warp-specialized: one producer warpgroup, and two consumers of 64 rows each. The second
-// consumer is a few steps behind the first, so that one multiplies while the other is in its epilogue.
+// A 2-CTA cluster computes 2 x 128 rows by kColumns columns at a time. Each block loads half of the columns,
+// by TMA multicast to both. A block is warp-specialized: one producer warpgroup, and two consumers of 64 rows
+// each. The second consumer is a few steps behind the first, so that one multiplies while the other is in its
+// epilogue.
 #pragma once
 
 #include "monoidreduce/device/arch/warpgroup.cuh"
@@ -17,22 +19,23 @@
 
 namespace monoidreduce::sm90 {
 
-// kScores products a tile, each into kColumns / 2 registers of a consumer's thread, out of 240. kRowsTransposed: rows lie side
-// by side, [width, rows], and an order is one of the width.
+// A tile has kScores products, each in kColumns / 2 of a consumer thread's 240 registers. kRowsTransposed:
+// the rows operand is [width, rows], and the row order (row_order.cuh) applies to the width.
 template <int kColumns_, int kStages_, int kScores_ = 1, bool kRowsTransposed_ = false>
 struct ContractionTile {
   static constexpr int kColumns = kColumns_, kStages = kStages_, kScores = kScores_;
   static constexpr bool kRowsTransposed = kRowsTransposed_;
   static constexpr int kBlocks = 2, kConsumers = 2, kRows = kConsumers * kFragmentRows;
-  static constexpr int kRowBlock = kBlocks * kRows;  // of a cluster
+  static constexpr int kRowBlock = kBlocks * kRows;  // rows of a cluster
   static constexpr int kShares = 1;                  // consumers with the same rows
-  static constexpr int kFragments = 1;               // of rows of a thread
+  static constexpr int kFragments = 1;               // fragments of rows of each thread
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
   static constexpr int kScratch = 0;
-  static constexpr int kLead = 2;  // steps that the first consumer is ahead
+  static constexpr int kLead = 2;  // steps by which the first consumer is ahead
   template <int kOuts>
   using Stores = SlabStores<kOuts>;
-  // Lines of a box of columns: a block loads half of them, or half of their elements.
+  // Lines of a TMA box of columns: a block loads half of a tile's lines ([width, columns]: half of the
+  // width).
   MR_HD static constexpr int column_lines(bool transposed) {
     return (transposed ? kSlab : kColumns) / kBlocks;
   }
@@ -46,10 +49,11 @@ concept ContractionTiling = requires {
 
 template <int kScores>
 struct ContractionArguments {
-  arch::TensorMap rows[kScores], columns[kScores];  // boxes: kRows (transposed: kSlab) and column_lines lines
-  int steps[kScores];                               // of 64 elements of the width
-  bool transposed[kScores];                         // do columns lie side by side, [width, columns]
-  TileSchedule schedule;                            // of all rows
+  // Boxes of kRows (transposed: kSlab) and of column_lines lines.
+  arch::TensorMap rows[kScores], columns[kScores];
+  int steps[kScores];        // steps of 64 elements along the width
+  bool transposed[kScores];  // the columns operand is [width, columns]
+  TileSchedule schedule;     // for all rows, active or not
   RowOrder order;
 };
 
@@ -61,14 +65,15 @@ struct alignas(kSharedAlignment) ContractionMemory {
   Ring<Tile::kStages, ReadBy::kProducts> ring;
 };
 
-// Steps of the width, of those elements that count. One at least: the others are 0 then.
+// Steps along the width; with kRowsTransposed along its active part (`counted` elements), but at least one:
+// the operands are then 0.
 template <class Tile>
 __device__ __forceinline__ int steps_of(const ContractionArguments<Tile::kScores>& p, int score,
                                         int counted) {
   return Tile::kRowsTransposed ? ::max((counted + kSlab - 1) / kSlab, 1) : p.steps[score];
 }
 
-// Loads the stages of every tile of the cluster. Called by one thread per block.
+// The producer: loads the stages of every tile of the cluster. Called by one thread per block.
 template <class Tile, class Memory>
 __device__ __forceinline__ void produce(const ContractionArguments<Tile::kScores>& p,
                                         const TileSchedule& schedule, int counted, Memory& memory,
@@ -95,7 +100,7 @@ __device__ __forceinline__ void produce(const ContractionArguments<Tile::kScores
           } else {
             RowsTile{memory.rows[at.stage]}.load(rows, {step * kSlab, row0, 0, 0}, arrived);
           }
-          // The block's half of the columns, for both blocks.
+          // The block's half of the columns, multicast to both blocks.
           const int line = block * Tile::column_lines(p.transposed[score]);
           unsigned char* const to = memory.columns[at.stage] + line * kLineBytes;
           if (p.transposed[score]) {
@@ -113,7 +118,7 @@ __device__ __forceinline__ void produce(const ContractionArguments<Tile::kScores
   }
 }
 
-// A warpgroup that multiplies, and its place in the ring.
+// The consumer's side: a warpgroup that multiplies, and its position in the ring.
 template <class E, class Tile, class Memory>
 struct Multiplier {
   Memory& memory;
@@ -126,7 +131,7 @@ struct Multiplier {
   __device__ __forceinline__ void run(float (&dots)[Tile::kColumns / 2],
                                       const ContractionArguments<Tile::kScores>& p, int counted) {
     const int steps = steps_of<Tile>(p, kScore, counted);
-    // With fewer steps than stages, the first consumer could be more than a tile ahead.
+    // With fewer steps than stages, the first consumer could get more than a tile ahead.
     const bool staggered = kScore == 0 && steps >= Tile::kStages;
     if (staggered && warpgroup == 1) arch::sync_threads(kPingPong, 2 * kWarpgroup);
     RingPosition<Tile::kStages> before = at;
@@ -139,34 +144,34 @@ struct Multiplier {
         multiply<false>(dots, step == 0);
       }
       if (step > 0) {
-        arch::wait_products<1>();
+        arch::wait_wgmma<1>();
         memory.ring.template release_to_cluster<Tile::kBlocks>(before);
       }
       if (staggered && warpgroup == 0 && step == Tile::kLead) arch::arrive_threads(kPingPong, 2 * kWarpgroup);
       before = at;
       at.advance();
     }
-    arch::wait_products<0>();
+    arch::wait_wgmma<0>();
     arch::pin(dots);
     memory.ring.template release_to_cluster<Tile::kBlocks>(before);
   }
 
  private:
-  // Of the stage that has arrived. The sums start at 0 where it is the first.
+  // Multiplies the stage that has arrived. first: the accumulators start from 0.
   template <bool kTransposed>
   __device__ __forceinline__ void multiply(float (&dots)[Tile::kColumns / 2], bool first) const {
     using Rows = std::conditional_t<Tile::kRowsTransposed, AlongRows<kSlab>, AlongWidth<Tile::kRows>>;
     using Columns = std::conditional_t<kTransposed, AlongRows<kSlab>, AlongWidth<Tile::kColumns>>;
-    static_assert(kFragmentRows == kSlab);  // a warpgroup's rows are as many lines, or a slab
+    static_assert(kFragmentRows == kSlab);  // the rows of a warpgroup are 64 lines, or one slab
     const Rows rows(arch::shared_address(memory.rows[at.stage]) + warpgroup * kFragmentRows * kLineBytes);
     const Columns columns(arch::shared_address(memory.columns[at.stage]));
     arch::pin(dots);
-    arch::fence_products();
+    arch::fence_wgmma();
 #pragma unroll
     for (int k = 0; k < kSlab / kProductDepth; ++k)
       arch::Wgmma<E, Tile::kColumns>::template shared<Tile::kRowsTransposed, kTransposed>(
           dots, rows[k], columns[k], !first || k != 0);
-    arch::commit_products();
+    arch::commit_wgmma();
   }
 };
 
@@ -180,7 +185,7 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
   auto& memory = *reinterpret_cast<Memory*>(shared_bytes +
                                             (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
   const int counted = p.order.counted();
-  // Each role computes this for itself: a value shared by both would be spilled for both.
+  // Producer and consumers each compute this for themselves: a value shared by both would be spilled in both.
   const auto find_schedule = [&] {
     return Tile::kRowsTransposed
                ? p.schedule
@@ -193,15 +198,15 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
   arch::arrive_cluster();
   arch::wait_cluster();
 
-  const int cluster = blockIdx.x / Tile::kBlocks, block = arch::block_of_cluster();
+  const int cluster = blockIdx.x / Tile::kBlocks, block = arch::cluster_rank();
   const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
   if (warpgroup == Tile::kConsumers) {
-    arch::release_registers<24>();
+    arch::setmaxnreg_dec<24>();
     if (threadIdx.x % kWarpgroup < 32 && arch::elect())
       produce<Tile>(p, find_schedule(), counted, memory, cluster, block);
     __syncwarp();
   } else {
-    arch::take_registers<240>();
+    arch::setmaxnreg_inc<240>();
     const TileSchedule schedule = find_schedule();
     Multiplier<E, Tile, Memory> multiplier{memory, warpgroup, {}};
 #pragma unroll 1

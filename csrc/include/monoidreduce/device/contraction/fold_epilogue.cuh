@@ -1,6 +1,6 @@
-// The fold as an epilogue of the contraction (contraction_sm{80,90}.cuh). A cluster folds the tiles of its rows in registers
-// and stores partial states of each row. A second kernel combines them in a fixed order: on one device the result has the
-// same bits every time.
+// The fold as an epilogue of the contraction (contraction_sm{80,90}.cuh). A cluster folds the tiles of its
+// rows in registers and stores partial states of each row (for softmax, row max and sum of exponentials). A
+// second kernel combines these in a fixed order: on one device the result has the same bits every time.
 #pragma once
 
 #include "monoidreduce/device/block/fold_fragment.cuh"
@@ -10,7 +10,7 @@
 
 namespace monoidreduce {
 
-// partial: [groups, clusters, shares, rows of a row block]; a cluster's place in a group is its start.
+// partial: [groups, clusters, shares, rows of a row block]. A cluster's index in a group is Group::start.
 template <MonotoneMonoid M, FragmentScores<M> Scores, StateRows<M> Rows>
 struct FoldEpilogue {
   struct Memory {};
@@ -56,8 +56,9 @@ struct FoldEpilogue {
   __device__ __forceinline__ void finish() const {}
 };
 
-// Calls rows.store(row, state) with the state of the whole row, or rows.skip(row) if the row is not active. kCombiningLanes
-// threads per row. Tile is a parameter so that tiers compiled for different architectures have different kernels.
+// Combines the partial states of each row with kCombiningLanes threads, and calls rows.store(row, state), or
+// rows.skip(row) if the row is not active. Tile is a template parameter so that each tier has its own kernel,
+// compiled for its architecture.
 template <class M, class Tile, class Rows>
 __global__ void combine_partial(const __grid_constant__ M m, const __grid_constant__ TileSchedule of_all,
                                 const __grid_constant__ RowOrder order, const typename M::State* partial,

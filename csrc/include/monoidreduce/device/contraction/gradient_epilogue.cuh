@@ -1,6 +1,7 @@
-// The local gradient (dlogits, dS) as an epilogue of the contraction (contraction_sm{80,90}.cuh). Each tile of dot products
-// becomes a tile of derivatives with respect to them, D(P_i, X_ij) times the upstream gradient, stored in the element type.
-// The gradients of rows and columns are matrix products of the stored tiles.
+// Local gradients (dlogits, dS) as an epilogue of the contraction (contraction_sm{80,90}.cuh). Each tile of
+// dot products becomes a tile of derivatives with respect to them, D(P_i, X_ij) times the upstream gradient,
+// stored in the element type. The gradients of rows and columns (dX, dW) are matrix products of the stored
+// tiles.
 #pragma once
 
 #include "monoidreduce/device/block/fold_fragment.cuh"
@@ -8,8 +9,8 @@
 
 namespace monoidreduce {
 
-// The gradients by the first kOuts of an element's scores, to as many tensors [rows, columns]. Stores: how a tile gets there
-// (slab_stores_sm90.cuh, quad_stores_sm80.cuh).
+// Stores the gradients with respect to the first kOuts of an element's scores to kOuts tensors [rows,
+// columns]. Stores: how a tile gets there (slab_stores_sm90.cuh, quad_stores_sm80.cuh).
 template <class E, Monoid M, FragmentScores<M> Scores, LocalGradientRows<M> Rows, FragmentStores Stores>
   requires PulledScores<Scores, M>
 struct GradientEpilogue {
@@ -27,7 +28,7 @@ struct GradientEpilogue {
   Scores scores;
   Rows rows;
   RowOrder order;
-  PartialSums sums;  // of the first gradient
+  PartialSums sums;  // column sums of the first gradient
   Stores stores;
 
   __device__ __forceinline__ Work begin(int row0) const {
@@ -73,7 +74,8 @@ struct GradientEpilogue {
   __device__ __forceinline__ void finish() const { stores.finish(); }
 
  private:
-  // The gradients of 64 columns by the n-th score. One score at a time: both of a slab do not fit the registers.
+  // The gradients of 64 columns with respect to the n-th score. One score at a time: both together do not fit
+  // the registers.
   template <bool kPlain, int kSize>
   __device__ __forceinline__ void pull_slab(std::uint32_t (&words)[kSlabElements / 2], const Work& work,
                                             const float (&dots)[M::kScores][kSize], int n, int slab, int row0,

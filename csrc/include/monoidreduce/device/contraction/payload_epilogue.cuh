@@ -1,7 +1,8 @@
-// The weights of a payload as an epilogue of the contraction (contraction_sm{80,90}.cuh), for payloads too wide for the
-// fused kernels. Tiles of dot products become weights. With a second product, u = <G_i, payload_j>, they also become
-// derivatives with respect to the first one. Both are stored in the element type; the fold and its gradients are matrix
-// products of the stored tiles.
+// The weights of a payload as an epilogue of the contraction (contraction_sm{80,90}.cuh), for payloads too
+// wide for the fused kernels: the hidden values of an MLP and their gradients. Tiles of dot products become
+// weights. With a second product, u = <G_i, payload_j>, they also become derivatives with respect to the
+// first dot product. Both are stored in the element type; the fold and its gradients are matrix products of
+// the stored tiles.
 #pragma once
 
 #include "monoidreduce/device/block/fold_fragment.cuh"
@@ -9,7 +10,7 @@
 
 namespace monoidreduce {
 
-// Stores: as in gradient_epilogue.cuh; weights, derivatives.
+// Stores: as in gradient_epilogue.cuh. Tensor 0 has the weights, tensor 1 the derivatives.
 template <class E, TileMonoid M, FragmentScores<M> Scores, FragmentStores Stores>
   requires PulledScores<Scores, M>
 struct PayloadEpilogue {
@@ -20,7 +21,7 @@ struct PayloadEpilogue {
   struct Work {};
   M m;
   Scores scores;
-  PartialSums sums;  // of the derivatives
+  PartialSums sums;  // column sums of the derivatives
   Stores stores;
 
   __device__ __forceinline__ Work begin(int) const { return {}; }

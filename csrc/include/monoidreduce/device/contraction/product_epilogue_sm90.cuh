@@ -1,4 +1,5 @@
-// Epilogues of the contraction (contraction_sm90.cuh) for matrix products: of local gradients, and scores that are stored.
+// Epilogues of the contraction (contraction_sm90.cuh) that store, scatter or add plain matrix products:
+// products of dlogits, and stored scores.
 #pragma once
 
 #include "monoidreduce/device/contraction/row_order.cuh"
@@ -6,7 +7,7 @@
 
 namespace monoidreduce::sm90 {
 
-// By rows, in their order: [rows], or absent for 1.
+// One factor for each row, in the order of the rows: [rows]. Null: 1.
 struct RowFactors {
   const float* factors;
   RowOrder order;
@@ -23,7 +24,8 @@ struct RowFactors {
   }
 };
 
-// Elements [first, first + kSize) of a thread's, multiplied: 0 by 0, where they are NaN too.
+// Elements [first, first + kSize) of the thread's dot products, times their row's factor. A factor of 0 gives
+// 0 even where the product is NaN.
 template <int kSize, int kAll>
 __device__ __forceinline__ void scaled_part(float (&part)[kSize], const float (&dots)[1][kAll], int first,
                                             const float (&factor)[2]) {
@@ -34,8 +36,9 @@ __device__ __forceinline__ void scaled_part(float (&part)[kSize], const float (&
   }
 }
 
-// Rounds, and stores to a tensor [1, 1, rows, columns] of the element type. scale: one number for all, or null for 1. order:
-// that of the width, which products are sums over; of none that count they are 0, whatever memory holds.
+// Stores the rounded product to a tensor [1, 1, rows, columns] of the element type. scale: one factor for all
+// elements, or null for 1. order: the order of the width, over which the product sums. If no place of it is
+// active, the product is 0, whatever memory holds.
 template <class E>
 struct StoreEpilogue {
   using Memory = SlabMemory;
@@ -67,11 +70,11 @@ struct StoreEpilogue {
   __device__ __forceinline__ void finish() const { stores.finish(); }
 };
 
-// Elements that a thread has of a slab, of lines of kSlabOf<Out> columns.
+// Elements that a thread has of a slab whose lines have kSlabOf<Out> columns.
 template <class Out>
 inline constexpr int kElementsOfSlab = kFragmentRows * kSlabOf<Out> / kWarpgroup;
 
-// The warp's lines of a slab, rounded, as TMA reads it.
+// Writes the warp's lines of a slab, rounded to Out, to shared memory as TMA reads it.
 template <class Out>
 __device__ __forceinline__ void stage(const float (&part)[kElementsOfSlab<Out>], unsigned char* slab) {
   if constexpr (sizeof(Out) == 4) {
@@ -88,14 +91,14 @@ __device__ __forceinline__ void stage(const float (&part)[kElementsOfSlab<Out>],
   }
 }
 
-// Multiplies rows by their factors, and stores each that counts where it belongs, row order[i] of a tensor
+// Multiplies rows by their factors, and scatters the active ones: row i is stored as row order[i] of a tensor
 // [1, 1, rows, columns].
 template <class Out>
 struct ScatterEpilogue {
   using Memory = SlabMemory;
   using Work = RowFactors::OfThread;
   RowFactors factors;
-  arch::TensorMap out;  // boxes of a line
+  arch::TensorMap out;  // boxes of one line
 
   __device__ __forceinline__ Work begin(int row0) const { return factors.of(row0); }
   template <int kSize>
@@ -114,7 +117,7 @@ struct ScatterEpilogue {
       if (slab > 0 || kSlabs % 2 == 0) {
         arch::wait_stores_read<1>();
       } else {
-        arch::wait_stores_read<0>();  // the last store of the tile before had the same slab
+        arch::wait_stores_read<0>();  // the last store of the previous tile used the same slab
       }
       __syncwarp();
       stage<Out>(part, staging);
@@ -129,8 +132,8 @@ struct ScatterEpilogue {
   __device__ __forceinline__ void finish() const { arch::wait_stores_read<0>(); }
 };
 
-// Multiplies rows by their factors, and adds to a tensor of floats [1, 1, rows, columns], 32 columns at a time, by TMA
-// reduce-add. Each element is added to once, so no order matters.
+// Multiplies rows by their factors and adds them to a tensor of floats [1, 1, rows, columns], 32 columns at a
+// time, by TMA reduce-add. Each element is added to once, so the order does not matter.
 struct AddEpilogue {
   using Memory = SlabMemory;
   using Work = RowFactors::OfThread;
@@ -166,7 +169,7 @@ struct AddEpilogue {
   __device__ __forceinline__ void finish() const { arch::wait_stores_read<0>(); }
 };
 
-// Writes a tensor of floats [1, 1, rows, columns], 32 columns at a time.
+// Stores a tensor of floats [1, 1, rows, columns], 32 columns at a time.
 struct FloatEpilogue {
   using Memory = SlabMemory;
   struct Work {};

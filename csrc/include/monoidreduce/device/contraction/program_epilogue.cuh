@@ -1,5 +1,6 @@
-// A program (device/program/statistics.h) as epilogues of the contraction: its fold, and its local gradients. Their layouts do
-// not depend on the program: the host fills them without knowing it (launch/program.cuh).
+// A user's program (device/program/statistics.h) as epilogues of the contraction: its fold, and its local
+// gradients. The layout of these structs does not depend on the program: the host fills them without knowing
+// it (csrc/cuda/program_passes.cuh).
 #pragma once
 
 #include "monoidreduce/device/block/fragment.cuh"
@@ -10,13 +11,14 @@
 
 namespace monoidreduce {
 
-// The element of a thread's fragment, whose lines are rows.
+// Element i of a thread's fragment whose lines are rows.
 template <class P, int kSize>
 __device__ __forceinline__ ProgramElement<P> fragment_element(const ProgramData& data,
                                                               const ProgramRow<P> (&rows)[2],
                                                               const float (&dots)[P::kScores][kSize], int i,
                                                               int column0) {
-  // Rounded, so that both passes see the same scores: a fused product adds -0.
+  // The score is rounded by itself, so that both passes see the same one: a multiply-add that only adds -0 is
+  // not fused with its use.
   const auto score = [&](int n) {
     return typename P::Real(fmaf(dots[n][i], static_cast<float>(data.scale), -0.f));
   };
@@ -30,7 +32,7 @@ __device__ __forceinline__ void load_rows(ProgramRow<P> (&rows)[2], const Progra
     rows[r] = data.of_row<P>(::min(row0 + fragment_row(r), static_cast<int>(data.rows) - 1));
 }
 
-// partial: as in FoldEpilogue, which combine_partial combines.
+// partial: as in FoldEpilogue; combine_partial combines it.
 template <class P>
 struct ProgramFold {
   struct Memory {};
@@ -50,13 +52,13 @@ struct ProgramFold {
   template <int kSize>
   __device__ __forceinline__ void tile(Work& work, const float (&dots)[P::kScores][kSize], int, int column0,
                                        Memory&, int) const {
-    // Once a tile, its totals are added to the totals of all tiles. With each part's totals added there, a
-    // total of 1300 terms was 1.9e-4 off 607, and the acceptance rule allows 1.8e-4.
+    // The tile's own totals are added to the totals of all tiles once per tile. When each part of a tile was
+    // added there, a total of 1300 terms was 1.9e-4 off 607, and the tests' tolerance is 1.8e-4.
     const Numbers<typename P::Real, P::kTotals> before[2] = {work.state[0].sums.total,
                                                              work.state[1].sums.total};
 #pragma unroll
     for (auto& state : work.state) state.sums.total = StatisticsSums<P>::none().total;
-    // A part after the other: what both loops of fold_elements need of its elements fits the registers.
+    // Folds a few elements at a time: what both loops of fold_elements need of them must fit the registers.
     constexpr int kPart = P::kScores == 1 ? 16 : 8;
 #pragma unroll
     for (int first = 0; first < kSize; first += kPart) {
@@ -88,7 +90,7 @@ struct ProgramFold {
   __device__ __forceinline__ void finish() const {}
 };
 
-// Rows of combine_partial.
+// The rows policy of combine_partial (StateRows).
 template <class P>
 struct ProgramRows {
   StatisticsResults results;
@@ -99,15 +101,16 @@ struct ProgramRows {
   __device__ __forceinline__ void skip(std::int64_t row) const { store(row, StatisticsSum<P>{}.identity()); }
 };
 
-// P::gradient(element) -> Gradient, by the scores. To tensors [rows, columns], rounded to E: one a score, or that of the first
-// alone, whose kernel computes no more.
+// The derivatives with respect to the scores, P::gradient(element), rounded to E. kOuts tensors [rows,
+// columns]: one for each score, or only the first one's, whose kernel computes nothing more.
 template <class E, class P, class Tile, int kOuts>
 struct ProgramGradient {
   static_assert(kOuts <= P::kScores);
   using Stores = typename Tile::template Stores<kOuts>;
   using Memory = typename Stores::Memory;
-  // Rows' data are kept while products run, or read again for each tile. With three divergences a thread of sm_80, which has
-  // rows of two fragments, spilled 68 bytes where it kept them, and now 52. On sm_90 it is the other way round: 40 and 96.
+  // Whether the rows' data stay in registers while products run; otherwise they are read again for each tile.
+  // With three divergences, a thread of sm_80, which has rows of two fragments, spilled 68 bytes with kept
+  // data and spills 52 without. On sm_90 it is the other way round: 40 bytes with kept data, 96 without.
   static constexpr bool kKeepsRows = Tile::kFragments == 1;
   struct Rows {
     ProgramRow<P> at[2];

@@ -1,4 +1,4 @@
-// The tiles of sm_80's contraction that run programs, for the host and for generated sources.
+// The tiles with which sm_80's contraction runs programs. Both the host and generated sources include this.
 #pragma once
 
 #include "monoidreduce/device/contraction/contraction_sm80.cuh"

@@ -1,4 +1,4 @@
-// The tiles of Hopper's contraction that run programs, for the host and for generated sources.
+// The tiles with which Hopper's contraction runs programs. Both the host and generated sources include this.
 #pragma once
 
 #include "monoidreduce/device/contraction/contraction_sm90.cuh"
@@ -8,7 +8,8 @@ namespace monoidreduce::sm90 {
 
 template <int kScores>
 using ProgramFoldTile = std::conditional_t<kScores == 1, ContractionTile<256, 4>, ContractionTile<192, 5, 2>>;
-// kOuts: of how many scores there are gradients. Both of two by a tile of 192 columns spilled 708 bytes (KL both ways and chi2).
+// kOuts: for how many of the scores there are gradients. With gradients of both scores, a tile of 192 columns
+// spilled 708 bytes (KL both ways and chi2).
 template <int kScores, int kOuts>
 using ProgramGradientTile = std::conditional_t<
     kScores == 1, ContractionTile<256, 4>,

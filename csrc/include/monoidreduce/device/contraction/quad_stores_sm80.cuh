@@ -1,5 +1,5 @@
-// Stores rounded fragments from registers directly to a tensor, 64 columns at a time. The four lanes of a row exchange their
-// elements, so that each stores 16 bytes.
+// Stores rounded fragments from registers directly to a tensor, 64 columns at a time. The four lanes that
+// share a row exchange elements, so that each stores 16 bytes.
 #pragma once
 
 #include "monoidreduce/device/block/copy_tile.cuh"
@@ -8,14 +8,14 @@
 
 namespace monoidreduce::sm80 {
 
-// To kOuts tensors [1, 1, rows, columns].
+// Stores to kOuts tensors [1, 1, rows, columns].
 template <int kOuts_>
 struct QuadStores {
   static constexpr int kOuts = kOuts_;
   struct Memory {};
   Lines outs[kOuts];
 
-  // The warp's rows of a slab at (row0, column) of the n-th tensor.
+  // Stores the warp's rows of the 64 columns from (row0, column) on to the n-th tensor.
   template <int kStores>
   __device__ __forceinline__ void store(const std::uint32_t (&words)[kSlabElements / 2], int n, int row0,
                                         int column, int, Memory&, int) const {

@@ -8,21 +8,22 @@
 
 namespace monoidreduce::sm90 {
 
-inline constexpr int kSlabBoxRows = kFragmentRows / 4;  // that a warp stores, a box of the tensor map
+inline constexpr int kSlabBoxRows = kFragmentRows / 4;  // rows that a warp stores: one box of the tensor map
 
 struct alignas(kSharedAlignment) SlabMemory {
   // Two buffers per warpgroup: its warps fill one while TMA still reads the other.
   unsigned char slabs[2][2][kFragmentRows * kLineBytes];
 };
 
-// To kOuts tensors [1, 1, rows, columns].
+// Stores to kOuts tensors [1, 1, rows, columns].
 template <int kOuts_>
 struct SlabStores {
   static constexpr int kOuts = kOuts_;
   using Memory = SlabMemory;
   arch::TensorMap outs[kOuts];
 
-  // The warp's lines of a slab at (row0, column) of the n-th tensor. store: which of the kStores of a tile.
+  // Stores the warp's lines of a slab at (row0, column) to the n-th tensor. store: the index of this store
+  // among the kStores of a tile.
   template <int kStores>
   __device__ __forceinline__ void store(const std::uint32_t (&words)[kSlabElements / 2], int n, int row0,
                                         int column, int store, Memory& memory, int warpgroup) const {

@@ -1,22 +1,23 @@
-// Turns the weights that a fold stored (keeping_epilogue_sm90.cuh) into local gradients (dlogits) in place, once the
-// products P_i are known:
+// RowSemaphores the weights that a fold saved (saving_epilogue_sm90.cuh) into local gradients (dlogits) in place,
+// once the results P_i are known:
 //
 //   D(P_i, X_ij) = sum_n (factor_in + of_log_i log2 share_ijn) share_ijn + addend_i
 //   share = weight * 2^(frame - log-sum-exp)
 //
-// Only an entropy has the logarithm (EntropyTerms).
-// The column of the row's label gets another addend. Weights are read as float16, gradients written in the element type.
+// The share is the softmax probability p. Only the entropy has the term with its logarithm (EntropyTerms). In
+// the column of the row's label (the target), at_label replaces the result. Weights are read as float16,
+// gradients written in the element type.
 #pragma once
 
 #include <cuda_fp16.h>
 
 #include "monoidreduce/device/block/fast_real.cuh"
-#include "monoidreduce/device/contraction/keeping_epilogue_sm90.cuh"
+#include "monoidreduce/device/contraction/saving_epilogue_sm90.cuh"
 #include "monoidreduce/monoids/log_probs.h"
 
 namespace monoidreduce::sm90 {
 
-// The terms of a row's local gradients. Log-sum-exps are in base 2.
+// The terms of a row's local gradients, as in the formula above. Log-sum-exps are in base 2.
 template <int kScores>
 struct RowTerms {
   LogNumber<Bits> lse[kScores];
@@ -29,14 +30,15 @@ struct EntropyTerms : RowTerms<1> {
   float of_log = 0.f;
 };
 
-// Rows of it. The gradients of a row that is not active are 0.
+// A rows policy that gives the terms of a row. The gradients of a row that is not active are 0.
 template <class P, int kScores>
 concept TermRows = requires(const P p, std::int64_t row) {
   { p.active(row) } -> std::same_as<bool>;
-  RowTerms<kScores>(p.terms(row));  // or with more, as EntropyTerms
+  RowTerms<kScores>(p.terms(row));  // or a struct with more, as EntropyTerms
 };
 
-// What a weight is multiplied by. scale: 2^log_scale makes a share of it.
+// The factor by which a saved weight is multiplied. scale = 2^log_scale turns a weight into a softmax
+// probability.
 template <class Terms>
 __device__ __forceinline__ float factor_of_weight(const Terms& terms, int score, float weight,
                                                   float log_scale, float scale) {
@@ -48,7 +50,8 @@ __device__ __forceinline__ float factor_of_weight(const Terms& terms, int score,
   }
 }
 
-// The stored weights of a row, one block per row. Lines of weights are in the order of rows and padded to whole vectors.
+// Converts the saved weights of one row per block. Lines of weights are in the order of the rows and padded
+// to whole vectors.
 template <class E, int kScores, int kTileColumns, class Rows>
 __global__ void weights_to_gradients_kernel(const __grid_constant__ KeptWeights<kScores, kTileColumns> kept,
                                             const __grid_constant__ RowOrder order,

@@ -1,14 +1,15 @@
-// The real types of programs on tensor cores, in natural units.
+// Real types with which the tensor-core kernels run users' programs, in natural units.
 //
-// ElementReal is for statistics. Sums of its values over all columns are outputs in float32, and there the
-// errors of ex2.approx and lg2.approx add up. With them a sum of 1300 terms was 1.7e-4 off 682, and the
-// acceptance rule allows 1.5e-4. And a row's largest value is that of one element: with tanh by ex2.approx it
-// was six ulps off. So functions are accurate. GradientReal has the same functions, for local gradients.
+// ElementReal is for statistics. Its functions are accurate, for two reasons. Sums of its values over all
+// columns are float32 outputs, in which the errors of ex2.approx and lg2.approx add up: with these
+// instructions a sum of 1300 terms was 1.7e-4 off 682, and the tests' tolerance is 1.5e-4. And the largest
+// value of a row is that of a single element: with tanh by ex2.approx it was six ulps off. GradientReal has
+// the same functions, for local gradients.
 //
 // ScoreReal is for functions of attention's scores, whose weights are rounded to 16 bits: exp takes two
-// instructions. A sigmoid by this exp took no more. But with it the backward pass of a function of four
-// tensors spilled 148 bytes (NVRTC 13.0), with the sigmoid by the accurate exp 44. WeightReal is for attend's
-// weights: there it is the other way round, 144 bytes for a sigmoid by the accurate exp.
+// instructions. Its sigmoid uses the accurate exp. A sigmoid by the short exp cost no more, but with it the
+// backward pass of a function of four tensors spilled 148 bytes (NVRTC 13.0), against 44. WeightReal is for
+// attend's weights, where it is the other way round: a sigmoid by the accurate exp spilled 144 bytes.
 #pragma once
 
 #include "monoidreduce/device/block/fast_real.cuh"
@@ -35,15 +36,16 @@ using GradientReal = FastReal<GradientFunctions>;
 using ScoreReal = FastReal<ScoreFunctions>;
 using WeightReal = FastReal<WeightFunctions>;
 
-// A softmax's weight in two instructions, where the accurate exp takes eight. Its errors do less harm than
-// errors in a total. A mass gives a logarithm, and a mean is a quotient of sums of the same weights.
+// A softmax weight in two instructions, where the accurate exp takes eight. Its errors matter less than
+// errors in a total: a mass goes into a logarithm, and a mean is a quotient of sums of the same weights.
 __device__ __forceinline__ ElementReal weight_of(ElementReal x) { return ScoreFunctions::exp(x.x); }
-// Gradients by data are totals of shares. What rounding the difference loses is the same part of each share of a
-// row, and is added back. Without that a total of 390 shares had twice torch's error (emulated on a CPU).
+// share: the softmax probability p. Gradients with respect to a row's data are sums of these over the
+// columns. What rounding the difference loses is the same fraction of every p of a row, so it is added back.
+// Without that a sum of 390 of them had twice torch's error (emulated on a CPU).
 __device__ __forceinline__ ElementReal share(ElementReal x, ElementReal high, ElementReal low) {
   return exp_of_difference(x.x, LogSumExp<float>::origin(high.x), low.x);
 }
-// Local gradients are rounded to 16 bits.
+// For local gradients, which are rounded to 16 bits: the rounding error is not added back.
 __device__ __forceinline__ GradientReal share(GradientReal x, GradientReal high, GradientReal low) {
   const GradientReal above = x - LogSumExp<GradientReal>::origin(high);
   return arch::exp2(fmaf(above.x, float(kLog2E), low.x * float(-kLog2E)));
@@ -61,7 +63,7 @@ template <class F>
 __device__ __forceinline__ FastReal<F> sqrt(FastReal<F> x) {
   return ::sqrtf(x.x);
 }
-// As accurate as of float: a sine of a large angle, or a floor beside a whole number, has no cheap form.
+// As accurate as for float: a sine of a large angle, or a floor next to an integer, has no cheap form.
 template <class F>
 __device__ __forceinline__ FastReal<F> sin(FastReal<F> x) {
   return ::sinf(x.x);
@@ -90,8 +92,8 @@ template <class F>
 __device__ __forceinline__ FastReal<F> fmod(FastReal<F> x, FastReal<F> y) {
   return ::fmodf(x.x, y.x);
 }
-// The polynomial of its degree with the least relative error, 1.5e-7 with what rounding adds. log1p takes any x, and three
-// times the instructions.
+// The polynomial of its degree with the least relative error: 1.5e-7, rounding included. log1p takes any x,
+// and three times the instructions.
 template <class F>
 __device__ __forceinline__ FastReal<F> log1p_of_unit(FastReal<F> e) {
   constexpr float kOfPowers[] = {0.0053648264f, -0.0300658010f, 0.0792045519f, -0.1375380307f,
@@ -101,7 +103,7 @@ __device__ __forceinline__ FastReal<F> log1p_of_unit(FastReal<F> e) {
   for (int k = 1; k < 8; ++k) sum = fmaf(sum, e.x, kOfPowers[k]);
   return fmaf(e.x * e.x, sum, e.x);
 }
-// Near 0 the series keep the digits that 1 + x and e^x - 1 lose. The first term left out is 2^-23 of the sum.
+// Near 0 a series keeps the digits that 1 + x and e^x - 1 lose. The first omitted term is 2^-23 of the sum.
 template <class F>
 __device__ __forceinline__ FastReal<F> log1p(FastReal<F> e) {
   const float x = e.x, series = x - x * x * (0.5f - x * (1.f / 3 - x * 0.25f));

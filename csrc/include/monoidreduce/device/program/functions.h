@@ -1,4 +1,5 @@
-// The functions that generated programs call beside math.h's. R is float or double, or on tensor cores FastReal.
+// Functions that generated programs call besides those of math.h. R is float or double, or FastReal on tensor
+// cores.
 #pragma once
 
 #include <cstdint>
@@ -31,9 +32,9 @@ MR_HD double pow(double x, double y) { return ::pow(x, y); }
 MR_HD float fmod(float x, float y) { return ::fmodf(x, y); }
 MR_HD double fmod(double x, double y) { return ::fmod(x, y); }
 
-// x y and x / y, rounded. A compiler fuses some products with sums, and others in the next pass. A log weight
-// of 20 was rounded in the forward pass and fused in the backward one. Gradients then had up to 18 times the
-// error of torch's.
+// x y and x / y, each rounded by itself. Otherwise a compiler fuses a product with a sum in one pass and not
+// in another: a log weight of 20 was rounded in the forward pass and fused in the backward one, and gradients
+// had up to 18 times the error of torch's.
 template <class R>
 MR_HD R product(R x, R y) {
   return x * y;
@@ -57,7 +58,7 @@ template <class R>
 MR_HD R log1pexp(R x) {
   return max(x, R(0)) + log1p_of_unit(exp(-abs(x)));
 }
-// Of NaN and a number, NaN.
+// The result is NaN if either is.
 template <class R>
 MR_HD R maximum(R x, R y) {
   return select(x > y || x != x, x, y);
@@ -71,19 +72,20 @@ template <class R>
 MR_HD R weight_of(R x) {
   return exp(x);
 }
-// e^(x - high - low), where high + low is a log-sum-exp; measured from 0 where that is -inf.
+// e^(x - high - low), where high + low is a log-sum-exp: the softmax probability p. An lse of -inf is
+// replaced by 0.
 template <class R>
 MR_HD R share(R x, R high, R low) {
   return exp_of_difference(x, LogSumExp<R>::origin(high), low);
 }
 
-// An integer of 64 bits, or the nearest of fewer.
+// x as an integer of type I; the nearest one if it does not fit.
 template <class I>
 MR_HD constexpr I saturated(std::int64_t x) {
   constexpr I kMost = std::numeric_limits<I>::max(), kLeast = -kMost - 1;
   return x > kMost ? kMost : x < kLeast ? kLeast : static_cast<I>(x);
 }
-// As plain floating point.
+// x as plain floating point.
 template <class R>
 MR_HD Scalar<R> scalar(R x) {
   if constexpr (std::is_arithmetic_v<R>)

@@ -1,13 +1,14 @@
-// The laws of a user's monoid (mr.cpp_monoid), tried on four elements of a row: pairs of numbers that ought to agree. The
-// elements are drawn, and the pairs compared, by monoidreduce/folds/cpp/cpp_laws.py.
+// Tests the laws of a user's monoid (mr.cpp_monoid) on four elements of a row: computes pairs of numbers that
+// must agree. monoidreduce/folds/cpp/cpp_laws.py draws the elements and compares the pairs.
 //
-// States are compared by what they project to, alone and combined with another: a state may have several forms.
+// States are compared by their projections, alone and combined with another state, because a state may have
+// several representations.
 #pragma once
 
 #include "monoidreduce/device/program/statistics.h"
 #include "monoidreduce/monoid.h"
 
-// A monoid is inlined at each of its uses, so loops over elements keep one copy.
+// A monoid is inlined at each use. Loops over elements are not unrolled, to keep one copy.
 #if defined(__CUDACC__)
 #define MR_ROLLED _Pragma("unroll 1")
 #else
@@ -16,7 +17,7 @@
 
 namespace monoidreduce {
 
-// Fields says how a P_i is made of reals and integers (monoidreduce/folds/cpp/cpp_source.py).
+// Fields describes how a P_i is made of reals and integers (monoidreduce/folds/cpp/cpp_source.py).
 template <class M, class Fields>
 class LawClaims {
  public:
@@ -25,10 +26,11 @@ class LawClaims {
   using Output = typename M::Output;
   using Upstream = Numbers<R, Fields::kGradients>;
   static constexpr int kElements = 4;
-  // Numbers of all claims: of each those that were found, then those expected.
+  // How many numbers there are for all claims: for each claim those found, then those expected.
   static constexpr int kNumbers = 2 * (8 * (Fields::kReals + Fields::kIndices) + 2 * M::kScores);
 
-  // write(number) is called for each number, in this order. g: the gradient with respect to the results that have one.
+  // Calls write(number) for each of them, in this order. g: the gradient with respect to the results that
+  // have one.
   template <class Write>
   MR_HD static void write_all(const Element<R> (&e)[kElements], const Upstream& g, Write write) {
     const M m{};
@@ -39,7 +41,7 @@ class LawClaims {
     };
     both(combine(m, none, y), y);
     both(combine(m, y, none), y);
-    both(combine(m, combine(m, none, none), y), y);  // as lanes without an element
+    both(combine(m, combine(m, none, none), y), y);  // as lanes without an element do
     both(combine(m, x, y), combine(m, y, x));
     both(combine(m, combine(m, x, y), z), combine(m, combine(m, y, x), z));
     both(combine(m, combine(m, x, y), z), combine(m, x, combine(m, y, z)));
@@ -69,7 +71,7 @@ class LawClaims {
     for (int k = 0; k < Fields::kIndices; ++k) write(static_cast<R>(index[k]));
   }
 
-  // The central difference, of fourth order, of <g, P_i> by a score of the first element.
+  // The central difference of fourth order of <g, P_i> with respect to a score of the first element.
   MR_HD static R difference(const M& m, const Element<R> (&e)[kElements], int count, int score,
                             const Upstream& g) {
     constexpr R h = R(1e-3);

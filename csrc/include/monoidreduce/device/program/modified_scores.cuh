@@ -1,5 +1,6 @@
-// Scores that a user's functions make of dot products, for the resident kernels: the functions of score_element.h, of
-// ScoreReal, in natural units.
+// The score policy of attention whose scores are modified by a user's functions (score_mod, mask_mod), for
+// the resident kernels. The functions are described in score_element.h; their real type is ScoreReal, in
+// natural units.
 #pragma once
 
 #include <cmath>
@@ -15,7 +16,7 @@ template <class P>
 struct ModifiedScores {
   using R = typename P::Real;
   static constexpr bool kOfSequences = P::kOfSequences;
-  // What the kernels take: scores in bits, or weights (attend). And that of an element that a row does not keep.
+  // What the kernels take as scores: base-2 scores, or weights (attend); and the value of a masked element.
   static constexpr float kUnit = P::kWeights ? 1.f : float(kLog2E);
   static constexpr float kAbsent = P::kWeights ? 0.f : -INFINITY;
   ModifiedScoresData data;
@@ -29,7 +30,8 @@ struct ModifiedScores {
   MR_HD BlockStrip strip_of_columns(int batch, int head, int column0, int column_count) const {
     return data.strip_of_columns(batch, head, column0, column_count);
   }
-  // Of the element at (down, across) from one at (query, position), whose numbers as reals are given too.
+  // The element `down` rows and `across` columns from (query, position), whose indices are also given as
+  // reals.
   MR_HD ScoreElement<R> element(float dot, int batch, int head, int query, int down, int position, int across,
                                 R real_query, R real_position, R real_distance) const {
     return {R(dot) * R(data.scale),
@@ -44,23 +46,23 @@ struct ModifiedScores {
             data.size};
   }
 
-  // In bits.
+  // The factor from dot products to base-2 scores.
   MR_HD float unit_of_dots() const { return data.scale * float(kLog2E); }
 
-  // A fragment holds scores in natural units, or dot products where functions leave scores as they are.
-  // kWords: of bits that say which elements are kept. With 0 of them, the mask is asked beside the scores.
-  // That is for kernels of sm80, which do not know of a tile whether it is whole. A loop of its own spilled
-  // 88 bytes there for a function of four tensors, this one 4 (NVRTC 13.0).
+  // A fragment holds scores in natural units, or dot products if the functions leave scores as they are.
+  // kWords: how many words of bits say which elements are kept. If it is 0, the mask is evaluated together
+  // with the scores. That is for kernels of sm80, which do not know whether a tile is whole: a separate loop
+  // spilled 88 bytes there for a function of four tensors, this one 4 (NVRTC 13.0).
   template <int kWords>
   struct OfHead {
     static constexpr bool kMonotone = true;
     const ModifiedScores& all;
     int batch, head;
     bool whole;
-    float unit;  // of what the fragment holds
+    float unit;  // what the fragment's numbers are multiplied by
     Numbers<std::uint32_t, kWords> kept{};
 
-    // The elements of a thread: element(i), of a dot product.
+    // The elements of a thread: element(i, dot) is element i, with its dot product.
     struct Elements {
       const OfHead& of;
       int rows[2], first_column;
@@ -92,7 +94,8 @@ struct ModifiedScores {
       }
       if constexpr (kWords > 0) mask(tile);
     }
-    // While the tile is multiplied: a mask may load, and takes as long as the products.
+    // Evaluates the mask while the tile is being multiplied: it may load from memory, and takes as long as
+    // the products.
     __device__ __forceinline__ void find_kept(int row0, int column0) {
       if (!P::kMasked || whole) return;
       const Elements element(*this, row0, column0);
@@ -124,9 +127,10 @@ struct ModifiedScores {
     return {*this, batch, head, false, kUnit};
   }
 
-  // The same of a tile, where scores go up from key to key by a step (P::kSteps). A fragment holds dot products plus the steps
-  // from the thread's first column, in their unit: one multiply-add an element. What else a row's scores have is an offset, which
-  // frames take instead. data.scale is positive.
+  // The policy of a tile whose scores go up by the same step from key to key (P::kSteps), as those of ALiBi
+  // do. The fragment holds dot products plus the steps from the thread's first column, in their unit: one
+  // multiply-add per element. The rest of a row's scores is an offset (OffsetScores), which is subtracted
+  // from the frame instead. data.scale is positive.
   template <int kWords>
   struct SteppedTile {
     static constexpr bool kMonotone = true;
@@ -148,7 +152,7 @@ struct ModifiedScores {
 #pragma unroll
       for (int i = 0; i < kSize; ++i)
         tile[i] = __fmaf_rn(float(i / 4 * 8 + i % 2), step[row_of_element(i)], tile[i]);
-      if (!is_finite(0) || !is_finite(1)) {  // a frame cannot take these
+      if (!is_finite(0) || !is_finite(1)) {  // these cannot be an offset of the frame
 #pragma unroll
         for (int i = 0; i < kSize; ++i)
           tile[i] += is_finite(row_of_element(i)) ? 0.f : rest[row_of_element(i)];
@@ -164,7 +168,8 @@ struct ModifiedScores {
       return policy;
     }
   };
-  // Of a tile of kColumns whose lines begin with row0, and its columns with column0. Before its products are there.
+  // The policy of a tile of kColumns columns that starts at (row0, column0). Called before the tile's
+  // products are there.
   template <int kColumns>
   __device__ __forceinline__ auto of_tile(int batch, int head, int row0, int column0, bool whole) const {
     constexpr int kWords = kColumns / 2 / 32;
@@ -176,7 +181,7 @@ struct ModifiedScores {
       return of_head;
   }
 
-  // Scores of a tile with absent ones among them, which finish_transposed clears. kWords: as of OfHead.
+  // Backward: scores of a tile, including masked ones, which finish_transposed clears. kWords: as in OfHead.
   template <int kWords>
   struct Pulled {
     const ModifiedScores& all;
@@ -185,7 +190,7 @@ struct ModifiedScores {
     const bool whole;
     Numbers<std::uint32_t, kWords> kept{};
 
-    // While the tile is multiplied.
+    // Evaluates the mask while the tile is being multiplied.
     __device__ __forceinline__ void find_kept() {
       if (!P::kMasked || whole) return;
 #pragma unroll
@@ -214,7 +219,7 @@ struct ModifiedScores {
         return P::score(element(dot, i)).x * kUnit;
     }
     __device__ __forceinline__ Bits unit() const { return Bits(all.data.scale); }
-    // An absent score has g = 0, and its slope may not be finite.
+    // A masked score has g = 0, but its slope may not be finite.
     __device__ __forceinline__ Bits chain(Bits g, Bits dot, int i) const {
       return select(g == Bits(0), g, g * Bits(P::slope(element(dot, i)).x));
     }
@@ -230,8 +235,8 @@ struct ModifiedScores {
       }
     }
   };
-  // The same where P::kOfDistance: two multiply-adds an element. Elements of the same distance share the
-  // inner one.
+  // The same if P::kOfDistance: two multiply-adds per element. Elements of the same distance share the inner
+  // one.
   template <int kWords>
   struct PulledByDistance : Pulled<kWords> {
     float units, step, rest;  // rest: the score of the thread's first element, for a dot product of 0
@@ -250,7 +255,8 @@ struct ModifiedScores {
   __device__ __forceinline__ Pulled<0> pulled(int batch, int head, int row0, int column0) const {
     return pulled<0>(batch, head, row0, column0, false);
   }
-  // Of a tile of kRows, before its products are there; or of any where nobody asks the mask before, with 0.
+  // The policy of a tile of kRows rows, called before its products are there. With kRows = 0, of any tile:
+  // the mask is not evaluated in advance.
   template <int kRows>
   __device__ __forceinline__ auto pulled_tile(int batch, int head, int row0, int column0, bool whole) const {
     constexpr int kWords = kRows / 2 / 32;

@@ -1,15 +1,16 @@
-// What functions that modify scores see of an element. They are a generated type P (monoidreduce/folds/cuda/cuda_source.py):
+// What functions that modify scores see of an element. The functions are a generated type P
+// (monoidreduce/folds/cuda/cuda_source.py):
 //
 //   Real               float or double, or ScoreReal, or WeightReal
-//   kWeights           is the new score a weight (attend)
-//   kMasked            may elements be absent
-//   kOfSequences       do rows and columns belong to packed sequences
-//   kPlain             is the new score the score
-//   kSteps             is the new score the score, a number of the row, and a step of the row times the position
-//   kOfDistance        and does it see of query and position only their distance
+//   kWeights           the new score is a weight (attend)
+//   kMasked            elements may be masked
+//   kOfSequences       rows and columns belong to packed sequences
+//   kPlain             the new score is the score
+//   kSteps             the new score is the score plus a number of the row plus a step of the row times the position
+//   kOfDistance        and of query and position, it depends only on their distance
 //   score(element)     the new score
-//   keeps(element)     is it kept
-//   slope(element)     the derivative of the new score by the score
+//   keeps(element)     false: the element is masked
+//   slope(element)     the derivative of the new score with respect to the score
 //   step(element)      the step
 #pragma once
 
@@ -19,25 +20,26 @@
 
 namespace monoidreduce {
 
-// A block's word (BlockMask.links, monoidreduce/folds/block_mask.py): its kind, 0 where nothing is kept and 2 where
-// all is. It also has the next block of a kind other than 0, itself counted, along the queries' line and
-// along the keys'.
+// One block of a block mask as a word (BlockMask.links, monoidreduce/folds/block_mask.py). It has the block's kind:
+// 0 if it keeps nothing, 2 if it keeps all. It also has the index of the next block of another kind than 0,
+// starting with the block itself, across (along its line of queries) and down (along its line of keys).
 struct BlockWord {
-  static constexpr int kAcross = 2, kDown = 33, kBits = 30;  // where the numbers of the next blocks are
+  static constexpr int kAcross = 2, kDown = 33, kBits = 30;  // bit positions and length of these indices
   std::int64_t word;
   MR_HD int kind() const { return static_cast<int>(word & 3); }
   MR_HD int next(int place) const { return static_cast<int>(word >> place & ((1 << kBits) - 1)); }
 };
 
-// The blocks that some rows of a head meet, or some columns: a few lines of blocks, from the first block to the last.
+// The blocks of a block mask that some rows of a head meet, or some columns: a few lines of blocks, from the
+// first to the last block.
 struct BlockStrip {
-  const std::int64_t* words;   // of the first block of the first line; or null: there are no blocks
-  std::int64_t along, across;  // strides, to the next block of a line and to the next line
-  int lines, block, size;      // columns (or rows) of a block, and of all
-  int place;                   // of a line's next block
+  const std::int64_t* words;   // of the first block of the first line; null: there is no block mask
+  std::int64_t along, across;  // strides to the next block of a line, and to the next line
+  int lines, block, size;      // block: columns (or rows) of a block; size: of all blocks
+  int place;                   // BlockWord::kAcross or kDown
 
-  // The first tile of kSize columns (or rows), from `tile` on, that meets a block of a kind other than 0. If
-  // no tile before `end` does, it is `end`.
+  // The first tile of kSize columns (or rows), from `tile` on, that meets a block of another kind than 0;
+  // `end` if there is none before `end`.
   template <int kSize>
   MR_HD int next(int tile, int end) const {
     if (words == nullptr || tile >= end) return tile;
@@ -50,7 +52,7 @@ struct BlockStrip {
     const int first = block == kSize ? found : found * block / kSize;
     return first >= end ? end : first > tile ? first : tile;
   }
-  // Are all blocks that the tile meets of kind 2.
+  // Whether all blocks that the tile meets keep all (kind 2).
   template <int kSize>
   MR_HD bool whole(int tile) const {
     if (words == nullptr) return false;
@@ -65,24 +67,24 @@ struct BlockStrip {
   }
 
  private:
-  // Most blocks are as large as tiles, and a division takes as long as a wait for memory.
+  // Most blocks are as large as tiles, and a division takes as long as waiting for memory.
   template <int kSize>
   MR_HD int first_block(int tile) const {
     return block == kSize ? tile : tile * kSize / block;
   }
 };
 
-// Of a call; the same for all functions.
+// The data of a call that modifies scores; the same type for all functions.
 struct ModifiedScoresData {
   static constexpr int kMostSizes = 24;
   ProgramTables tables;
-  const std::int64_t* blocks;  // their words; or null
+  const std::int64_t* blocks;  // BlockWord::word of each block, or null
   std::int64_t block_stride[4];
   int block_rows, block_columns, rows, columns;
-  float scale;  // of dot products
+  float scale;  // scale of dot products
   int size[kMostSizes];
 
-  // Does a tile meet a block of a kind other than 0.
+  // Whether a tile meets a block of another kind than 0.
   MR_HD bool touches(int batch, int head, int row0, int row_count, int column0, int column_count) const {
     const int last_row = (row0 + row_count < rows ? row0 + row_count : rows) - 1,
               last_column = (column0 + column_count < columns ? column0 + column_count : columns) - 1;
@@ -101,7 +103,8 @@ struct ModifiedScoresData {
   }
 
  private:
-  // axis: of the lines that the strip is of, [first, first + count) of `of`, in blocks of so many; block, size: along it.
+  // The lines of the strip are [first, first + count) of `of` along `axis`, in blocks of lines_of_block;
+  // block and size are those along a line.
   MR_HD BlockStrip strip(int batch, int head, int axis, int first, int count, int lines_of_block, int of,
                          int block, int size) const {
     if (blocks == nullptr) return {nullptr, 0, 0, 0, block, size, 0};
@@ -118,11 +121,11 @@ struct ModifiedScoresData {
   }
 };
 
-// An element, with its numbers as reals too: sums of a base and a constant, so that no element is converted.
-// distance: from the query to the position; most biases by position are functions of it.
+// An element. Its indices are given as reals too: these are sums of a base and a constant, so that no element
+// needs a conversion. real_distance: position - query; most biases by position are functions of it.
 template <class R>
 struct ScoreElement {
-  R score;  // scaled
+  R score;  // the scaled dot product
   Index<R> batch, head, query, position;
   R real_query, real_position, real_distance;
   const ProgramTables& tables;

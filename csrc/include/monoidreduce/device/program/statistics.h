@@ -1,16 +1,17 @@
-// The fold of a program: the statistics of a row's elements (monoidreduce.stat). The program is a generated type P
-// (monoidreduce/folds/cuda/cuda_source.py):
+// The fold of a user's program: the statistics of a row's elements (monoidreduce.stat). The program is a
+// generated type P (monoidreduce/folds/cuda/cuda_source.py):
 //
-//   Real                                                float or double, or on tensor cores
-//                                                       ElementReal, of gradients GradientReal
+//   Real                                                float or double; on tensor cores ElementReal, or for
+//                                                       gradients GradientReal
 //   kScores                                             scores of an element, 1 or 2
 //   kRowData, kRowIndices, kColumnData, kColumnIndices  how many numbers it reads of a row and of a column
-//   RowIndex, ColumnIndex                               types of these integers: Index<Real>, which has the nearest of
-//                                                       its own for one that does not fit, or std::int64_t
-//   kMeans[s], kSoftmaxes, kTotals, kLargest, kCounts   its statistics; means of each softmax
+//   RowIndex, ColumnIndex                               types of these integers: std::int64_t, or Index<Real>, in which
+//                                                       an integer that does not fit becomes the nearest one
+//   kMeans[s], kSoftmaxes, kTotals, kLargest, kCounts   how many statistics it has; means for each softmax
 //   statistics(element)                                 -> ElementStatistics<P>
-// Of gradients it has instead gradient(element) -> Gradient<Real>, or, where threads own rows, kOperands, kSums and
-// pulled(element) -> ElementGradients<P>.
+//
+// For gradients it has instead gradient(element) -> Gradient<Real>; or, in kernels whose threads own rows
+// (simt/program_narrow.cuh), kOperands, kSums and pulled(element) -> ElementGradients<P>.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,7 @@
 
 namespace monoidreduce {
 
-// C++ has no arrays of nothing.
+// An array that may be empty, which C++ does not have.
 template <class T, int kCount>
 struct Numbers {
   T at[kCount > 0 ? kCount : 1];
@@ -27,7 +28,8 @@ struct Numbers {
   MR_HD const T& operator[](int i) const { return at[i]; }
 };
 
-// What a program gathers from, reals of the accumulation type and integers. Any index reads a number that is there.
+// Tables that a program gathers from: reals of the accumulation type, and integers. An index outside a table
+// reads its first or last number.
 struct ProgramTables {
   const void* real = nullptr;
   const std::int64_t* integer = nullptr;
@@ -37,14 +39,14 @@ struct ProgramTables {
   MR_HD R gather(Index<R> i) const {
     return R(static_cast<const Scalar<R>*>(real)[there(i, reals)]);
   }
-  // X: the low half of a number that fits, or all of it.
+  // X: a type of the integer's low half if it fits there, or of all of it.
   template <class X, class I>
   MR_HD X index_gather(I i) const {
     return static_cast<X>(integer[there(i, integers)]);
   }
 
  private:
-  // In the index's own bits: 64 take twice the registers.
+  // The index clamped to the table, in its own type: 64 bits would take twice the registers.
   template <class I>
   MR_HD static I there(I i, std::int64_t count) {
     const I last = saturated<I>(count - 1);
@@ -61,7 +63,7 @@ template <class P>
 struct ProgramElement {
   using R = typename P::Real;
   R score, other;
-  Index<R> position;  // the column's number
+  Index<R> position;  // the index of the column
   ProgramRow<P> row;
   Numbers<R, P::kColumnData> column;
   Numbers<typename P::ColumnIndex, P::kColumnIndices> column_index;
@@ -78,13 +80,13 @@ template <class P>
 struct ElementStatistics {
   using R = typename P::Real;
   Numbers<R, P::kSoftmaxes> log_weight;
-  Numbers<R, means<P>()> mean;  // what means are taken of, of all softmaxes
+  Numbers<R, means<P>()> mean;  // the values whose means are taken, for all softmaxes
   Numbers<R, P::kTotals> total;
   Numbers<R, P::kLargest> largest;
   Numbers<bool, P::kCounts> counted;
 };
 
-// The gradients by the scores, and by kSums numbers of the row's data.
+// Gradients with respect to the scores, and to kSums numbers of the row's data.
 template <class P>
 struct ElementGradients {
   using R = typename P::Real;
@@ -97,7 +99,7 @@ template <class R>
 MR_HD bool is_larger(R x, R y) {
   return !(x <= y) && y == y;
 }
-// The same of x in column j and y in column k: of equal values the first column counts.
+// The same for x in column j and y in column k: of equal values that in the first column is larger.
 template <class R>
 MR_HD bool is_larger(R x, Index<R> j, R y, Index<R> k) {
   return is_larger(x, y) || (j < k && !is_larger(y, x));
@@ -107,7 +109,7 @@ template <class P>
 struct StatisticsSums {
   using R = typename P::Real;
   Numbers<R, P::kSoftmaxes> mass;
-  Numbers<R, means<P>()> mean;  // of weights times values
+  Numbers<R, means<P>()> mean;  // sums of weights times values
   Numbers<R, P::kTotals> total;
 
   MR_HD static StatisticsSums none() {
@@ -122,8 +124,8 @@ struct StatisticsSums {
   }
 };
 
-// Of some elements of a row. Weights are measured from a frame, the largest log weight; one of +inf from the largest finite
-// number, as in LogSumExp.
+// The statistics of some elements of a row. Weights are measured from a frame, the largest log weight (a
+// running row max). If that is +inf, the frame is the largest finite number, as in LogSumExp.
 template <class P>
 struct StatisticsState {
   using R = typename P::Real;
@@ -146,7 +148,8 @@ struct StatisticsState {
       MR_UNROLL for (int end = k + P::kMeans[s]; k < end; ++k) sums.mean[k] = sums.mean[k] * factor;
     }
   }
-  // An element whose log weights the frames hold, behind all earlier ones. part: the sums that it is added to.
+  // Adds an element that comes after all earlier ones, and whose log weights the frames hold. part: the sums
+  // that it is added to.
   MR_HD void add(const ElementStatistics<P>& e, I column, bool present, StatisticsSums<P>& part) {
     int k = 0;
     MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) {
@@ -166,7 +169,7 @@ struct StatisticsState {
   }
 };
 
-// How the states of a row's parts become one.
+// Combines the states of parts of a row.
 template <class P>
 struct StatisticsSum {
   using State = StatisticsState<P>;
@@ -193,8 +196,9 @@ struct StatisticsSum {
   }
 };
 
-// Folds kCount elements into the states of kStates rows: element i belongs to row row_of(i). kAll: are all of them present.
-// Their sums are added to the states' once: errors grow with the elements of a part and the parts, not with their product.
+// Folds kCount elements into the states of kStates rows; element i belongs to row row_of(i). kAll: all of
+// them are present. Their sums are added to the states' sums once: errors grow with the elements of a part
+// plus the number of parts, not with their product.
 template <class P, int kCount, bool kAll, int kStates, class RowOf, class ElementAt, class Present>
 MR_HD void fold_elements(StatisticsState<P> (&state)[kStates], const RowOf& row_of, const ElementAt& element,
                          const Present& present) {
@@ -218,14 +222,15 @@ MR_HD void fold_elements(StatisticsState<P> (&state)[kStates], const RowOf& row_
   MR_UNROLL for (int r = 0; r < kStates; ++r) state[r].sums.add(part[r]);
 }
 
-// The numbers that a call gives a program: of rows and of columns [data, rows] and [data, columns], in the accumulation type
-// T, and integers. first_column: the number of the first column that it has.
+// The numbers that a call gives a program. row, column: [data, rows] and [data, columns] of the accumulation
+// type T. row_index and column_index: the same for integers. first_column: the index of the first column
+// here.
 struct ProgramData {
   const void *row, *column;
   const std::int64_t *row_index, *column_index;
   std::int64_t row_pitch, column_pitch, row_index_pitch, column_index_pitch;
   std::int64_t rows, columns, first_column;
-  double scale;  // of dot products
+  double scale;  // scale of dot products
   ProgramTables tables;
 
   template <class P>
@@ -238,7 +243,7 @@ struct ProgramData {
         saturated<typename P::RowIndex>(row_index[k * row_index_pitch + i]);
     return found;
   }
-  // score, other: scaled. An element behind the last column has that one's data.
+  // score, other: scaled. An element beyond the last column gets the data of that column.
   template <class P>
   MR_HD ProgramElement<P> element(typename P::Real score, typename P::Real other, const ProgramRow<P>& of,
                                   std::int64_t j) const {
@@ -253,8 +258,9 @@ struct ProgramData {
   }
 };
 
-// Where a row's statistics go: [numbers, rows] each, in the order of `Program` (monoidreduce/folds/program/program.py). low: the
-// low words of the log-sum-exps. lowest: the column of a largest that is -inf, 0 or, where there is no column, -1.
+// Where a row's statistics are stored: [numbers, rows] each, in the order of `Program`
+// (monoidreduce/folds/program/program.py). low: the low words of the log-sum-exps. lowest: the column stored for a
+// largest value of -inf: 0, or -1 if there are no columns.
 struct StatisticsResults {
   void *values, *low;
   std::int64_t* indices;

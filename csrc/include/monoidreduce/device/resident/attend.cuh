@@ -1,4 +1,5 @@
-// attend in the resident kernels: a fold whose elements are weights, and of whose rows nothing but the payload's sum is kept.
+// The operator `attend` in the resident kernels: its scores are themselves the weights of the payload (no
+// softmax), and of each row only the payload's sum is stored.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +9,7 @@
 
 namespace monoidreduce {
 
-// An element that a row does not keep weighs nothing.
+// The sum of weights. A masked element has weight 0.
 template <class R>
 struct WeightSum : Sum<R> {
   MR_HD R absent() const { return R(0); }
@@ -19,7 +20,8 @@ struct AttendRows : AttentionRows {
   __device__ void store(std::int64_t, int, P, bool) const {}
 };
 
-// The host passes the same arguments to both.
+// The host passes the same kernel arguments for attend as for attention, so the types must have the same
+// size.
 static_assert(std::is_empty_v<WeightSum<Bits>> && std::is_empty_v<LogSumExp<Bits>>);
 static_assert(sizeof(AttendRows) == sizeof(AttentionRows));
 

@@ -1,4 +1,4 @@
-// What the resident kernels keep of attention's rows.
+// What the resident kernels store for each row of attention: the log-sum-exp.
 #pragma once
 
 #include <cmath>
@@ -9,8 +9,8 @@
 
 namespace monoidreduce {
 
-// A row that is to be computed again has NaN for its log-sum-exp until then. The low word is 0: weights of 16 bits, or in
-// tf32, do not need it.
+// A row that must be computed again (repair.cuh) has NaN as log-sum-exp until then. The low word is 0:
+// weights in 16 bits or tf32 do not need it.
 struct AttentionRows {
   static constexpr bool kLowWords = true;
   float *lse, *lse_low;  // [rows], natural logarithm
@@ -18,7 +18,8 @@ struct AttentionRows {
   __device__ bool has_sinks() const { return sinks != nullptr; }
   __device__ Bits sink(std::int64_t head) const { return sinks[head] * float(kLog2E); }
   __device__ void store(std::int64_t row, int head, LogNumber<Bits> p, bool right) const {
-    // That of a sink alone is the sink, which another unit would round.
+    // If a row keeps no columns, its log-sum-exp is the sink itself: converting that to base 2 and back would
+    // round it.
     const bool alone = has_sinks() && p.high == sink(head) && p.low == 0.f;
     const float natural = alone ? sinks[head] : fmaf(p.high.x, float(kLn2), p.low.x * float(kLn2));
     lse[row] = right ? natural : NAN;

@@ -1,5 +1,6 @@
-// Split-KV: the columns of a tile of rows are split between blocks. Each split stores the partial state of its rows and the
-// payload's sums, measured in the frame of that state. A second kernel combines the splits, always in the same order.
+// Split-KV: the columns of a tile of rows are split between blocks. Each split stores the partial state of
+// its rows and the payload's sums, measured in the frame (row max) of that state. A second kernel combines
+// the splits, always in the same order.
 #pragma once
 
 #include "monoidreduce/device/resident/row_fragment.cuh"
@@ -7,21 +8,21 @@
 
 namespace monoidreduce {
 
-// Whether splits store states: only if the payload's sums have a frame or are divided by a mass. Otherwise the result does
-// not depend on the states.
+// Whether splits store states: only if the payload's sums have a frame or are divided by a mass (attention).
+// Otherwise (MLP) the result does not depend on the states.
 template <PayloadMonoid M>
 inline constexpr bool kLeavesStates = M::kNormalized || !std::is_empty_v<typename M::Frame>;
 
-// The results of the splits, in 16-byte aligned scratch memory.
+// The partial results of the splits, in scratch memory aligned to 16 bytes.
 template <PayloadMonoid M>
 struct PartialRows {
-  float* sums;                // [splits, rows, width], rows over all batches and heads
+  float* sums;                // [splits, rows, width]; rows: of all batches and heads
   typename M::State* states;  // [splits, rows], if kLeavesStates
   std::int64_t rows;
   int width;  // a multiple of 8
 };
 
-// Stores a split's partial results for lines [first, first + 64) of its job's rows.
+// Stores a split's partial results for the lines [first, first + 64) of its job.
 template <PayloadMonoid M, class Job, int kSize>
 __device__ __forceinline__ void store_partial_rows(const typename M::State (&state)[2],
                                                    const float (&sums)[kSize], const FoldShape& shape,
@@ -44,8 +45,8 @@ __device__ __forceinline__ void store_partial_rows(const typename M::State (&sta
 
 inline constexpr int kCombiningWarps = 4;
 
-// A block combines one row. Each lane has 8 components of the payload, each warp every kCombiningWarps-th split, because
-// the time goes into waiting for one load after another.
+// One block combines one row. Each lane has 8 components of the payload, and each warp takes every
+// kCombiningWarps-th split: the time is spent waiting for loads, one after another.
 template <class E, class M, class Rows>
 __global__ void __launch_bounds__(32 * kCombiningWarps)
     combine_splits_kernel(const __grid_constant__ M m, const __grid_constant__ PartialRows<M> from,
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(32 * kCombiningWarps)
 
   const int batch_head = static_cast<int>(row / shape.rows), head = batch_head % shape.heads;
   const float factor = end_fold(m, state.scalar, rows, [&] { return head; });
-  float result[kLaneWidth], probe = 0.f;  // NaN if a result is not finite
+  float result[kLaneWidth], probe = 0.f;  // probe: NaN if a result is not finite
 #pragma unroll
   for (int d = 0; d < kLaneWidth; ++d) result[d] = state.payload[d].x * factor;
   if (there) rows.output_of(result, column0);

@@ -1,6 +1,7 @@
-// One gradient of a fold with a payload on Hopper, in its own pass over the scores. It serves widths whose
-// gradients do not fit into registers together, rows whose gradient alone is wanted, and rows in the MLP's
-// deterministic mode. The lines that the gradient belongs to stay in shared memory; the others stream.
+// One gradient of a fold with a payload on Hopper, in a pass of its own over the scores. It serves widths for
+// which the registers do not hold all gradients together, calls that want only the rows' gradient, and the
+// gradient of the rows in the MLP's deterministic mode. The lines whose gradient is computed stay in shared
+// memory; the others stream.
 //
 //   gradient of   stays                streams                  scores = first . first^T    sum += pulled . streamed
 //   rows          rows, grad_out       columns, payload         u = second . second^T       dz      . columns
@@ -18,28 +19,28 @@
 #include "monoidreduce/device/block/fragment_scores.cuh"
 #include "monoidreduce/device/block/pull_fragment.cuh"
 #include "monoidreduce/device/block/ring.cuh"
-#include "monoidreduce/device/resident/kept.cuh"
 #include "monoidreduce/device/resident/row_residuals.cuh"
+#include "monoidreduce/device/resident/unmasked.cuh"
 #include "monoidreduce/device/schedule/schedule.cuh"
 
 namespace monoidreduce::sm90 {
 
 enum class GradientOf { kRows, kColumns, kPayload };
 
-// Width of rows and of the payload, rounded up to whole slabs. kTransposed: do the payload and its gradient lie with their
-// columns adjacent, [payload width, columns]. Registers of a consumer's thread: kWidth / 2 of sums, kStreamed / 2 each of
-// scores and of u, kStreamed / 4 of what is summed.
+// kWidth: the width of rows and of the payload, rounded up to whole slabs. kTransposed: the payload and its
+// gradient are [payload width, columns] in memory. Registers of a consumer's thread: kWidth / 2 for sums,
+// kStreamed / 2 each for scores and u, kStreamed / 4 for the left operand of the sums.
 template <GradientOf kOf_, int kWidth_, bool kTransposed_>
 struct PassTile {
   static constexpr GradientOf kOf = kOf_;
   static constexpr bool kOfRows = kOf == GradientOf::kRows, kOfPayload = kOf == GradientOf::kPayload;
   static constexpr bool kTransposed = kTransposed_;
   static constexpr int kWidth = kWidth_;
-  static constexpr int kStreamed = 64;  // lines of a tile; with 128, d128's rows take 2.57 instead of 2.40 ms
+  static constexpr int kStreamed = 64;  // lines of a tile; with 128, rows of width 128 take 2.57, not 2.40 ms
   static constexpr int kConsumers = 2, kStaying = kFragmentRows * kConsumers;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
-  // Tiles of both streams in flight. Where there is the space for three, the tile of the second stream is
-  // loaded first. Its stage is the first to be free again, and takes the next tile of the first stream.
+  // Tiles of both streams that are in flight. If there is space for only three, the tile of the second stream
+  // is loaded first. Its stage is the first to be free again, and takes the next tile of the first stream.
   static constexpr int kStages = kWidth > 192 && !kOfPayload ? 3 : 4;
 };
 
@@ -48,8 +49,10 @@ concept PassTiling = requires {
   (T::kOf, T::kWidth, T::kStaying, T::kStreamed, T::kTransposed, T::kConsumers, T::kStages, T::kThreads);
 };
 
+// Operands by the table above; shapes as in FoldProblem and FoldGradients (fold.h).
 struct PassArguments {
-  arch::TensorMap staying[2];   // boxes of kStaying lines; a transposed payload's, here and below, of kWidth
+  // A payload that is transposed has boxes of kWidth lines, below too.
+  arch::TensorMap staying[2];   // boxes of kStaying lines
   arch::TensorMap streamed[2];  // boxes of kStreamed lines
   arch::TensorMap gradient;     // boxes of 64 lines
   float* d_column_bias;         // [columns], written by the pass of the columns; or null
@@ -62,8 +65,9 @@ template <class Tile>
 struct alignas(kSharedAlignment) PassMemory {
   using StayingTile = SharedTile<Tile::kStaying, Tile::kWidth>;
   using StreamedTile = SharedTile<Tile::kStreamed, Tile::kWidth>;
+  // Staying operands besides the first.
   static constexpr int kOthers = Tile::kOfPayload ? 0 : 1;
-  // Is the second of what stays, or streams, a transposed payload.
+  // Whether the second staying operand, or the second streamed one, is a transposed payload.
   static constexpr bool kStayingTransposed = Tile::kTransposed && Tile::kOf == GradientOf::kColumns;
   static constexpr bool kStreamedTransposed = Tile::kTransposed && Tile::kOfRows;
   using OtherStayingTile =
@@ -71,16 +75,17 @@ struct alignas(kSharedAlignment) PassMemory {
   using SecondStreamedTile =
       std::conditional_t<kStreamedTransposed, SharedTile<Tile::kWidth, Tile::kStreamed>, StreamedTile>;
 
-  unsigned char staying[1 + kOthers][StayingTile::kBytes];  // the first, in the end, is the gradient
+  unsigned char staying[1 + kOthers][StayingTile::kBytes];  // the first holds the gradient at the end
   unsigned char streamed[Tile::kStages][StreamedTile::kBytes];
-  float product[Tile::kStages][Tile::kStreamed], upstream[Tile::kStages][Tile::kStreamed];  // of rows
-  Ring<Tile::kStages, Tile::kOfRows ? ReadBy::kProducts : ReadBy::kThreads>
-      ring;  // threads read values of rows that stream
+  // Of the rows that stream: P_i (log-sum-exp), and RowPolicy::upstream (centre).
+  float product[Tile::kStages][Tile::kStreamed], upstream[Tile::kStages][Tile::kStreamed];
+  // Threads read the values above, if rows stream.
+  Ring<Tile::kStages, Tile::kOfRows ? ReadBy::kProducts : ReadBy::kThreads> ring;
   arch::Mbarrier stayed;
 };
 
-// What a block does. One tile of lines stays. The tiles of every head of the group stream past it (of one
-// head, where the rows stay).
+// The work of one block. One tile of lines stays, and the tiles of every query head of its group stream past
+// it (of one head, if rows stay).
 template <class Tile>
 struct PassJob {
   int batch, staying_head, line0;
@@ -101,6 +106,7 @@ struct PassJob {
   }
 };
 
+// The producer: loads the tiles of the job. Called by one thread.
 template <bool kResiduals, class Tile>
 __device__ __forceinline__ void produce(const PassArguments& p, const PassJob<Tile>& job,
                                         PassMemory<Tile>& memory) {
@@ -148,7 +154,7 @@ __device__ __forceinline__ void produce(const PassArguments& p, const PassJob<Ti
   }
 }
 
-// Lines are rows in one pass, columns in the others.
+// Scores of all passes: a fragment's lines are rows in the pass of the rows, columns in the others.
 template <class S, class M>
 concept PassScores = FragmentScores<S, M> && TransposedScores<S, M>;
 
@@ -171,12 +177,12 @@ struct PassConsumer {
 
   float scores[kStreamed / 2], u[kStreamed / 2], sums[kWidth / 2];
   std::uint32_t pulled[kStreamed / 4];
-  float own_product[2], own_upstream[2];  // of the rows that stay
-  float d_bias[2] = {0.f, 0.f};           // of the columns that stay, where it is wanted
+  float own_product[2], own_upstream[2];  // of the rows that stay: P_i, and RowPolicy::upstream
+  float d_bias[2] = {0.f, 0.f};           // of the columns that stay, if wanted
 
   __device__ __forceinline__ int own_line() const { return job.line0 + warpgroup * kFragmentRows; }
 
-  // product = own lines of what stays . streamed^T
+  // product = this consumer's staying lines . streamed^T
   template <bool kLeftTransposed, bool kRightTransposed>
   __device__ __forceinline__ void multiply(float (&product)[kStreamed / 2], const unsigned char* staying,
                                            const unsigned char* streamed) {
@@ -186,36 +192,36 @@ struct PassConsumer {
     const Left left(arch::shared_address(staying) + own);
     const Right right(arch::shared_address(streamed));
     arch::pin(product);
-    arch::fence_products();
+    arch::fence_wgmma();
 #pragma unroll
     for (int k = 0; k < kWidth / kProductDepth; ++k)
       arch::Wgmma<E, kStreamed>::template shared<kLeftTransposed, kRightTransposed>(product, left[k],
                                                                                     right[k], k > 0);
   }
-  // Each asynchronous, one group.
+  // Both products are asynchronous and form one group each.
   __device__ __forceinline__ void multiply_scores(Position first) {
     memory.ring.wait(first);
     multiply<false, false>(scores, memory.staying[0], memory.streamed[first.stage]);
-    arch::commit_products();
+    arch::commit_wgmma();
   }
   __device__ __forceinline__ void multiply_u(Position second) {
     memory.ring.wait(second);
     multiply<Memory::kStayingTransposed, Memory::kStreamedTransposed>(u, memory.staying[1],
                                                                       memory.streamed[second.stage]);
-    arch::commit_products();
+    arch::commit_wgmma();
   }
   // sums += pulled . streamed; asynchronous, one group.
   __device__ __forceinline__ void accumulate(Position at) {
     const AlongRows<kStreamed> right(arch::shared_address(memory.streamed[at.stage]));
     arch::pin(sums);
-    arch::fence_products();
+    arch::fence_wgmma();
 #pragma unroll
     for (int k = 0; k < kStreamed / kProductDepth; ++k)
       arch::Wgmma<E, kWidth>::template registers<true>(sums, &pulled[4 * k], right[k], true);
-    arch::commit_products();
+    arch::commit_wgmma();
   }
 
-  // Scores and u become weights and dz.
+  // Replaces scores and u by weights and dz, the derivative with respect to the dot product.
   __device__ __forceinline__ void pull_tile(Position first, int line) {
     arch::pin(scores);
     if constexpr (Tile::kOfPayload) {
@@ -243,11 +249,11 @@ struct PassConsumer {
     if constexpr (Tile::kOfRows) {
       scores_of.prepare(scores, own_line(), line);
       full = shape.keeps_all(own_line(), kFragmentRows, line, kStreamed);
-      if (!full) find_kept_columns(kept, shape, [&](int of) { return own_line() + of; }, line);
+      if (!full) find_unmasked_columns(kept, shape, [&](int of) { return own_line() + of; }, line);
     } else {
       scores_of.prepare_transposed(scores, line, own_line());
       full = shape.keeps_all(line, kStreamed, own_line(), kFragmentRows);
-      if (!full) find_kept_rows(kept, shape, line, own_line());
+      if (!full) find_unmasked_rows(kept, shape, line, own_line());
     }
     pull_fragment(m, scores_of, residual, scores, u);
     if (!full) clear_fragment(kept, Tile::kOfPayload ? scores : u);
@@ -288,14 +294,15 @@ struct PassConsumer {
     }
   }
 
-  // A tile's weights are summed beside the scores of the next: its pull begins before the sums are done.
+  // A tile's weights are summed while the scores of the next are multiplied: its pull begins before the sums
+  // are done.
   __device__ __forceinline__ void sum_weights(int tiles) {
     Position at;
     int tile = job.first_tile;
     wait_ping_pong();
     multiply_scores(at);
     end_ping_pong();
-    arch::wait_products<0>();
+    arch::wait_wgmma<0>();
     pull_tile(at, tile * kStreamed);
     memory.ring.release(at);
     round_fragment<E>(pulled, scores);
@@ -310,10 +317,10 @@ struct PassConsumer {
       memory.ring.wait(summed);
       accumulate(summed);
       end_ping_pong();
-      arch::wait_products<1>();
+      arch::wait_wgmma<1>();
       pull_tile(at, tile * kStreamed);
       memory.ring.release(at);
-      arch::wait_products<0>();
+      arch::wait_wgmma<0>();
       arch::pin(sums);
       memory.ring.release(summed);
       round_fragment<E>(pulled, scores);
@@ -321,11 +328,12 @@ struct PassConsumer {
     at.advance();
     memory.ring.wait(at);
     accumulate(at);
-    arch::wait_products<0>();
+    arch::wait_wgmma<0>();
     arch::pin(sums);
   }
 
-  // A tile's dz is summed, and the products of the next tile follow: for a pull beside both there are no registers.
+  // A tile's dz is summed, and the products of the next tile follow: a pull beside both has not enough
+  // registers.
   __device__ __forceinline__ void sum_dz(int tiles) {
     Position at, summed;
     int tile = job.first_tile;
@@ -338,11 +346,11 @@ struct PassConsumer {
       at.advance();
       multiply_scores(at);
       end_ping_pong();
-      arch::wait_products<2>();
+      arch::wait_wgmma<2>();
       if (n > 0) memory.ring.release(summed);
-      arch::wait_products<1>();
+      arch::wait_wgmma<1>();
       memory.ring.release(second);
-      arch::wait_products<0>();
+      arch::wait_wgmma<0>();
       arch::pin(sums);
       pull_tile(at, tile * kStreamed);
       round_fragment<E>(pulled, u);
@@ -351,11 +359,12 @@ struct PassConsumer {
       if (++tile == job.end_tile) tile = job.first_tile;
     }
     accumulate(summed);
-    arch::wait_products<0>();
+    arch::wait_wgmma<0>();
     arch::pin(sums);
   }
 
-  // The gradient of the own lines, through the tile of what stays: nobody else reads them.
+  // Stores the gradient of this consumer's lines through the shared memory of the staying tile, which nobody
+  // else reads there.
   __device__ __forceinline__ void finish() {
     if (p.shape.partial() && !is_finite(sums)) {
       if constexpr (Tile::kOfRows) {
@@ -372,7 +381,7 @@ struct PassConsumer {
     round_fragment<E>(rounded, sums);
     const int own_slab = warpgroup * kWidth * kLineBytes;  // of the transposed gradient
     if constexpr (kTransposed) {
-      arch::sync_threads(kBothConsumers, 2 * kWarpgroup);  // it lies across the other consumer's lines
+      arch::sync_threads(kBothConsumers, 2 * kWarpgroup);  // it spans the other consumer's lines
       store_fragment_transposed(arch::shared_address(memory.staying[0]) + own_slab, rounded);
     } else {
       store_fragment<Tile::kStaying>(arch::shared_address(memory.staying[0]), warpgroup * kFragmentRows,
@@ -422,10 +431,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
   const PassJob<Tile> job(p.shape, blockIdx.x);
   if (warpgroup == Tile::kConsumers) {
-    arch::release_registers<24>();
+    arch::setmaxnreg_dec<24>();
     if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect()) produce<Consumer::kResiduals>(p, job, memory);
   } else {
-    arch::take_registers<240>();
+    arch::setmaxnreg_inc<240>();
     Consumer consumer{m, scores, p, job, memory, warpgroup};
     consumer.run();
     consumer.finish();

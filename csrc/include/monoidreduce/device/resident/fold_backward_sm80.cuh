@@ -1,30 +1,32 @@
-// The backward pass of a fold with a payload on tensor cores from sm_80 on: a tile of columns stays, the rows stream.
+// The backward pass of a fold with a payload on tensor cores from sm_80 on: a tile of columns stays, the rows
+// stream.
 //
 //   scores^T  = columns . rows^T          u^T = payload . grad_out^T
-//   weights^T, dz^T                       the monoid's pull, in registers
+//   weights^T, dz^T                       the monoid's pull (VJP), in registers; for attention p and dS
 //   d_payload += weights^T . grad_out     d_columns += dz^T . rows
 //   d_rows     = dz . columns             added to global memory, in any order or one tile of columns after another
 //
-// Two warps share their columns: each makes scores for one half of the rows, and gradients for one half of the width. Of
-// weights^T and dz^T it takes its own half from registers and the other's from shared memory. Columns are shared by a
-// group of heads: their gradient is summed in registers over all of them.
+// Two warps share their columns: each computes the scores of one half of the rows, and the gradients of one
+// half of the width. It takes its own half of weights^T and dz^T from registers and the other warp's from
+// shared memory. A group of heads shares columns (GQA): the gradient of the columns is summed in registers
+// over all of its heads.
 #pragma once
 
 #include "monoidreduce/device/arch/reduce_add.cuh"
 #include "monoidreduce/device/block/fragment_scores.cuh"
 #include "monoidreduce/device/block/pull_fragment.cuh"
 #include "monoidreduce/device/block/warp_operand.cuh"
-#include "monoidreduce/device/resident/kept.cuh"
 #include "monoidreduce/device/resident/row_residuals.cuh"
 #include "monoidreduce/device/resident/strided_lines.cuh"
+#include "monoidreduce/device/resident/unmasked.cuh"
 #include "monoidreduce/device/schedule/schedule.cuh"
-#include "monoidreduce/device/schedule/turns.cuh"
+#include "monoidreduce/device/schedule/semaphores.cuh"
 
 namespace monoidreduce::sm80 {
 
-// The larger width, rounded up to whole slabs; rows and columns of a tile; warps; tiles of rows in shared
-// memory, 1 or 2; blocks that share an SM. Two warps have the same columns, 16 of every 8 kWarps.
-// kTransposed: do the payload and its gradient lie with their columns adjacent, [payload width, columns].
+// kWidth: the larger width, rounded up to whole slabs. kRows, kColumns: of a tile. kStages: tiles of rows in
+// shared memory, 1 or 2. kBlocks: blocks that share an SM. Two warps have the same columns, 16 of every 8
+// kWarps. kTransposed: the payload and its gradient are [payload width, columns] in memory.
 template <int kWidth_, int kRows_, int kColumns_, int kWarps_, int kStages_, int kBlocks_,
           bool kTransposed_ = false>
 struct BackwardTile {
@@ -34,11 +36,11 @@ struct BackwardTile {
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kStep = 16 * kWarps / 2, kFragments = kColumns / kStep;
   static constexpr int kHalfRows = kRows / 2, kHalfWidth = kWidth / 2;
-  // Of d_rows a warp makes 32 rows by kWarpWidth.
+  // A warp computes 32 rows by kWarpWidth of d_rows.
   static constexpr int kShareRows = 32, kRowGroups = kRows / kShareRows,
                        kWarpWidth = kWidth * kRowGroups / kWarps;
   static_assert(kHalfRows % 16 == 0 && kHalfWidth % 16 == 0 && kWarpWidth % 16 == 0);
-  static_assert(kRows / kWarps >= Turns::kRows);
+  static_assert(kRows / kWarps >= RowSemaphores::kRows);
 };
 
 template <class T>
@@ -46,6 +48,7 @@ concept BackwardTiling = requires {
   (T::kWidth, T::kRows, T::kColumns, T::kTransposed, T::kWarps, T::kStages, T::kBlocks, T::kThreads);
 };
 
+// Shapes as in FoldProblem and FoldGradients (fold.h), unless said otherwise.
 struct BackwardArguments {
   StridedLines rows, grad_out, columns, payload;
   StridedLines d_columns, d_payload;
@@ -53,25 +56,28 @@ struct BackwardArguments {
   float* d_column_bias;  // [columns], added to; or null
   RowResiduals residuals;
   RowMarks marks;
-  Turns turns;
+  RowSemaphores turns;
   FoldShape shape;
-  int parts;  // of the rows, each a block's: several add to the gradients of a tile of columns, which are floats then
+  // Parts that the rows of a job are split into, one block each. With more than one, blocks add to d_columns
+  // and d_payload, which then are floats.
+  int parts;
 };
 
 template <class E, class Tile>
 struct BackwardMemory {
   using RowsTile = SharedTile<Tile::kRows, Tile::kWidth, E>;
-  using ColumnsTile = SharedTile<Tile::kColumns, Tile::kWidth, E>;  // a transposed payload has the same size
+  using ColumnsTile = SharedTile<Tile::kColumns, Tile::kWidth, E>;  // a transposed payload has as many bytes
   using WeightsTile = SharedTile<Tile::kColumns, (Tile::kRows + kSlabOf<E> - 1) / kSlabOf<E> * kSlabOf<E>, E>;
 
-  unsigned char columns[ColumnsTile::kBytes], payload[ColumnsTile::kBytes];  // then their gradients
+  unsigned char columns[ColumnsTile::kBytes], payload[ColumnsTile::kBytes];  // their gradients at the end
   unsigned char rows[Tile::kStages][RowsTile::kBytes], grad_out[Tile::kStages][RowsTile::kBytes];
-  unsigned char weights[WeightsTile::kBytes], dz[WeightsTile::kBytes];  // a line is a column of the fold
+  unsigned char weights[WeightsTile::kBytes], dz[WeightsTile::kBytes];  // each line is a column of the fold
+  // Of the rows: P_i (log-sum-exp), and RowPolicy::upstream (centre: grad_lse - delta).
   float product[Tile::kStages][Tile::kRows], upstream[Tile::kStages][Tile::kRows];
-  int job;
+  int job;  // RowSemaphores::job
 };
 
-// Row tiles of every head of the group, one after another.
+// Loads the tiles of rows, for every head of the group, one after another.
 template <bool kResiduals, class E, class Tile>
 struct BackwardFeed {
   const BackwardArguments& p;
@@ -79,9 +85,10 @@ struct BackwardFeed {
   BackwardMemory<E, Tile>& memory;
 
   __device__ __forceinline__ int steps() const { return job.tiles * p.shape.group; }
-  // Divided only where heads of attention share columns. (H100, width 128: two divisions a tile are 2 % of the kernel. One, whose
-  // results wait in shared memory for the products, was 1 to 3 % slower without groups, 1.5 % faster with them. The MLP, of one
-  // head, would spill registers of the products.)
+  // Divides only if several heads share columns. (H100, width 128: two divisions per tile cost 2 % of the
+  // kernel. A single division, with its results in shared memory until the products are done, was 1 to 3 %
+  // slower without groups and 1.5 % faster with them. In the MLP, which has one head, divisions would spill
+  // registers of the products.)
   __device__ __forceinline__ int head(int step) const {
     const int group = p.shape.group;
     return group == 1 ? job.column_head : job.column_head * group + step / job.tiles;
@@ -90,6 +97,7 @@ struct BackwardFeed {
     if constexpr (Tile::kTransposed) return (job.first_tile + step) * Tile::kRows;
     return (job.first_tile + (p.shape.group == 1 ? step : step % job.tiles)) * Tile::kRows;
   }
+  // Starts loading the tile of a step, if there is one.
   __device__ __forceinline__ void request(int step) const {
     if (step < steps()) {
       const int stage = step % Tile::kStages, head = this->head(step), row0 = this->row0(step);
@@ -97,7 +105,7 @@ struct BackwardFeed {
                                                               p.rows.head(job.batch, head), row0, 0);
       load_tile<Tile::kThreads, Tile::kRows, Tile::kWidth, E>(arch::shared_address(memory.grad_out[stage]),
                                                               p.grad_out.head(job.batch, head), row0, 0);
-      constexpr int kFloats = 4;  // of a copy
+      constexpr int kFloats = 4;  // floats in a copy
       const int own = threadIdx.x * kFloats;
       if (kResiduals && own < Tile::kRows) {
         const std::int64_t flat =
@@ -109,8 +117,8 @@ struct BackwardFeed {
     }
     arch::commit_copies();
   }
-  // Once the first tile has been asked for. With two stages the tile of a step has come before the step
-  // begins. All threads wait for it when they have done with the tile before.
+  // Called once the first tile has been requested. With two stages, the tile of a step arrives before the
+  // step begins: all threads wait for it when they release the tile before (release).
   __device__ __forceinline__ void start() const {
     if constexpr (Tile::kStages == 2) {
       request(1);
@@ -118,7 +126,7 @@ struct BackwardFeed {
       __syncthreads();
     }
   }
-  // With one stage the tile of a step is waited for now.
+  // Returns the stage of a step. With one stage, waits here for its tile.
   __device__ __forceinline__ int receive(int step) const {
     if constexpr (Tile::kStages == 1) {
       arch::wait_copies<0>();
@@ -126,8 +134,9 @@ struct BackwardFeed {
     }
     return step % Tile::kStages;
   }
-  // When the warp has done with the tile of a step: waits for the others, and asks for the one that takes its place.
-  // (H100, width 128, 16k: 314 TFLOP/s; with the wait at the start of a step, and fragments pulled one by one, 310.)
+  // Called when the warp is done with the tile of a step: waits for the other warps, and requests the tile
+  // that replaces it. (H100, width 128, 16k: 314 TFLOP/s; 310 with the wait at the start of a step and
+  // fragments pulled one by one.)
   __device__ __forceinline__ void release(int step) const {
     if constexpr (Tile::kStages == 2) arch::wait_copies<0>();
     __syncthreads();
@@ -142,14 +151,18 @@ struct BackwardWorker {
                        kFragments = Tile::kFragments, kHalfRows = Tile::kHalfRows,
                        kHalfWidth = Tile::kHalfWidth;
   static constexpr bool kResiduals = !std::is_empty_v<typename M::Frame>;
-  static constexpr bool kInTurn = MaskableMonoid<M>;  // the MLP's deterministic mode has other kernels
-  // What a warp makes of d_rows at a time: the words of floats, and biases, leave registers for less.
+  // Whether semaphores may fix the order in which blocks add to d_rows. The MLP's deterministic mode has
+  // other kernels.
+  static constexpr bool kInTurn = MaskableMonoid<M>;
+  // How much of the width of d_rows a warp computes at a time: less where float operands, which take two
+  // times the words, or biases take registers.
   static constexpr int kShareWidth =
       std::min(Tile::kWarpWidth, sizeof(E) == 4 || kScoresOfElements<Scores> ? 32 : 64);
-  using Operand = std::uint32_t[kFragments][kWordsOf<E, kHalfRows / 2>];  // weights^T, dz^T: half of the rows
-  // Fragments that are pulled together, one where biases or activations take registers.
+  // weights^T or dz^T, for half of the rows.
+  using Operand = std::uint32_t[kFragments][kWordsOf<E, kHalfRows / 2>];
+  // Fragments that are pulled together: one where biases or activations take registers.
   static constexpr int kTogether = kResiduals && !kScoresOfElements<Scores> ? kFragments : 1;
-  static constexpr bool kBanded = MaskableMonoid<M>;  // may a row keep some columns only
+  static constexpr bool kBanded = MaskableMonoid<M>;  // whether a row may be masked
   static constexpr bool kListed = kBanded && kMayBeListed<Scores>;
 
   const M& m;
@@ -158,11 +171,13 @@ struct BackwardWorker {
   const ColumnJob& job;
   BackwardMemory<E, Tile>& memory;
   const BackwardFeed<kResiduals, E, Tile> feed{p, job, memory};
+  // half: which half of the rows, and of the width, the warp has. own_line: the warp's first of every kStep
+  // columns.
   const int warp = threadIdx.x / 32, half = warp / (Tile::kWarps / 2),
-            own_line = warp % (Tile::kWarps / 2) * 16;  // of every kStep columns
+            own_line = warp % (Tile::kWarps / 2) * 16;
 
   float d_columns[kFragments][kHalfWidth / 2], d_payload[kFragments][kHalfWidth / 2];
-  float d_bias[kFragments][2] = {};  // of the thread's own columns and half of the rows
+  float d_bias[kFragments][2] = {};  // of the thread's own columns over half of the rows
 
   __device__ __forceinline__ static decltype(auto) shape_of(const BackwardArguments& p) {
     if constexpr (kListed)
@@ -171,12 +186,13 @@ struct BackwardWorker {
       return p.shape.without_spans();
   }
   __device__ __forceinline__ decltype(auto) shape() const { return shape_of(p); }
-  // The column that a warpgroup's fragment with the warp's fragment f in it would start at.
+  // The first column of the 64-line fragment that contains the warp's fragment f.
   __device__ __forceinline__ int column0(int f) const {
     return job.column0 + f * Tile::kStep + own_line - warp % 4 * 16;
   }
 
-  // product^T = own columns of a tile . own half of rows^T. kAdjacent: does the tile lie with its columns adjacent.
+  // product^T = own columns of a tile . own half of rows^T. kAdjacent: the tile is [width, columns] in
+  // memory.
   template <bool kAdjacent>
   __device__ __forceinline__ void multiply_transposed(float (&product)[kFragments][kHalfRows / 2],
                                                       const unsigned char* of_columns,
@@ -194,7 +210,8 @@ struct BackwardWorker {
         [&](auto& words, int k, int n) { right.load(words, n, k); });
   }
 
-  // sum += operand^T . rows, for the own half of the width, over the own half of the rows: the operand from registers.
+  // sum += operand^T . rows, for the warp's half of the width, over its own half of the rows: the operand
+  // comes from registers.
   __device__ __forceinline__ void accumulate_own(float (&sum)[kFragments][kHalfWidth / 2],
                                                  const Operand& operand, const unsigned char* of_rows) const {
     const auto right = ColumnsOfElements<kRows, E>(arch::shared_address(of_rows))
@@ -204,7 +221,7 @@ struct BackwardWorker {
         sum, [&](auto& words, int f, int k) { operand_of_fragment<E>(words, operand[f], k); },
         [&](auto& words, int k, int n) { right.load(words, k, n); });
   }
-  // The same over the other half of the rows: the operand from shared memory.
+  // The same over the other half of the rows: the operand comes from shared memory.
   __device__ __forceinline__ void accumulate_other(float (&sum)[kFragments][kHalfWidth / 2],
                                                    const unsigned char* operand,
                                                    const unsigned char* of_rows) const {
@@ -217,22 +234,25 @@ struct BackwardWorker {
         [&](auto& words, int k, int n) { right.load(words, k, n); });
   }
 
-  // The warp's share of a tile of rows. Computed again each time: kept, it takes registers of the products in between.
+  // The warp's share of a tile of rows (semaphores.cuh). Computed again each time: kept, it would take registers
+  // of the products in between.
   __device__ __forceinline__ static int share() { return arch::thread_again() / 32; }
-  // The warp's share of d_rows = dz . columns, added to global memory. full: does every row of the tile keep every column.
+  // Adds the warp's share of d_rows = dz . columns to global memory. full: every row of the tile keeps every
+  // column.
   __device__ __forceinline__ void add_rows(int head, int row0, bool full) const {
 #pragma unroll 1
     for (int width = 0; width < Tile::kWarpWidth; width += kShareWidth)
       add_share(head, row0, full, warp / Tile::kRowGroups * Tile::kWarpWidth + width);
     if constexpr (kInTurn) p.turns.pass(std::int64_t{job.batch} * p.shape.heads + head, row0, share());
   }
+  // The same for kShareWidth of the width.
   __device__ __forceinline__ void add_share(int head, int row0, bool full, int first_width) const {
     constexpr int kParts = Tile::kShareRows / 16;
     const int first_row = warp % Tile::kRowGroups * Tile::kShareRows;
     const auto left = RowsOfElements<kColumns, E, true>(arch::shared_address(memory.dz)).from(0, first_row);
     const auto right =
         ColumnsOfElements<kColumns, E>(arch::shared_address(memory.columns)).from(0, first_width);
-    // Behind the tiles of columns before this one that rows of the tile keep.
+    // Waits until those tiles of columns before this one that rows of the tile keep have added.
     if constexpr (kInTurn)
       p.turns.await(std::int64_t{job.batch} * p.shape.heads + head, row0, share(),
                     job.column0 / kColumns - shape().first_column(row0) / kColumns);
@@ -248,10 +268,10 @@ struct BackwardWorker {
     const bool odd = lane % 2;
     // Two neighbouring lanes have 4 adjacent elements of a row in each 8. One lane takes the 4 of the first
     // 8, the other the 4 of the second 8. So four lanes add to 64 bytes of a row. (H100, width 128, 16k: 315
-    // TFLOP/s; to 32 bytes of two rows 290; without additions 345.)
+    // TFLOP/s; 290 if they add to 32 bytes of two rows; 345 without additions.)
     const int row = row0 + first_row + lane / 4, column = first_width + lane % 4 / 2 * 4 + 8 * odd;
     float* const to = p.d_rows + (batch_head * shape.rows + row) * width + column;
-    const bool marking = kBanded && (shape.sieved || (!full && this->shape().banded()));
+    const bool marking = kBanded && (shape.masked_by_bias || (!full && this->shape().banded()));
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       const float (&x)[kShareWidth / 2] = share[part];
@@ -274,7 +294,7 @@ struct BackwardWorker {
     }
   }
 
-  // One tile of rows of one head.
+  // The gradients of one tile of rows of one head.
   __device__ __forceinline__ void run_tile(int step) {
     const int stage = feed.receive(step), head = feed.head(step), row0 = feed.row0(step);
     if constexpr (SkipsBlocks<Scores>) {
@@ -317,7 +337,7 @@ struct BackwardWorker {
           const auto& scores = scores_of(f);
           scores.prepare_transposed(dots[f], own_row0, column0(f));
           [[maybe_unused]] Kept kept[2];
-          if constexpr (kBiasedByElement<Scores>) find_kept_rows(kept, shape(), own_row0, column0(f));
+          if constexpr (kBiasedByElement<Scores>) find_unmasked_rows(kept, shape(), own_row0, column0(f));
           pull_fragment(m, scores, residual, dots[f], u[f], [&](int i, float g) {
             if constexpr (kBiasedByElement<Scores>) {
               if (all_scores.d_bias.data && kept[row_of_element(i)](i)) scores.add_bias_gradient(i, g);
@@ -328,12 +348,13 @@ struct BackwardWorker {
 #pragma unroll
           for (int f = first; f < first + kTogether; ++f) {
             Kept kept[2];
-            find_kept_rows(kept, shape(), own_row0, column0(f));
-            if constexpr (kBanded) clear_fragment(kept, dots[f]);  // else nobody reads what it would clear
+            find_unmasked_rows(kept, shape(), own_row0, column0(f));
+            if constexpr (kBanded) clear_fragment(kept, dots[f]);  // else nobody reads what it clears
             clear_fragment(kept, u[f]);
           }
         }
-        // Until now warps read dz of the tile before: with one stage, until this one was received.
+        // Other warps may have read dz of the previous tile until now. (With one stage: until this tile was
+        // received.)
         if (Tile::kStages == 2 && first == 0) __syncthreads();
 #pragma unroll
         for (int f = first; f < first + kTogether; ++f) {
@@ -386,11 +407,11 @@ struct BackwardWorker {
     feed.start();
 #pragma unroll 1
     for (int step = 0; step < feed.steps(); ++step) run_tile(step);
-    arch::wait_copies<0>();  // of columns that no row keeps
+    arch::wait_copies<0>();  // still in flight if no row keeps these columns
     __syncthreads();
   }
 
-  // The gradients of the columns, through the tiles that they came from.
+  // Stores the gradients of the columns, through the shared memory of the columns and of the payload.
   __device__ __forceinline__ void finish() const {
     const FoldShape& shape = p.shape;
     const std::int64_t column_head = std::int64_t{job.batch} * (shape.heads / shape.group) + job.column_head;
@@ -408,7 +429,8 @@ struct BackwardWorker {
         store_result<E, kColumns, false>(arch::shared_address(memory.payload), line, element, d_payload[f]);
       }
       if (kBiasedByColumn<Scores> && p.d_column_bias) {
-        // Where the rows are not in parts, two halves are added to zero: the order does not matter.
+        // If rows are not split into parts, just the two halves are added to 0, and the order does not
+        // matter.
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const float sum = reduce_lanes<kLanesOfRow>(d_bias[f][r], [](float a, float b) { return a + b; });

@@ -1,20 +1,21 @@
 // The backward pass of a fold with a payload on Hopper: a tile of columns stays, the rows stream.
 //
 //   scores^T  = columns . rows^T          u^T = payload . grad_out^T        from shared memory
-//   weights^T, dz^T                       the monoid's pull, in registers
+//   weights^T, dz^T                       the monoid's pull (VJP), in registers; for attention p and dS
 //   d_payload += weights^T . grad_out     d_columns += dz^T . rows          left operand from registers
 //   d_rows^T   = columns^T . dz^T         from shared memory, then added to global memory by TMA (reduce-add), in any order
 //                                         or one tile of columns after another; or not here, but in fold_backward_pass
 //                                         or not at all
 //
-// Two consumer warpgroups each own 64 of the 128 columns; a third warpgroup loads and adds. Columns are shared by a group of
-// heads: their gradients are summed in registers over all of these heads.
+// Two consumer warpgroups each own 64 of the 128 columns; a third warpgroup loads, and adds d_rows. A group
+// of heads shares columns (GQA): the gradients of the columns are summed in registers over all of its heads.
 //
-// The kernel is persistent: a block takes one tile of columns after another, and parts of the last ones (last_round.h). A
-// job's first rows are loaded while the gradients of the job before are stored.
+// The kernel is persistent: a block takes one tile of columns after another, and at last parts of some (the
+// stream-K tail, stream_k_tail.h). The first rows of a job are loaded while the gradients of the job before are
+// stored.
 //
-// In deterministic mode tiles of columns add in a fixed order, and no job is split. The last rows go first, because all
-// tiles of a causal head keep those.
+// In deterministic mode (RowSums::kInTurn) tiles of columns add in a fixed order, and no job is split. The
+// last rows go first, because with a causal mask all tiles of a head keep these.
 #pragma once
 
 #include "monoidreduce/device/arch/warpgroup.cuh"
@@ -24,22 +25,23 @@
 #include "monoidreduce/device/block/matrix.cuh"
 #include "monoidreduce/device/block/pull_fragment.cuh"
 #include "monoidreduce/device/block/ring.cuh"
-#include "monoidreduce/device/resident/kept.cuh"
 #include "monoidreduce/device/resident/row_residuals.cuh"
-#include "monoidreduce/device/schedule/handover.cuh"
+#include "monoidreduce/device/resident/unmasked.cuh"
 #include "monoidreduce/device/schedule/parts.h"
 #include "monoidreduce/device/schedule/schedule.cuh"
-#include "monoidreduce/device/schedule/turns.cuh"
+#include "monoidreduce/device/schedule/semaphores.cuh"
+#include "monoidreduce/device/schedule/stream_k_fixup.cuh"
 
 namespace monoidreduce::sm90 {
 
-// How several blocks sum d_rows: in any order; in turn, with the same bits in every run; or not here. Then
-// fold_backward_pass computes it, or nobody wants it.
+// How several blocks sum d_rows: in any order; in turn, by semaphores (deterministic, with the same bits in
+// every run); or not in this kernel, because fold_backward_pass computes d_rows, or nobody wants it.
 enum class RowSums { kAnyOrder, kInTurn, kElsewhere };
 
-// Width of rows and of the payload, rounded up to whole slabs, and rows of a tile. kTransposed: do the payload and its
-// gradient lie with their columns adjacent, [payload width, columns]. kStays: does a block take one job after another, for which
-// activations leave too few registers. kHasParts: and at last parts of some (backward_last_round).
+// kWidth: the width of rows and of the payload, rounded up to whole slabs. kRows: rows of a tile.
+// kTransposed: the payload and its gradient are [payload width, columns] in memory (MLP). kStays: the kernel
+// is persistent; activations leave too few registers for that. kHasParts: at last a block takes parts of jobs
+// (backward_stream_k_tail).
 template <int kWidth_, int kRows_, bool kTransposed_, RowSums kRowSums>
 struct BackwardTile {
   static constexpr bool kTransposed = kTransposed_;
@@ -48,11 +50,11 @@ struct BackwardTile {
   static constexpr int kWidth = kWidth_, kRows = kRows_, kStages = 2;
   static constexpr int kConsumers = 2, kColumns = kFragmentRows * kConsumers;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
-  // The number of warps that add to d_rows. In turn, a warp signals the next block only after its reduce-add has completed,
-  // so each consumer has a warp of its own. (H100, width 128, causal, 8k and 16k: one warp 2.82 and 5.2 ms, two 2.70 and 5.0.
-  // In any order two are no faster.)
+  // The number of warps that add to d_rows. In deterministic mode a warp signals the next block only after
+  // its reduce-add has completed, so each consumer has an adding warp of its own. (H100, width 128, causal,
+  // 8k and 16k: one warp 2.82 and 5.2 ms, two warps 2.70 and 5.0 ms. In any order two are no faster.)
   static constexpr int kAddingWarps = kInTurn ? kConsumers : kAddsRows ? 1 : 0;
-  // A consumer's share of d_rows: a slab of the width, or half of the rows where there is only one.
+  // A consumer's share of d_rows is a slab of the width; if there is only one slab, it is half of the rows.
   static constexpr int kSharedRows = kWidth == kSlab ? kRows / 2 : kRows;
   static_assert(kWidth == kSlab || kWidth == 2 * kSlab);
   static_assert(kRows % kSlab == 0);
@@ -70,10 +72,12 @@ concept BackwardTiling = requires {
    T::kThreads);
 };
 
-// The data that consumers store for a part of a job: their gradients of columns and payload.
+// For the fix-up of split jobs (stream_k_fixup.cuh): the gradients of columns and payload that consumers store for
+// a part of a job.
 template <class Tile>
-using ColumnHandover = Handover<kWarpgroup * Tile::kConsumers, Tile::kWidth / 4>;
+using ColumnFixup = StreamKFixup<kWarpgroup * Tile::kConsumers, Tile::kWidth / 4>;
 
+// Shapes as in FoldProblem and FoldGradients (fold.h), unless said otherwise.
 template <class Tile>
 struct BackwardArguments {
   arch::TensorMap rows, grad_out, columns, payload;  // boxes of kRows, kRows, kColumns, kColumns lines
@@ -82,49 +86,51 @@ struct BackwardArguments {
   float* d_column_bias;                              // [columns], written; or null
   RowResiduals residuals;
   RowMarks marks;
-  Turns turns;
+  RowSemaphores turns;
   FoldShape shape;
   JobNumbers jobs;
-  ColumnHandover<Tile> parts;
+  ColumnFixup<Tile> parts;
   BiasSource bias;  // boxes of kRows lines; or nothing
 };
 
-// Of scores in blocks, the tile of rows in a stage: its head and its first row. whole: its rows keep all
-// columns of the job. last: it is the job's last.
+// With a block mask, the tile of rows in a stage: its head and first row. whole: all of its rows keep all
+// columns of the job, by the block mask. last: no tile of the job follows.
 struct RowStep {
   int head, row0;
   bool whole, last;
 };
-// Are tiles skipped that hold no score. In turn none is: blocks wait for each other at every tile.
+// Whether tiles of rows that hold no score are skipped. Not in deterministic mode, where blocks wait for each
+// other at every tile.
 template <class Tile, class Scores>
 inline constexpr bool kSkipsRows = SkipsBlocks<Scores> && !Tile::kInTurn;
 
-// B: element type of the biases of scores, or void.
+// B: the element type of score biases that come in tiles, or void.
 template <class Tile, class B>
 struct alignas(kSharedAlignment) BackwardMemory {
   using ColumnsTile = SharedTile<Tile::kColumns, Tile::kWidth>;
   using RowsTile = SharedTile<Tile::kRows, Tile::kWidth>;
   using PayloadTile =
       std::conditional_t<Tile::kTransposed, SharedTile<Tile::kWidth, Tile::kColumns>, ColumnsTile>;
-  static constexpr int kFloatLine = kLineBytes / sizeof(float);  // of d_rows
+  static constexpr int kFloatLine = kLineBytes / sizeof(float);  // floats in a line of d_rows
   static constexpr int kDzBytes = SharedTile<Tile::kColumns, Tile::kRows>::kBytes;
   static constexpr int kOperands = 2 * ColumnsTile::kBytes +
                                    Tile::kStages * (2 * RowsTile::kBytes + kDzBytes + 2 * Tile::kRows * 4) +
                                    Tile::kConsumers * Tile::kSharedRows * kSlab * 4;
 
-  unsigned char columns[ColumnsTile::kBytes], payload[ColumnsTile::kBytes];  // then their gradients
+  unsigned char columns[ColumnsTile::kBytes], payload[ColumnsTile::kBytes];  // their gradients at the end
   unsigned char rows[Tile::kStages][RowsTile::kBytes], grad_out[Tile::kStages][RowsTile::kBytes];
   unsigned char dz[Tile::kStages][kDzBytes];
-  // Of a consumer: lines of 32 floats, 64 of the width in two slabs.
+  // For each consumer: lines of 32 floats; 64 of the width are two slabs.
   float d_rows[Tile::kConsumers][kSlab / kFloatLine][Tile::kSharedRows][kFloatLine];
   [[no_unique_address]] BiasRings<B, Tile::kConsumers, Tile::kRows, kFragmentRows, kOperands> biases;
+  // Of the rows: P_i (log-sum-exp), and RowPolicy::upstream (centre: grad_lse - delta).
   float product[Tile::kStages][Tile::kRows], upstream[Tile::kStages][Tile::kRows];
-  ColumnJob job;  // whose columns are there; less than no tiles: there are no more
+  ColumnJob job;  // the job whose columns are in memory; tiles < 0: there are no more
   Ring<Tile::kStages, ReadBy::kThreads> row_ring, grad_ring;
   Ring<1, ReadBy::kThreads> column_ring;
-  RowStep steps[Tile::kStages];  // of the rows, where blocks are skipped
+  RowStep steps[Tile::kStages];  // with a block mask: one for each stage of rows
 
-  // By one thread, before any other uses it. skips: do those that add rows read the steps.
+  // Called by one thread before any other uses the memory. skips: the warps that add d_rows read `steps` too.
   __device__ __forceinline__ void init(bool skips) {
     row_ring.init(Tile::kConsumers, skips ? Tile::kAddingWarps : 0);
     grad_ring.init(Tile::kConsumers);
@@ -134,10 +140,11 @@ struct alignas(kSharedAlignment) BackwardMemory {
   }
 };
 
-// Named barriers: both consumers; and of each, its share of d_rows is complete, or has been read.
+// Named barriers. kBothConsumers: of both. For each consumer: its share of d_rows is complete (kShareReady),
+// or has been read (kShareFree); kOneConsumer: its own threads.
 inline constexpr int kBothConsumers = 1, kShareReady = 2, kShareFree = 4, kOneConsumer = 6;
 
-// The tiles of rows of a job that hold a score, head by head.
+// Iterates over the tiles of rows of a job that hold a score by the block mask, head by head.
 template <class Tile, class Scores>
 struct HeldRows {
   const FoldShape& shape;
@@ -160,7 +167,7 @@ struct HeldRows {
   __device__ __forceinline__ auto strip() const {
     return scores.strip_of_columns(job.batch, head, job.column0, Tile::kColumns);
   }
-  // From the tile on.
+  // Moves to the next such tile, starting with the current one.
   __device__ __forceinline__ void find() {
     const int end = job.first_tile + job.tiles;
     for (; !done(); ++head, tile = job.first_tile) {
@@ -170,7 +177,8 @@ struct HeldRows {
   }
 };
 
-// Loads the tiles of every job of the block. One thread. kResiduals: does the monoid's pull read anything of the rows.
+// The producer: loads the tiles of every job of the block. Called by one thread. kResiduals: the monoid's
+// pull reads the rows' P_i.
 template <bool kResiduals, class Tile, class B, class Scores>
 __device__ __forceinline__ void produce(const BackwardArguments<Tile>& p, const Scores& scores,
                                         BackwardMemory<Tile, B>& memory) {
@@ -194,7 +202,8 @@ __device__ __forceinline__ void produce(const BackwardArguments<Tile>& p, const 
           Tile::kTransposed ? arch::Box{job.column0, 0, job.column_head, job.batch} : columns;
       PayloadTile{memory.payload}.load(p.payload, payload, arrived);
     };
-    // The first tile of rows finds room before the columns do, whose place the last job's gradients leave through.
+    // The first tile of rows is loaded before the columns: the memory of the columns is in use until the
+    // gradients of the last job are stored from it.
     bool first = true;
     const auto load_rows = [&](int head, int row0, auto write_step) {
       [[maybe_unused]] const std::int64_t values =
@@ -237,7 +246,7 @@ __device__ __forceinline__ void produce(const BackwardArguments<Tile>& p, const 
   memory.column_ring.acquire(columns_at, 0, [&] { memory.job.tiles = -1; });
 }
 
-// Adds the consumers' shares of d_rows to global memory. Called by each of the warps that add.
+// Adds the consumers' shares of d_rows to global memory. Called by each of the adding warps.
 template <class Tile, class Scores, class Memory>
 __device__ __forceinline__ void add_rows(const BackwardArguments<Tile>& p, Memory& memory, int adding_warp) {
   constexpr int kThreads = kWarpgroup + 32;
@@ -258,7 +267,7 @@ __device__ __forceinline__ void add_rows(const BackwardArguments<Tile>& p, Memor
       const std::int64_t batch_head = std::int64_t{job.batch} * p.shape.heads + head;
       each_share([&](int w) {
         if constexpr (Tile::kInTurn) {
-          // Behind the tiles of columns before this one that rows of the tile keep.
+          // Waits until those tiles of columns before this one that rows of the tile keep have added.
           p.turns.await(batch_head, row0, w,
                         job.column0 / Tile::kColumns - p.shape.first_column(row0) / Tile::kColumns);
           arch::fence_async_global();
@@ -299,14 +308,14 @@ __device__ __forceinline__ void add_rows(const BackwardArguments<Tile>& p, Memor
   }
 }
 
-// Adds the gradients by the biases of a transposed fragment to global memory. Where all rows share a bias, a tile's rows are
-// summed first.
+// Adds a transposed fragment's gradients with respect to the biases to global memory. If all rows share a
+// bias, the tile's rows are summed first.
 struct BiasGradient {
   const Tensor& to;
-  const bool owned;  // is nothing added to an element but once
-  char* at[2];       // of the thread's two columns
+  const bool owned;  // each element is written once, so that no atomic is needed
+  char* at[2];       // the element of the thread's first row, for each of its two columns
   const float factor;
-  const int rows;  // from the thread's first one on
+  const int rows;  // number of rows from the thread's first one on
   Kept kept[2];
   float sums[2] = {0.f, 0.f};
 
@@ -318,7 +327,7 @@ struct BiasGradient {
         factor(1.f / scores.natural_scale),
         rows(shape.rows - row0 - fragment_column(0)) {
     const Matrix<float> matrix(to, batch, head);
-    find_kept_rows(kept, shape, row0, column0);
+    find_unmasked_rows(kept, shape, row0, column0);
 #pragma unroll
     for (int r = 0; r < 2; ++r) at[r] = matrix.at(row0 + fragment_column(0), column0 + fragment_row(r));
   }
@@ -367,13 +376,13 @@ struct BackwardConsumer {
   typename decltype(Memory::biases)::Position bias_at{};
 
   float d_columns[kWidth / 2], d_payload[kWidth / 2];
-  float d_bias[2];  // of the thread's own rows, where it is wanted
+  float d_bias[2];  // of the thread's own columns, if wanted
 
   __device__ __forceinline__ bool leads() const { return threadIdx.x % kWarpgroup == 0; }
   __device__ __forceinline__ bool bias_wanted() const { return kBiasedByColumn<Scores> && p.d_column_bias; }
 
-  // product^T = own 64 of a tile of columns . rows^T; asynchronous. kAdjacent: does the tile of columns lie with its
-  // columns adjacent.
+  // product^T = this consumer's 64 lines of a tile of columns . rows^T; asynchronous. kAdjacent: the tile is
+  // [width, columns] in memory.
   template <bool kAdjacent>
   __device__ __forceinline__ void multiply_transposed(float (&product)[kRows / 2],
                                                       const unsigned char* of_columns,
@@ -383,23 +392,23 @@ struct BackwardConsumer {
     const Left left(arch::shared_address(of_columns) + own);
     const AlongWidth<kRows> right(arch::shared_address(of_rows));
     arch::pin(product);
-    arch::fence_products();
+    arch::fence_wgmma();
 #pragma unroll
     for (int k = 0; k < kWidth / kProductDepth; ++k)
       arch::Wgmma<E, kRows>::template shared<kAdjacent, false>(product, left[k], right[k], k > 0);
-    arch::commit_products();
+    arch::commit_wgmma();
   }
-  // sum += operand . rows, the operand from registers; asynchronous.
+  // sum += operand . rows, with the operand from registers; asynchronous.
   __device__ __forceinline__ void accumulate(float (&sum)[kWidth / 2],
                                              const std::uint32_t (&operand)[kRows / 4],
                                              const unsigned char* of_rows) {
     const AlongRows<kRows> right(arch::shared_address(of_rows));
     arch::pin(sum);
-    arch::fence_products();
+    arch::fence_wgmma();
 #pragma unroll
     for (int k = 0; k < kRows / kProductDepth; ++k)
       arch::Wgmma<E, kWidth>::template registers<true>(sum, &operand[4 * k], right[k], true);
-    arch::commit_products();
+    arch::commit_wgmma();
   }
   // This consumer's share of d_rows^T = columns^T . dz^T; asynchronous.
   __device__ __forceinline__ void multiply_share(float (&share)[Tile::kSharedRows / 2],
@@ -410,11 +419,11 @@ struct BackwardConsumer {
     const AlongRows<kColumns> right(arch::shared_address(dz) + row / kSlab * kColumns * kLineBytes +
                                     row % kSlab * static_cast<int>(sizeof(E)));
     arch::pin(share);
-    arch::fence_products();
+    arch::fence_wgmma();
 #pragma unroll
     for (int k = 0; k < kColumns / kProductDepth; ++k)
       arch::Wgmma<E, Tile::kSharedRows>::template shared<true, true>(share, left[k], right[k], k > 0);
-    arch::commit_products();
+    arch::commit_wgmma();
   }
 
   __device__ __forceinline__ decltype(auto) shape() const {
@@ -424,8 +433,9 @@ struct BackwardConsumer {
       return p.shape.without_spans();
   }
 
-  // The scores of a tile that is being multiplied: what of them does not depend on the products is computed meanwhile. In turn
-  // the mask is asked afterwards: no tile is known to be whole, and without a branch its answers spilled 256 bytes (NVRTC 13.0).
+  // The scores of a tile that is being multiplied. What does not depend on the products, the mask, is
+  // computed meanwhile. Deterministic mode evaluates the mask after the products: there no tile is known to
+  // be whole, and mask bits computed in advance, without a branch, spilled 256 bytes (NVRTC 13.0).
   static constexpr int kAsked = Tile::kInTurn ? 0 : kRows;
   __device__ __forceinline__ decltype(auto) scores_of_tile(const ColumnJob& job, int head, int row0,
                                                            int column0, bool whole) const {
@@ -435,7 +445,8 @@ struct BackwardConsumer {
       return (scores);
   }
 
-  // One tile of rows of one head. whole: do these keep all columns of the job, as far as blocks are concerned.
+  // The gradients of one tile of rows of one head. whole: by the block mask, all of its rows keep all columns
+  // of the job.
   __device__ __forceinline__ void run_tile(const ColumnJob& job, int head, int row0,
                                            [[maybe_unused]] bool whole) {
     const int own_column0 = job.column0 + warpgroup * kFragmentRows;
@@ -445,9 +456,9 @@ struct BackwardConsumer {
     memory.grad_ring.wait(at);
     multiply_transposed<Tile::kTransposed>(u, memory.payload, memory.grad_out[at.stage]);
     [[maybe_unused]] const auto& own_scores = scores_of_tile(job, head, row0, own_column0, whole);
-    // Listed spans come from memory: asked while the tile is being multiplied.
+    // Listed spans are read from memory: here, while the tile is being multiplied.
     const bool full = shape().keeps_all(row0, kRows, own_column0, kFragmentRows);
-    arch::wait_products<0>();
+    arch::wait_wgmma<0>();
     arch::pin(dots);
     arch::pin(u);
 
@@ -466,7 +477,7 @@ struct BackwardConsumer {
       pull_fragment(m, scores, residual, dots, u, see);
       if (!full) {
         Kept kept[2];
-        find_kept_rows(kept, shape(), row0, own_column0);
+        find_unmasked_rows(kept, shape(), row0, own_column0);
         clear_fragment(kept, dots);
         clear_fragment(kept, u);
       }
@@ -497,9 +508,9 @@ struct BackwardConsumer {
     if constexpr (!Tile::kAddsRows) {
       accumulate(d_payload, weights, memory.grad_out[at.stage]);
       accumulate(d_columns, dz, memory.rows[at.stage]);
-      arch::wait_products<1>();
+      arch::wait_wgmma<1>();
       memory.grad_ring.release(at);
-      arch::wait_products<0>();
+      arch::wait_wgmma<0>();
       arch::pin(d_columns);
       arch::pin(d_payload);
       memory.row_ring.release(at);
@@ -512,25 +523,26 @@ struct BackwardConsumer {
     arch::sync_threads(kBothConsumers, 2 * kWarpgroup);
     float share[Tile::kSharedRows / 2];
     multiply_share(share, memory.dz[at.stage]);
-    arch::wait_products<1>();
+    arch::wait_wgmma<1>();
     memory.grad_ring.release(at);
     accumulate(d_columns, dz, memory.rows[at.stage]);
-    arch::wait_products<1>();
+    arch::wait_wgmma<1>();
     arch::pin(share);
-    if ((p.shape.sieved || (!full && shape().banded())) && !is_finite(share)) mark_rows(job, head, row0);
+    if ((p.shape.masked_by_bias || (!full && shape().banded())) && !is_finite(share))
+      mark_rows(job, head, row0);
     arch::sync_threads(kShareFree + warpgroup, kWarpgroup + 32);
     store_share(share);
     arch::fence_async_shared();
     arch::arrive_threads(kShareReady + warpgroup, kWarpgroup + 32);
-    arch::wait_products<0>();
+    arch::wait_wgmma<0>();
     arch::pin(d_columns);
     arch::pin(d_payload);
     memory.row_ring.release(at);
   }
 
-  // A share is 64 of the width x rows; in memory it lies as rows, swizzled, in two slabs of 32 of the width.
-  // A thread's elements 8 apart in width or 1 in row differ in the chunk that they go to. So no two of a warp
-  // share a bank.
+  // A share is 64 of the width x rows. In memory it lies as lines of rows, swizzled, in two slabs of 32 of
+  // the width. Elements of a thread that are 8 apart in width or 1 in row go to different chunks, so no two
+  // threads of a warp use the same bank.
   __device__ __forceinline__ void store_share(const float (&share)[Tile::kSharedRows / 2]) {
     const int width = fragment_row(0), row = fragment_column(0);
     const arch::SharedAddress at = arch::shared_address(memory.d_rows[warpgroup]) +
@@ -543,13 +555,13 @@ struct BackwardConsumer {
     }
   }
 
-  // The next job, when its columns are there.
+  // Waits for the next job and its columns.
   __device__ __forceinline__ const ColumnJob& receive() {
     memory.column_ring.wait(columns_at);
-    return memory.job;  // where it is: registers are few
+    return memory.job;  // by reference: a copy would take registers
   }
 
-  // All tiles of rows of a job.
+  // Processes all tiles of rows of a job.
   __device__ __forceinline__ void run(const ColumnJob& job) {
 #pragma unroll
     for (int i = 0; i < kWidth / 2; ++i) d_columns[i] = d_payload[i] = 0.f;
@@ -573,22 +585,23 @@ struct BackwardConsumer {
     }
   }
 
-  // The rows whose gradients the share goes to.
+  // Marks the rows that this consumer's share of d_rows belongs to for repair.cuh.
   __device__ __forceinline__ void mark_rows(const ColumnJob& job, int head, int row0) const {
     const int row = row0 + (kWidth == kSlab ? warpgroup * Tile::kSharedRows : 0);
     p.marks.row(std::int64_t{job.batch} * p.shape.heads + head, row) = 1.f;
   }
 
-  // Called when the columns are no longer needed, and the results stored through their memory have been read: frees it.
+  // Called when the columns are no longer needed, and what was stored from their memory has been read: frees
+  // the memory.
   __device__ __forceinline__ void release_columns() {
     if (leads()) arch::wait_stores_read<0>();
     memory.column_ring.release(columns_at);
     columns_at.advance();
   }
 
-  // Stores the gradients of the columns, through the shared memory of the columns' tiles.
+  // Stores the gradients of the columns, through the shared memory of the columns and of the payload.
   __device__ __forceinline__ void store_columns(const ColumnJob& job) {
-    // The other consumer's last product has read the columns.
+    // Waits until the other consumer's last product has read the columns.
     arch::sync_threads(kBothConsumers, 2 * kWarpgroup);
     std::uint32_t rounded[kWidth / 4];
     const int first = warpgroup * kFragmentRows;
@@ -631,10 +644,11 @@ struct BackwardConsumer {
     }
   }
 
-  // For a part of a job: stores its sums, or joins all parts if it has the job's last tile. Returns whether they are joined.
+  // For a part of a job: joins all parts if it has the job's last tile, and returns true. Otherwise stores
+  // its sums for the block that does.
   __device__ __forceinline__ bool join_parts(const JobParts& of_job) {
     constexpr int kOfOne = kWidth / 2 / 4;
-    const ColumnHandover<Tile>& parts = p.parts;
+    const ColumnFixup<Tile>& parts = p.parts;
     const auto part = [&](int n) -> float* {
       return n < kOfOne ? &d_columns[4 * n] : &d_payload[4 * (n - kOfOne)];
     };
@@ -650,7 +664,7 @@ struct BackwardConsumer {
       const float4* const other = parts.take(block);
 #pragma unroll
       for (int n = 0; n < 2 * kOfOne; ++n) {
-        const float4 quad = other[n * ColumnHandover<Tile>::kThreads];
+        const float4 quad = other[n * ColumnFixup<Tile>::kThreads];
         float* const own = part(n);
         own[0] += quad.x, own[1] += quad.y, own[2] += quad.z, own[3] += quad.w;
       }
@@ -672,7 +686,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 
   const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
   if (warpgroup == Tile::kConsumers) {
-    arch::release_registers<24>();
+    arch::setmaxnreg_dec<24>();
     const int warp = arch::uniform(threadIdx.x % kWarpgroup / 32);
     if (warp == 0) {
       if (arch::elect()) produce<Consumer::kResiduals>(p, scores, memory);
@@ -680,7 +694,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       if (warp <= Tile::kAddingWarps) add_rows<Tile, Scores>(p, memory, warp - 1);
     }
   } else {
-    arch::take_registers<240>();
+    arch::setmaxnreg_inc<240>();
     Consumer consumer{m, scores, p, memory, warpgroup};
     do {
       const ColumnJob& job = consumer.receive();
@@ -691,7 +705,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       consumer.release_columns();
     } while (Tile::kStays);
     if constexpr (Tile::kAddsRows)
-      arch::sync_threads(kShareFree + warpgroup, kWarpgroup + 32);  // the last share's
+      // Waits until the last share has been read.
+      arch::sync_threads(kShareFree + warpgroup, kWarpgroup + 32);
   }
 }
 

@@ -1,8 +1,9 @@
-// The forward fold on Hopper for few rows. It is fold_forward_sm90.cuh with one consumer, whose 64 lines are
-// rows of all heads that share a column head (packed_schedule.cuh). Its columns come in splits
-// (combine_splits.cuh).
+// The forward fold on Hopper for few rows, as in decoding (split-KV with PackGQA). It is
+// fold_forward_sm90.cuh with one consumer, whose 64 lines are rows of all heads that share a column head
+// (packed_schedule.cuh). The columns are split between blocks (combine_splits.cuh).
 //
-// The kernel is bound by reading columns and payload. Its stages fill shared memory, so that copies are always in flight.
+// Reading columns and payload bounds the kernel. Its stages fill shared memory, so that copies are always in
+// flight.
 #pragma once
 
 #include "monoidreduce/device/resident/combine_splits.cuh"
@@ -22,7 +23,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   auto& memory = *reinterpret_cast<typename Worker::Memory*>(
       shared_bytes + (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
   if (threadIdx.x == 0) memory.init();
-  // Lines that no copy writes.
+  // Clears the lines of rows that no copy writes.
   for (int at = threadIdx.x * 16; at < int(sizeof memory.rows); at += Tile::kThreads * 16)
     *reinterpret_cast<uint4*>(memory.rows[0] + at) = {};
   arch::fence_async_shared();

@@ -1,11 +1,12 @@
-// The forward fold on tensor cores from sm_80 on, for widths that fit: a tile of rows stays in shared memory, columns
-// and payload stream.
+// The forward fold on tensor cores from sm_80 on, for widths up to 256: a tile of rows stays in shared
+// memory, columns and payload stream.
 //
 //   scores = rows . columns^T            fold: scores become weights, in registers
 //   sums  += weights . payload           weights from registers
 //
-// Four warps, each with 16 rows of every 64. With two fragments of 64 rows, a column's operand that a warp
-// has read is used twice. All warps load; one block's copies and folds hide behind the products of another.
+// There are four warps, each with 16 rows of every 64. With two fragments of 64 rows, a warp uses each
+// operand of columns twice. All warps load; the copies and folds of one block hide behind the products of
+// another.
 #pragma once
 
 #include "monoidreduce/device/arch/mma.cuh"
@@ -16,9 +17,10 @@
 
 namespace monoidreduce::sm80 {
 
-// The larger width, rounded up to whole slabs; columns of a tile; fragments of 64 rows; tiles of columns or payload in
-// shared memory; blocks that share an SM. Registers of a thread: kFragments times kWidth / 2 of sums and
-// kColumns / 2 of scores. kTransposed: does the payload lie with its columns adjacent, [payload width, columns].
+// kWidth: the larger width, rounded up to whole slabs. kFragments: fragments of 64 rows. kStages: tiles of
+// columns or payload in shared memory. kBlocks: blocks that share an SM. Registers of a thread: kFragments
+// times kWidth / 2 for sums and kColumns / 2 for scores. kTransposed: the payload is [payload width, columns]
+// in memory.
 template <int kWidth_, int kColumns_, int kFragments_, int kStages_, int kBlocks_, bool kTransposed_ = false>
 struct ForwardTile {
   static constexpr bool kTransposed = kTransposed_;
@@ -32,6 +34,7 @@ concept ForwardTiling = requires {
   (T::kWidth, T::kRows, T::kColumns, T::kFragments, T::kTransposed, T::kStages, T::kBlocks, T::kThreads);
 };
 
+// Shapes as in FoldProblem and FoldOutput (fold.h).
 struct ForwardArguments {
   StridedLines rows, columns, payload;
   OutputRows out;
@@ -44,7 +47,8 @@ struct ForwardMemory {
   unsigned char ring[Tile::kStages][SharedTile<Tile::kColumns, Tile::kWidth, E>::kBytes];
 };
 
-// Tiles of columns and of payload, in turn: step 2 n brings the columns of tile n, step 2 n + 1 its payload.
+// Loads tiles of columns and payload alternately: step 2 n is the columns of tile n, step 2 n + 1 its
+// payload.
 template <class E, class Tile>
 struct ForwardFeed {
   const Lines columns, payload;
@@ -66,19 +70,19 @@ struct ForwardFeed {
         load_tile<Tile::kThreads, Tile::kColumns, Tile::kWidth, E>(at(step), payload, column0, 0);
       }
     }
-    arch::commit_copies();  // also of nothing, so that groups can be counted
+    arch::commit_copies();  // also if nothing was copied, so that groups can be counted
   }
-  // The tile of a step, once all of it is there; the place of the step before is free then.
+  // Waits for the tile of a step. The memory of the step before is then free.
   __device__ __forceinline__ arch::SharedAddress receive(int step) const {
     arch::wait_copies<Tile::kStages - 2>();
     __syncthreads();
     return at(step);
   }
-  // Asks for the tile that takes the place of the step before.
+  // Requests the tile that takes the place of the step before.
   __device__ __forceinline__ void refill(int step) const { request(step + Tile::kStages - 1); }
 };
 
-// In the place of a row policy: columns are in splits, which leave partial rows.
+// Instead of a row policy: the columns are split between blocks, which store partial results (split-KV).
 template <PayloadMonoid M>
 struct RowSplits {
   PartialRows<M> partial;
@@ -153,8 +157,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
                                        ColumnsOfElements<kColumns, E>>;
     const Payload payload(feed.receive(2 * tile + 1));
 
-    // All fragments a step at a time, and no branch around their exponentials: what one waits for, another fills. (H100, width
-    // 128, 8k: 387 TFLOP/s; one fragment after the other, 359.)
+    // All fragments advance together, one step at a time, without a branch around their exponentials: while
+    // one waits, another computes. (H100, width 128, 8k: 387 TFLOP/s; one fragment after the other, 359.)
     const int column0 = (job.first_tile + tile) * kColumns;
     R scale[kFragments][2];
     bool far = false;
@@ -178,7 +182,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
       weigh_fragment(m, state[f], scores[f], after_rounding(scores_of, far));
       round_fragment<E>(weights[f], scores[f]);
     }
-    feed.refill(2 * tile + 1);  // not before: addresses take registers, and scores in float leave fewest
+    feed.refill(2 * tile + 1);  // not earlier: addresses take registers, and float scores leave the fewest
     multiply<E, kColumns>(
         sums, [&](auto& words, int f, int k) { operand_of_fragment<E>(words, weights[f], k); },
         [&](auto& words, int k, int n) {
@@ -186,7 +190,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
         });
   }
 
-  arch::wait_copies<0>();  // of rows that no column was kept by
+  arch::wait_copies<0>();  // of rows that keep no column
 #pragma unroll
   for (int f = 0; f < kFragments; ++f) {
     join_lanes(m, state[f]);

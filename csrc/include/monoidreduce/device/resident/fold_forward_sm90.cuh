@@ -1,14 +1,15 @@
-// The forward fold on Hopper for widths that fit: a tile of rows stays in shared memory, columns and payload stream.
+// The forward fold on Hopper, for widths up to 256: a tile of rows stays in shared memory, columns and
+// payload stream.
 //
 //   scores = rows . columns^T    from shared memory              fold: scores become weights, in registers
 //   sums  += weights . payload   weights from registers
 //
-// The kernel is warp-specialized and persistent. A producer warpgroup loads by TMA; the consumer warpgroups own 64 rows each.
-// A consumer computes the scores of the next tile while it folds this one. Consumers alternate (ping-pong): one multiplies
-// while another folds.
+// The kernel is warp-specialized and persistent. A producer warpgroup loads by TMA; the consumer warpgroups
+// own 64 rows each. A consumer multiplies the scores of the next tile while it folds this one. Consumers
+// alternate (ping-pong): one multiplies while another folds.
 //
-// This continues from one job to the next. Each consumer has its own buffer for its rows, so one may finish its rows while
-// another begins the next job. Results are stored through the buffer of the rows.
+// This continues from one job to the next. Each consumer has its own buffer for its rows, so one may finish
+// its rows while another begins the next job. Results are stored through the buffer of the rows.
 #pragma once
 
 #include "monoidreduce/device/arch/warpgroup.cuh"
@@ -20,10 +21,9 @@
 
 namespace monoidreduce::sm90 {
 
-// Rows and columns of a tile, widths rounded up to whole slabs. Registers of a consumer's thread:
-// kPayloadWidth / 2 of sums, kColumns / 2 of scores and kColumns / 4 of weights. A thread has 255 (one
-// consumer), 240 (two) or 160 (three). kTransposed: does the payload lie with its columns adjacent, [payload
-// width, columns].
+// The widths are rounded up to whole slabs. Registers of a consumer's thread: kPayloadWidth / 2 for sums,
+// kColumns / 2 for scores and kColumns / 4 for weights, out of 255 (one consumer), 240 (two) or 160 (three).
+// kTransposed: the payload is [payload width, columns] in memory.
 template <int kWidth_, int kPayloadWidth_, int kColumns_, int kConsumers_, int kStages_,
           bool kTransposed_ = false>
 struct ForwardTile {
@@ -40,9 +40,10 @@ concept ForwardTiling = requires {
    T::kThreads);
 };
 
+// Shapes as in FoldProblem and FoldOutput (fold.h).
 struct ForwardArguments {
   arch::TensorMap rows, columns, payload;  // boxes: a consumer's, kColumns, kColumns or kPayloadWidth lines
-  arch::TensorMap rounded;                 // out, of a warp's lines
+  arch::TensorMap rounded;                 // out; boxes of a warp's lines
   OutputRows out;
   unsigned long long* counter;  // RowSchedule::counter
   FoldShape shape;
@@ -57,40 +58,43 @@ using PayloadTile =
 
 inline constexpr int kWarpRows = kFragmentRows / 4;
 
-// Of scores in blocks, the tile of columns in a stage: the tile after it, and whether its rows keep all of it.
+// With a block mask, the tile of columns in a stage: the next tile that holds a score, and whether all rows
+// keep this whole tile.
 struct TileStep {
   int next;
   bool whole;
 };
 
-// B: element type of the biases of scores, or void. kSkips: are blocks skipped.
+// B: the element type of score biases that come in tiles, or void. kSkips: a block mask skips tiles.
 template <class Tile, class B, bool kSkips, class Job_>
 struct alignas(kSharedAlignment) ForwardMemory {
   using Job = Job_;
   using Rows = SharedTile<kFragmentRows, Tile::kWidth>;
-  static_assert(Tile::kPayloadWidth <= Tile::kWidth);  // results have room in the rows' place
+  static_assert(Tile::kPayloadWidth <= Tile::kWidth);  // results fit in the rows' buffer
   static constexpr int kStreamed =
       Tile::kStages * (SharedTile<Tile::kColumns, Tile::kWidth>::kBytes + PayloadTile<Tile>::kBytes);
-  // Buffers of a consumer's rows: two if they fit, so that the next job's rows are loaded while this job's are in use.
-  static constexpr int kPlaces = std::is_void_v<B> && Tile::kConsumers > 1 &&
-                                         kStreamed + 2 * Tile::kConsumers* Rows::kBytes <= kSharedBytes
-                                     ? 2
-                                     : 1;
-  static constexpr int kRowStages = kPlaces * Tile::kConsumers;
+  // Buffers for a consumer's rows: two if they fit, so that the rows of the next job are loaded while those
+  // of this job are in use.
+  static constexpr int kRowBuffers = std::is_void_v<B> && Tile::kConsumers > 1 &&
+                                             kStreamed + 2 * Tile::kConsumers* Rows::kBytes <= kSharedBytes
+                                         ? 2
+                                         : 1;
+  static constexpr int kRowStages = kRowBuffers * Tile::kConsumers;
   static constexpr int kOperands = kRowStages * Rows::kBytes + kStreamed;
 
   unsigned char rows[kRowStages][Rows::kBytes];
   unsigned char columns[Tile::kStages][SharedTile<Tile::kColumns, Tile::kWidth>::kBytes];
   unsigned char payload[Tile::kStages][PayloadTile<Tile>::kBytes];
   [[no_unique_address]] BiasRings<B, Tile::kConsumers, kFragmentRows, Tile::kColumns, kOperands> biases;
-  Job job[kRowStages];                          // whose rows are there; less than no tiles: there are no more
-  Columns whole[kRowStages];                    // that all these rows keep
-  Ring<kRowStages, ReadBy::kThreads> row_ring;  // the consumers' places in turn
+  // The job of the rows in each buffer; tiles < 0: there are no more jobs.
+  Job job[kRowStages];
+  Columns whole[kRowStages];                    // the columns that all rows in a buffer keep
+  Ring<kRowStages, ReadBy::kThreads> row_ring;  // stages belong to the consumers in turn
   Ring<Tile::kStages, kSkips ? ReadBy::kThreads : ReadBy::kProducts> column_ring;
   Ring<Tile::kStages, ReadBy::kProducts> payload_ring;
-  TileStep steps[Tile::kStages];  // of the columns, where blocks are skipped
+  TileStep steps[Tile::kStages];  // with a block mask: one for each stage of columns
 
-  // By one thread, before any other uses it.
+  // Called by one thread before any other uses the memory.
   __device__ __forceinline__ void init() {
     row_ring.init(1);
     column_ring.init(Tile::kConsumers);
@@ -100,7 +104,7 @@ struct alignas(kSharedAlignment) ForwardMemory {
   }
 };
 
-// Loads the tiles of every job of the block. One thread.
+// The producer: loads the tiles of every job of the block. Called by one thread.
 template <class Tile, class B, class Schedule, class Scores>
 __device__ __forceinline__ void produce(
     const ForwardArguments& p, const Schedule& schedule, const Scores& scores,
@@ -119,7 +123,7 @@ __device__ __forceinline__ void produce(
     const auto strip = [&] {
       if constexpr (kSkips) return scores.strip_of_rows(job.batch, job.head, job.row0, Tile::kRows);
     };
-    // The first tile from this one on that holds a score.
+    // The first tile from this one on that holds a score by the block mask.
     const auto held = [&](int tile) {
       if constexpr (kSkips)
         return strip().template next<Tile::kColumns>(tile, end_tile);
@@ -128,7 +132,7 @@ __device__ __forceinline__ void produce(
     };
     if constexpr (kSkips) job.first_tile = held(job.first_tile), job.tiles = end_tile - job.first_tile;
     const int column_head = job.head / p.shape.group;
-    // Returns the tile after it.
+    // Loads a tile of columns and of payload. Returns the tile that follows it.
     const auto load_columns = [&](int tile) {
       TileStep step{held(tile + 1), false};
       const arch::Box box{0, tile * Tile::kColumns, column_head, job.batch};
@@ -160,12 +164,12 @@ __device__ __forceinline__ void produce(
             }));
       }
     };
-    // Loads in the order in which buffers become free. With a second buffer, rows come first. Else columns do, because the
-    // rows' buffer is in use until the last job's result is stored.
-    if (Memory::kPlaces == 2) load_rows();
+    // Loads in the order in which buffers become free. With a second buffer the rows come first. Otherwise
+    // the columns do, because the rows' buffer is in use until the last job's result is stored.
+    if (Memory::kRowBuffers == 2) load_rows();
     int tile = job.first_tile;
     if (job.tiles > 0) tile = load_columns(tile);
-    if (Memory::kPlaces == 1) load_rows();
+    if (Memory::kRowBuffers == 1) load_rows();
 #pragma unroll 1
     while (tile < end_tile) tile = load_columns(tile);
   }
@@ -177,7 +181,7 @@ __device__ __forceinline__ void produce(
 template <class S, class M>
 concept ForwardScores = FragmentScores<S, M> || ScoresWithTiles<S> || (SkipsBlocks<S> && ScoresOfHeads<S, M>);
 
-// A consumer, with the rows of one job.
+// A consumer warpgroup: folds its 64 rows of one job after another.
 template <class E, ForwardTiling Tile, TileMonoid M, ForwardScores<M> Scores, PayloadRows<M> Rows, class Job>
 struct Consumer {
   using R = typename M::Real;
@@ -194,7 +198,7 @@ struct Consumer {
   RingPosition<Memory::kRowStages> row_at{warpgroup, 0};
   RingPosition<Tile::kStages> at{};
   BiasPosition bias_at{};
-  TileStep step{};  // of the tile whose scores were multiplied last, where blocks are skipped
+  TileStep step{};  // with a block mask: of the tile multiplied last
 
   float scores[kColumns / 2];
   float sums[kPayloadWidth / 2];
@@ -202,12 +206,12 @@ struct Consumer {
   typename M::State state[2];
   R scale[2];
 
-  // The next job, when its rows are there.
+  // Waits for the next job and its rows.
   __device__ __forceinline__ Job receive() {
     memory.row_ring.wait(row_at);
     return memory.job[row_at.stage];
   }
-  // Called by each warp when it needs the rows and their buffer no longer: frees the buffer.
+  // Called by each warp when it no longer needs the rows and their buffer: frees the buffer.
   __device__ __forceinline__ void release_rows() {
     if (arch::elect()) arch::wait_stores_read<0>();
     memory.row_ring.release(row_at);
@@ -221,11 +225,11 @@ struct Consumer {
     memory.column_ring.wait(at);
     if constexpr (SkipsBlocks<Scores>) step = memory.steps[at.stage];
     arch::pin(scores);
-    arch::fence_products();
+    arch::fence_wgmma();
 #pragma unroll
     for (int k = 0; k < Tile::kWidth / kProductDepth; ++k)
       arch::Wgmma<E, kColumns>::template shared<false, false>(scores, rows[k], columns[k], k > 0);
-    arch::commit_products();
+    arch::commit_wgmma();
   }
   // sums += weights . payload; asynchronous.
   __device__ __forceinline__ void multiply_payload(RingPosition<Tile::kStages> at) {
@@ -233,15 +237,16 @@ struct Consumer {
     const Operand payload(arch::shared_address(memory.payload[at.stage]));
     memory.payload_ring.wait(at);
     arch::pin(sums);
-    arch::fence_products();
+    arch::fence_wgmma();
 #pragma unroll
     for (int k = 0; k < kColumns / kProductDepth; ++k)
       arch::Wgmma<E, kPayloadWidth>::template registers<!Tile::kTransposed>(sums, &weights[4 * k], payload[k],
                                                                             true);
-    arch::commit_products();
+    arch::commit_wgmma();
   }
 
-  // The scores of a tile that is being multiplied: what of them does not depend on the products is computed meanwhile.
+  // The scores of a tile that is being multiplied. What does not depend on the products, the mask, is
+  // computed meanwhile.
   __device__ __forceinline__ decltype(auto) scores_of_tile(const Job& job, int tile) const {
     if constexpr (SkipsBlocks<Scores>)
       return scores_of.template of_tile<kColumns>(job.batch, job.head, job.row0 + warpgroup * kFragmentRows,
@@ -249,7 +254,7 @@ struct Consumer {
     else
       return (scores_of);
   }
-  // Whether all rows keep all columns of a tile.
+  // Whether all rows of this consumer keep all columns of a tile.
   __device__ __forceinline__ bool is_whole(int tile) const {
     return memory.whole[row_at.stage].have(tile * kColumns, kColumns);
   }
@@ -268,13 +273,15 @@ struct Consumer {
       fold(scores_of);
     }
   }
+  // The tile after the one whose scores were multiplied last.
   __device__ __forceinline__ int after(int tile) const {
     if constexpr (SkipsBlocks<Scores>)
       return step.next;
     else
       return tile + 1;
   }
-  // A single consumer has nobody to alternate with.
+  // Ping-pong: a consumer issues its products when the one before has issued its own. A single consumer has
+  // nobody to alternate with.
   __device__ __forceinline__ void wait_ping_pong() {
     if constexpr (Tile::kConsumers > 1) arch::sync_threads(kPingPong + warpgroup, 2 * kWarpgroup);
   }
@@ -283,7 +290,7 @@ struct Consumer {
       arch::arrive_threads(kPingPong + (warpgroup + 1) % Tile::kConsumers, 2 * kWarpgroup);
   }
 
-  // Folds all column tiles of a job. Afterwards state is that of the whole rows.
+  // Folds all column tiles of a job. Afterwards `state` has all columns of the rows.
   __device__ __forceinline__ void run(const Job& job) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) state[r] = m.identity(), scale[r] = R(1);
@@ -296,7 +303,7 @@ struct Consumer {
     end_ping_pong();
     const auto& first_scores = scores_of_tile(job, job.first_tile);
     const bool first_whole = is_whole(job.first_tile);
-    arch::wait_products<0>();
+    arch::wait_wgmma<0>();
     memory.column_ring.release(at);
     fold(job, job.first_tile, first_scores, first_whole);
     round_fragment<E>(weights, scores);
@@ -310,10 +317,10 @@ struct Consumer {
       end_ping_pong();
       const auto& tile_scores = scores_of_tile(job, tile);
       const bool whole = is_whole(tile);
-      arch::wait_products<1>();
+      arch::wait_wgmma<1>();
       memory.column_ring.release(at);
       fold(job, tile, tile_scores, whole);
-      arch::wait_products<0>();
+      arch::wait_wgmma<0>();
       arch::pin(sums);
       memory.payload_ring.release(before);
       rescale_fragment<M>(sums, scale);
@@ -321,17 +328,17 @@ struct Consumer {
     }
     multiply_payload(at);
     join_lanes(m, state);
-    arch::wait_products<0>();
+    arch::wait_wgmma<0>();
     arch::pin(sums);
     memory.payload_ring.release(at);
     at.advance();
   }
 
-  // Stores the result of a job, through the buffer of the rows. No other warp reads a warp's lines there, so warps do not
-  // wait for each other.
+  // Stores the result of a job through the rows' buffer. Only the warp itself reads its lines there, so warps
+  // do not wait for each other.
   __device__ __forceinline__ void store(const Rows& rows, const ForwardArguments& p) {
     end_rows(m, state, sums, shape, memory.job[row_at.stage], warpgroup * kFragmentRows, rows);
-    const Job job = memory.job[row_at.stage];  // again, as the first line below: registers are few before
+    const Job job = memory.job[row_at.stage];  // read again, like `first`: before, registers are few
     const int first = warpgroup * kFragmentRows;
     unsigned char* const place = memory.rows[row_at.stage];
 #pragma unroll
@@ -372,11 +379,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 
   const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
   if (warpgroup == Tile::kConsumers) {
-    arch::release_registers<Tile::kConsumers == 2 ? 24 : 32>();
+    arch::setmaxnreg_dec<Tile::kConsumers == 2 ? 24 : 32>();
     if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect())
       produce(p, Schedule{p.shape, p.counter}, scores, memory);
   } else {
-    arch::take_registers<Tile::kConsumers == 2 ? 240 : 160>();
+    arch::setmaxnreg_inc<Tile::kConsumers == 2 ? 240 : 160>();
     const auto consume = [&](const FoldShape& shape) {
       Worker consumer{m, scores, shape, memory, warpgroup};
       if (warpgroup == Tile::kConsumers - 1) arch::arrive_threads(Worker::kPingPong, 2 * kWarpgroup);

@@ -1,4 +1,5 @@
-// The kernels of attention whose scores functions modify: what NVRTC compiles, and the tiles that the host launches.
+// Kernels of attention with a function of its scores (score_mod, mask_mod): what NVRTC compiles, and the
+// tiles with which the host launches.
 #pragma once
 
 #include <type_traits>
@@ -10,8 +11,8 @@
 
 namespace monoidreduce::sm80 {
 
-// By the larger width, 64, 128 or 256. A function takes registers, as a bias of each element does, so both
-// have the same tiles. One differs: forward, with width 128, it has 32 columns in place of 64. Up to that
+// By the larger width: 64, 128 or 256. A function takes as many registers as a bias of each element, so both
+// have the same tiles, except forward at width 128, where a function has 32 columns instead of 64. Up to that
 // width tiles fit any GPU's shared memory.
 template <int kWidth>
 using ModifiedForwardTile = std::conditional_t<

@@ -1,4 +1,5 @@
-// The kernels of attention whose scores functions modify, on Hopper: what NVRTC compiles, and the tiles that the host launches.
+// Kernels of attention with a function of its scores (score_mod, mask_mod) on Hopper: what NVRTC compiles,
+// and the tiles with which the host launches.
 #pragma once
 
 #include <type_traits>
@@ -10,11 +11,11 @@
 
 namespace monoidreduce::sm90 {
 
-// By the larger width, 64 or 128: the tiles of plain attention where a function leaves registers for them.
-// Functions for packed sequences gather positions, and leave fewer. (NVRTC 13.0, width 64. With three
-// consumers a function of four tensors spilled 128 bytes, and others none. Of packed sequences with 128 rows,
-// backward, a bias by distance spilled 724. Beside sums 256 wide, functions of several tensors spilled 100
-// bytes with tiles of 64 columns and of 32.)
+// By the larger width, 64 or 128: the tiles of plain attention, if a function leaves registers for them.
+// Functions for packed sequences gather positions, and leave fewer. (NVRTC 13.0, width 64: with three
+// consumers a function of four tensors spilled 128 bytes, and other functions none; for packed sequences,
+// backward with 128 rows and a bias by distance spilled 724. With sums 256 wide, functions of several tensors
+// spilled 100 bytes, with tiles of 64 columns and of 32.)
 template <int kWidth, bool kPacked>
 using ModifiedForwardTile = ForwardTile<kWidth, kWidth, 128, kWidth == 64 && !kPacked ? 3 : 2, 2>;
 template <int kWidth, bool kPacked, RowSums kRowSums>

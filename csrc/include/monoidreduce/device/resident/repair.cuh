@@ -1,10 +1,10 @@
-// Recomputes results that masking made NaN. With a mask (a window, or a bool bias) the tensor cores multiply excluded
-// elements by 0, and 0 times infinity or NaN is NaN.
+// Repairs results that masking made NaN. With a mask (a window, or a bool bias) the tensor cores multiply
+// masked elements by 0, and 0 times infinity or NaN is NaN.
 //
-// So where a mask excludes some column of a tile, the fold's kernels mark results that are not finite. After them, these
-// kernels recompute the marked results from the elements that are kept. A warp takes one row or column; its lanes share the
-// width. If all inputs are finite, nothing is marked and the kernels end at once. A row whose result is truly NaN ends at
-// its first NaN.
+// So where a mask excludes some element of a tile, the fold's kernels mark results that are not finite. The
+// kernels here run after them and recompute the marked results from the kept elements alone. A warp takes one
+// row or column; its lanes share the width. If all inputs are finite, nothing is marked and the kernels end
+// at once. A row whose result is truly NaN ends at its first NaN.
 #pragma once
 
 #include "monoidreduce/device/block/matrix.cuh"
@@ -16,7 +16,7 @@
 
 namespace monoidreduce {
 
-inline constexpr int kWarp = 32, kLaneWidth = 8;  // elements of a lane: widths up to 256
+inline constexpr int kWarp = 32, kLaneWidth = 8;  // kLaneWidth: elements of a lane, for widths up to 256
 
 // A row of up to 256 elements, spread over the lanes of a warp.
 struct WarpRow {
@@ -32,7 +32,7 @@ struct WarpRow {
     }
     return v;
   }
-  // Nothing, where the matrix is absent.
+  // Writes nothing if the matrix is absent.
   __device__ __forceinline__ void write(const Matrix<float>& m, std::int64_t row) const {
     if (m.tensor.data == nullptr) return;
 #pragma unroll
@@ -41,7 +41,7 @@ struct WarpRow {
       if (k < m.width()) m.write(row, k, x[n]);
     }
   }
-  // The second words of what a lane wrote to `high`.
+  // Writes what the rounding of `high` lost; `high` must have been written by the same lanes.
   __device__ __forceinline__ void write_low(const Matrix<float>& low, const Matrix<float>& high,
                                             std::int64_t row) const {
 #pragma unroll
@@ -56,7 +56,7 @@ struct WarpRow {
     for (int n = 0; n < kLaneWidth; ++n) sum += x[n] * other.x[n];
     return reduce_lanes<kWarp>(sum, [](float a, float b) { return a + b; });
   }
-  // Whether all elements are NaN, which no addition changes.
+  // Whether all elements are NaN: no addition changes that.
   __device__ __forceinline__ bool is_lost(int width) const {
     bool lost = true;
 #pragma unroll
@@ -71,9 +71,10 @@ struct WarpRow {
   }
 };
 
+// Shapes as in FoldProblem, FoldOutput and FoldGradients (fold.h).
 struct RepairArguments {
-  Tensor rows, columns, payload, bias, out, low;  // of the forward pass
-  Tensor grad_out, d_rows, d_columns, d_payload;  // of the backward pass
+  Tensor rows, columns, payload, bias, out, low;  // forward pass
+  Tensor grad_out, d_rows, d_columns, d_payload;  // backward pass
   ColumnRange range;
 };
 
@@ -84,7 +85,7 @@ __device__ __forceinline__ std::int64_t warps_of_grid() {
   return std::int64_t{gridDim.x} * blockDim.x / kWarp;
 }
 
-// Recomputes marked rows. Over double, as a row's mass is one long sum.
+// Recomputes marked rows. M is a monoid over double, because the mass of a row is one long sum.
 template <class M, class Rows>
 __global__ void __launch_bounds__(256)
     repair_forward_kernel(const __grid_constant__ RepairArguments p, const __grid_constant__ M m,
@@ -102,7 +103,7 @@ __global__ void __launch_bounds__(256)
     typename M::State state = m.identity();
     WarpRow sum = WarpRow::zero();
     if constexpr (RowsWithSinks<Rows, M>) {
-      if (rows.has_sinks()) {  // first, so that a row whose sink is NaN ends at its first column
+      if (rows.has_sinks()) {  // first, so that a row with a NaN sink ends at its first column
         const R scale = join_sink(m, state, rows.sink(head));
         sum.add(float(scale), 0.f, sum);
       }
@@ -125,7 +126,7 @@ __global__ void __launch_bounds__(256)
     if (p.low.data) out.write_low(Matrix<float>(p.low, batch, head), high, row);
     if (threadIdx.x % kWarp == 0) rows.store(flat, m.project(state));
   };
-  // A warp looks at 32 rows at once, and mostly finds none marked.
+  // A warp looks at 32 rows at a time, and mostly finds none marked.
   for (std::int64_t first = warp_of_grid() * kWarp; first < all; first += warps_of_grid() * kWarp) {
     const std::int64_t own = first + threadIdx.x % kWarp;
     unsigned marked = __ballot_sync(0xffffffffu, own < all && rows.marked(own));
@@ -191,7 +192,7 @@ __global__ void __launch_bounds__(256)
     d_column.write(Matrix<float>(p.d_columns, batch, column_head), column);
     d_payload.write(Matrix<float>(p.d_payload, batch, column_head), column);
   };
-  // A warp looks at one mark, of RowMarks::kUnit rows or columns.
+  // A warp looks at one mark at a time, which stands for RowMarks::kUnit rows or columns.
   const std::int64_t row_marks = p.rows.size[0] * heads * marks.row_units;
   const std::int64_t column_marks = p.rows.size[0] * column_heads * marks.column_units;
   for (std::int64_t n = warp_of_grid(); n < row_marks; n += warps_of_grid()) {

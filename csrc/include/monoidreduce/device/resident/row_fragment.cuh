@@ -1,43 +1,46 @@
-// The forward pass of 64 rows in a warpgroup's fragment: a tile of scores folded into them, and their result.
+// The forward pass of the 64 rows of a warpgroup's fragment: folds a tile of scores into them, and stores
+// their result.
 #pragma once
 
 #include "monoidreduce/device/block/fold_fragment.cuh"
-#include "monoidreduce/device/resident/kept.cuh"
+#include "monoidreduce/device/resident/unmasked.cuh"
 
 namespace monoidreduce {
 
-// [batch, heads, rows, width] of the payload's element type, a multiple of 8 wide, its rows dense.
+// [batch, heads, rows, width] of the payload's element type. The width is a multiple of 8; rows are
+// contiguous.
 struct OutputRows {
   void* data;
-  void* low;  // the same of what rounding lost, or null
+  void* low;  // what rounding to `data` lost, in the same layout; or null
   std::int64_t stride[3];
   int width;
 };
 
-// The columns that all rows of lines [first, + 64) of a job keep.
+// The columns that all rows of the lines [first, first + 64) of a job keep.
 template <class Job>
 __device__ __forceinline__ Columns kept_by_all(const FoldShape& shape, const Job& job, int first) {
   return shape.kept_by_all(job.row_of(first), job.rows_of(kFragmentRows));
 }
 
-// A tile of dot products becomes what the policy of scores holds, and absent scores where a row does not keep
-// a column. The tile has lines [first, + 64) of a job's rows, and columns from column0 on. is_whole(): whether all these
-// rows keep all these columns. It is asked when scores are prepared: before that kernels of sm_80 would spill.
+// Replaces a tile of dot products by what the score policy holds (FragmentScores), and masks it. The tile has
+// the lines [first, first + 64) of a job, and columns from column0 on. is_whole(): whether all these rows
+// keep all these columns. It is called only after scores are prepared: if it were called before, kernels of
+// sm_80 would spill.
 template <TileMonoid M, FragmentScores<M> Scores, class Job, class IsWhole, int kSize>
 __device__ __forceinline__ void score_rows(const M& m, float (&tile)[kSize], const Scores& scores,
                                            const FoldShape& shape, const Job& job, int first, int column0,
                                            IsWhole is_whole) {
   scores.prepare(tile, job.row_of(first), column0);
-  // Masking costs as much as the fold: only tiles with elements that some row does not keep are masked.
+  // Masking costs as much as the fold, so only tiles with masked elements are masked.
   if (!is_whole()) {
     Kept kept[2];
-    find_kept_columns(kept, shape, [&](int line) { return job.row_of(first + line); }, column0);
+    find_unmasked_columns(kept, shape, [&](int line) { return job.row_of(first + line); }, column0);
     mask_fragment(m, kept, tile);
   }
 }
 
-// Folds a tile of dot products into the states of the thread's two rows and turns it into the payload's weights. scale: what
-// the payload sums so far must be multiplied by.
+// Folds a tile of dot products into the states of the thread's two rows and replaces it by the payload's
+// weights. scale: the factor by which the payload's sums so far must be multiplied.
 template <TileMonoid M, FragmentScores<M> Scores, class Job, int kSize>
 __device__ __forceinline__ void fold_rows(const M& m, typename M::State (&state)[2], float (&tile)[kSize],
                                           const Scores& scores, const FoldShape& shape, const Job& job,
@@ -46,7 +49,8 @@ __device__ __forceinline__ void fold_rows(const M& m, typename M::State (&state)
   fold_fragment(m, state, tile, scores, scale);
 }
 
-// Frames settle after a few tiles; then no row of the warp moves.
+// Multiplies the payload's sums by `scale`. Frames (row maxima) settle after a few tiles; then all factors of
+// the warp are 1, and nothing is multiplied.
 template <PayloadMonoid M, int kSize>
 __device__ __forceinline__ void rescale_fragment(float (&sums)[kSize], const typename M::Real (&scale)[2]) {
   using R = typename M::Real;
@@ -57,13 +61,13 @@ __device__ __forceinline__ void rescale_fragment(float (&sums)[kSize], const typ
   }
 }
 
-// The row of a line of a job, over [batch, heads, rows].
+// The index of a line's row over [batch, heads, rows].
 template <class Job>
 __device__ __forceinline__ std::int64_t flat_row(const FoldShape& shape, const Job& job, int line) {
   return (std::int64_t{job.batch} * shape.heads + job.head_of(line)) * shape.rows + job.row_of(line);
 }
 
-// Makes the states of the thread's two rows whole: combines the states of all lanes of a row.
+// Combines the states that the lanes of a row hold, so that each lane has the state of the whole row.
 template <PayloadMonoid M>
 __device__ __forceinline__ void join_lanes(const M& m, typename M::State (&state)[2]) {
 #pragma unroll
@@ -72,14 +76,15 @@ __device__ __forceinline__ void join_lanes(const M& m, typename M::State (&state
         reduce_lanes<kLanesOfRow>(state[r], [&](const auto& s, const auto& t) { return combine(m, s, t); });
 }
 
-// What the payload's sums are multiplied by.
+// The factor that normalises the payload's sums: 1 / mass for attention, 0 for an empty row, 1 for the MLP.
 template <PayloadMonoid M>
 __device__ __forceinline__ float normalisation(const M& m, const typename M::State& whole) {
   const float mass = m.mass(whole).x;
   return !M::kNormalized ? 1.f : mass == 0.f ? 0.f : 1.f / mass;
 }
 
-// Ends the fold of a row of a head, from the whole state of its columns. Returns what the payload's sums are multiplied by.
+// Ends the fold of a row from the state of all its columns: joins the sink of its head, if any. Returns the
+// factor of the payload's sums.
 template <PayloadMonoid M, PayloadRows<M> Rows, class Head>
 __device__ __forceinline__ float end_fold(const M& m, typename M::State& state, const Rows& rows, Head head) {
   if constexpr (RowsWithSinks<Rows, M>) {
@@ -91,8 +96,8 @@ __device__ __forceinline__ float end_fold(const M& m, typename M::State& state, 
   return normalisation(m, state);
 }
 
-// Ends the folds of lines [first, + 64) of a job's rows, and turns the payload's sums into what is written. state: whole, of
-// the columns before and of the rows behind.
+// Ends the folds of the lines [first, first + 64) of a job, and turns the payload's sums into what is
+// written. state: on entry, of all columns; on return, of the sink too.
 template <PayloadMonoid M, class Job, PayloadRows<M> Rows, int kSize>
 __device__ __forceinline__ void end_rows(const M& m, typename M::State (&state)[2], float (&sums)[kSize],
                                          const FoldShape& shape, const Job& job, int first,
@@ -100,7 +105,7 @@ __device__ __forceinline__ void end_rows(const M& m, typename M::State (&state)[
   float factor[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    // A line without a row may be of no head.
+    // A line without a row may lie beyond the last head.
     const auto head = [&] { return ::min(job.head_of(first + fragment_row(r)), shape.heads - 1); };
     factor[r] = end_fold(m, state[r], rows, head);
   }
@@ -109,7 +114,8 @@ __device__ __forceinline__ void end_rows(const M& m, typename M::State (&state)[
   rows.output(sums);
 }
 
-// P_i of lines [first, + 64) of a job's rows. state: whole; sums: as they are written.
+// Stores P_i (the log-sum-exp) of the lines [first, first + 64) of a job. state: of the whole rows; sums: as
+// they are written.
 template <PayloadMonoid M, class Job, PayloadRows<M> Rows, int kSize>
 __device__ __forceinline__ void finish_states(const M& m, const typename M::State (&state)[2],
                                               const float (&sums)[kSize], const FoldShape& shape,
@@ -128,7 +134,7 @@ __device__ __forceinline__ void finish_states(const M& m, const typename M::Stat
   }
 }
 
-// The sums of lines [first, + 64) of a job's rows, rounded, to data: that of out, or its low words.
+// Rounds the sums of the lines [first, first + 64) of a job and writes them to `data`: out.data or out.low.
 template <class E, class Job, int kSize>
 __device__ __forceinline__ void store_sums(const float (&sums)[kSize], const FoldShape& shape, const Job& job,
                                            int first, const OutputRows& out, void* data) {
@@ -145,7 +151,7 @@ __device__ __forceinline__ void store_sums(const float (&sums)[kSize], const Fol
   }
 }
 
-// The same, where it is asked for, of what rounding loses.
+// Writes what rounding lost, if out.low is present.
 template <class E, class Rows, class Job, int kSize>
 __device__ __forceinline__ void store_low_words(float (&sums)[kSize], const FoldShape& shape, const Job& job,
                                                 int first, const OutputRows& out) {
@@ -157,7 +163,8 @@ __device__ __forceinline__ void store_low_words(float (&sums)[kSize], const Fold
   }
 }
 
-// The result of lines [first, + 64) of a job's rows: P_i to rows, the payload's fold to out. state: whole, of the columns.
+// Stores the result of the lines [first, first + 64) of a job: P_i by `rows`, the payload's fold to `out`.
+// state: of all columns.
 template <class E, PayloadMonoid M, class Job, PayloadRows<M> Rows, int kSize>
 __device__ __forceinline__ void finish_rows(const M& m, typename M::State (&state)[2], float (&sums)[kSize],
                                             const FoldShape& shape, const Job& job, int first,

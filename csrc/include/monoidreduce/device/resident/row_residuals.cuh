@@ -1,10 +1,10 @@
-// Backward preprocess of attention. For each row it stores, in the form that the backward kernel loads:
+// Backward preprocess of attention. For each row it stores, in the form in which the backward kernel loads
+// them:
 //
 //   the log-sum-exp, in base 2
-//   the centre (delta) g_i - <G_i, out_i>, times the scale of the scores
+//   the centre: grad_lse - delta, where delta = <grad_out, out>, the row's sum of dO * O; times the scale of the scores
 //
-// g is the upstream gradient of the log-sum-exp, G that of the output. The kernel also clears the marks of repair.cuh, and
-// the counters and semaphores of the backward kernel.
+// The kernel also clears the marks of repair.cuh, and the counters and semaphores of the backward kernel.
 #pragma once
 
 #include <cmath>
@@ -17,18 +17,20 @@
 
 namespace monoidreduce {
 
-// The result of prepare_rows for each row: P_i, and RowPolicy::upstream times the unit of the scores.
+// What prepare_rows stores for each row: P_i (the log-sum-exp), and RowPolicy::upstream (the centre) times
+// the unit of the scores.
 struct RowResiduals {
   float *product, *upstream;  // [batch, heads, padded_rows]
-  int padded_rows;  // rows, rounded up to a multiple of 128; the rows beyond the last one weigh nothing
+  // The number of rows, rounded up to a multiple of 128; rows beyond the last have weights of 0.
+  int padded_rows;
 };
 
-// A mark for every 64 rows of a head and every 64 columns of a column head. A mark that is not 0 means that their
-// gradients must be computed again (repair.cuh).
+// One mark for every 64 rows of a head, and for every 64 columns of a column head. Where a mark is not 0,
+// their gradients must be computed again (repair.cuh).
 struct RowMarks {
   static constexpr int kUnit = 64;
   float *rows, *columns;
-  int row_units, column_units;  // of a head
+  int row_units, column_units;  // of each head
 
   __device__ __forceinline__ float& row(std::int64_t head, std::int64_t row) const {
     return rows[head * row_units + row / kUnit];
@@ -38,25 +40,25 @@ struct RowMarks {
   }
 };
 
-// Words that are set to 0.
+// Memory that prepare_rows sets to 0: counters and semaphores of the backward kernel.
 struct ClearedWords {
   unsigned* words;
   std::int64_t count;
 };
 
 struct RowInputs {
-  // [B, H, M, D], lines on 16-byte boundaries; [B, H, M, at most D] twice, out_low possibly absent; [B, H, M] twice, the last
-  // possibly absent
+  // grad_out: [B, H, M, D], lines on 16-byte boundaries. out and out_low: [B, H, M, at most D]; out_low may
+  // be absent. lse and grad_lse: [B, H, M]; grad_lse may be absent.
   TensorView grad_out, out, out_low, lse, grad_lse;
   float scale;
   std::int64_t column_heads;
-  bool banded;  // some rows do not keep every column; only then are columns marked
+  bool banded;  // some rows are masked; only then are columns marked
 };
 
-inline constexpr int kChunk = 8;  // 16-bit elements that a lane reads at once
+inline constexpr int kChunk = 8;  // 16-bit elements that a lane reads at a time
 inline constexpr int kPrepareThreads = 256;
 
-// kChunk elements of type E from 16-byte boundaries on.
+// Loads kChunk elements of type E from a 16-byte boundary.
 template <class E>
 __device__ __forceinline__ void load_chunk(float (&to)[kChunk], const void* from) {
   union {
@@ -70,7 +72,7 @@ __device__ __forceinline__ void load_chunk(float (&to)[kChunk], const void* from
   for (int k = 0; k < kChunk; ++k) to[k] = float(chunk.elements[k]);
 }
 
-// The same of a row of any width, from any address on: 0 beyond its end.
+// The same from any address in a row of any width; elements beyond its end are 0.
 template <class E>
 __device__ __forceinline__ void load_chunk(float (&to)[kChunk], const E* row, int first, int width) {
   const E* const from = row + first;
@@ -80,14 +82,15 @@ __device__ __forceinline__ void load_chunk(float (&to)[kChunk], const E* row, in
   for (int k = 0; k < kChunk; ++k) to[k] = first + k < width ? float(from[k]) : 0.f;
 }
 
-// x rounded as an operand of type E: in a row with one column, <G_i, v_j> and <G_i, out_i> must cancel exactly.
+// x as matrix products see it, rounded to tf32 if E is float: in a row with one column, <G_i, v_j> and <G_i,
+// out_i> must cancel exactly.
 template <class E>
 __device__ __forceinline__ float as_factor(float x) {
   if constexpr (std::is_same_v<E, float>) x = __uint_as_float(arch::round_to_tf32(x));
   return x;
 }
 
-// kLanes lanes per row, each with kChunk elements. A block takes consecutive rows of one head.
+// kLanes lanes take one row, each with kChunk elements of it. A block takes consecutive rows of one head.
 template <class E, int kLanes>
 __global__ void __launch_bounds__(kPrepareThreads)
     prepare_rows(const __grid_constant__ RowInputs x, const __grid_constant__ RowResiduals to,
@@ -120,7 +123,8 @@ __global__ void __launch_bounds__(kPrepareThreads)
   }
   dot = reduce_lanes<kLanes>(dot, [](float a, float b) { return a + b; });
   if (lane != 0) return;
-  float product = INFINITY, upstream = 0.f;  // the weights of rows beyond the last and without columns are 0
+  // Rows beyond the last one and rows without columns have weights (p) of 0.
+  float product = INFINITY, upstream = 0.f;
   if (row < rows) {
     const float lse = static_cast<const float*>(x.lse.data)[offset(x.lse)];
     const float of_lse =
@@ -134,7 +138,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
   if (row % RowMarks::kUnit == 0) marks.row(batch_head, row) = 0.f;
 }
 
-// The marks of the columns.
+// Clears the marks of the columns.
 static __global__ void clear_marks(float* marks, std::int64_t count) {
   const std::int64_t n = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (n < count) marks[n] = 0.f;

@@ -1,4 +1,4 @@
-// Tensors [batch, heads, lines, width], as kernels without TMA read and write them.
+// Tensors [batch, heads, lines, width] as kernels without TMA read and write them.
 #pragma once
 
 #include "monoidreduce/device/block/copy_tile.cuh"

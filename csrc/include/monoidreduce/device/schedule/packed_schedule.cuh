@@ -1,4 +1,4 @@
-// The tile scheduler for few rows (packing.h): which rows and columns a block works on.
+// The tile scheduler for few rows (packing.h: PackGQA and split-KV): which rows and columns a block works on.
 #pragma once
 
 #include "monoidreduce/device/schedule/packing.h"
@@ -6,11 +6,11 @@
 
 namespace monoidreduce {
 
-// Part of the columns of a tile.
+// One split of the columns of a tile. The lines of the tile are rows of several heads (PackGQA).
 struct PackedJob {
-  int batch, head, end_head, row0;  // of the tile: its heads and its first row
-  int rows;                         // of a head
-  int first_tile, tiles;            // of columns
+  int batch, head, end_head, row0;  // the heads and the first row of the tile
+  int rows;                         // rows of the tile in each head
+  int first_tile, tiles;            // column tiles of this split
   int split;
 
   __device__ __forceinline__ int row_of(int line) const { return row0 + line % rows; }
@@ -37,7 +37,7 @@ struct PackedSchedule {
   }
   __device__ __forceinline__ int lines() const { return packing.heads * packing.rows; }
   __device__ __forceinline__ int next(int index) const { return index + gridDim.x; }
-  // Tiles that read the same columns follow one another.
+  // Jobs that read the same columns are consecutive.
   __device__ __forceinline__ PackedJob operator()(int index) const {
     const int row_tile = index % row_tiles(), rest = index / row_tiles();
     const int head_tile = rest % head_tiles(), part = rest / head_tiles();

@@ -1,23 +1,26 @@
-// The tile scheduler of the fused kernels: which jobs a block takes, in which order. Kernels are persistent.
+// The tile scheduler of the fused kernels: which jobs a block takes, and in which order. The kernels are
+// persistent.
 //
-// A job (work tile) is a tile of rows, or of columns, of one batch and head. Heads are grouped into sections whose operands
-// fit into the L2 cache together. In a section the longest jobs come first, so that the last ones to start are short.
+// A job (work tile) is a tile of rows, or of columns, of one batch and head. Heads are grouped into sections
+// whose operands fit into the L2 cache together. In a section the longest jobs come first, so that the last
+// ones to start are short.
 //
-// Blocks take jobs of different lengths from an atomic counter, as well as jobs of columns that wait for each other
-// (turns.cuh). Other jobs have a fixed order, and the last of them may be split between blocks (last_round.h).
+// Blocks take jobs of different lengths from an atomic counter. So they do jobs of columns that wait for each
+// other (semaphores.cuh). Other jobs have a fixed order, and the last of them may be split between blocks
+// (stream_k_tail.h).
 #pragma once
 
 #include <algorithm>
 
-#include "monoidreduce/device/schedule/last_round.h"
+#include "monoidreduce/device/schedule/stream_k_tail.h"
 #include "monoidreduce/score.h"
 
 namespace monoidreduce {
 
-inline constexpr int kSharedAlignment = 1024;  // of the swizzle
+inline constexpr int kSharedAlignment = 1024;  // bytes; the 128-byte swizzle needs it
 
-// ColumnRange in 32 bits, its shift included: a row keeps the columns [row - left, row + right] within the tensor. kFar
-// means no bound.
+// A ColumnRange that is a band, in 32 bits and with its shift added: row i keeps the columns [i - left, i +
+// right] within the tensor. kFar: unbounded.
 struct Band {
   static constexpr int kFar = 1 << 30;  // sums of two row or column indices fit an int
   int left, right;
@@ -37,7 +40,7 @@ struct Band {
   }
 };
 
-// Columns [begin, end). In 32 bits, as indices of kernels are; a Span is in memory.
+// The columns [begin, end), in 32 bits like all indices in kernels. (Span, which has 64, is in memory.)
 struct Columns {
   int begin, end;
   __device__ __forceinline__ bool have(int column0, int count) const {
@@ -46,69 +49,70 @@ struct Columns {
 };
 
 struct FoldShape {
-  int batch, heads, group;  // group: heads that share a column head
+  int batch, heads, group;  // group: query heads that share a column head (GQA)
   int rows, columns;
   Band band;
-  const Span *row_spans,
-      *column_spans;    // in place of the band: the columns of each row, the rows of each column; or null
-  bool sieved;          // a bias excludes elements
-  bool batches_follow;  // jobs go through the batches of a head first; else through the heads of a batch
-  int section;          // the number of batch-heads of a section
+  // Packed sequences: the columns that each row keeps, and the rows of each column, instead of the band; or
+  // null.
+  const Span *row_spans, *column_spans;
+  bool masked_by_bias;  // masked by bias: a bool bias excludes elements
+  // Consecutive jobs go through the batches of a head first; otherwise through the heads of a batch.
+  bool batches_follow;
+  int section;  // batch-heads in a section
 
-  // The batch and head of a batch-head; heads: the number of (column) heads.
+  // The batch and the head of a batch-head index. heads: the number of heads, or of column heads.
   __device__ __forceinline__ int batch_of(int batch_head, int heads) const {
     return batches_follow ? batch_head % batch : batch_head / heads;
   }
   __device__ __forceinline__ int head_of(int batch_head, int heads) const {
     return batches_follow ? batch_head / batch : batch_head % heads;
   }
-  // For kernels that no call with spans runs: code for them would take registers, and spill others.
+  // For kernels that no call with spans runs: code for spans would take registers, and others would spill.
   __device__ __forceinline__ FoldShape without_spans() const {
     FoldShape shape = *this;
     shape.row_spans = shape.column_spans = nullptr;
     return shape;
   }
   __device__ __forceinline__ bool banded() const { return row_spans || !band.all(); }
-  __device__ __forceinline__ bool partial() const { return sieved || banded(); }
-  // The columns that a row keeps: [first_column, end_column). A row beyond the last is like the last.
+  __device__ __forceinline__ bool partial() const { return masked_by_bias || banded(); }
+  // Row `row` keeps the columns [first_column, end_column). A row beyond the last is like the last one.
   __device__ __forceinline__ int first_column(int row) const {
     return row_spans ? int(row_spans[::min(row, rows - 1)].begin) : band.begin(row);
   }
   __device__ __forceinline__ int end_column(int row) const {
     return row_spans ? int(row_spans[::min(row, rows - 1)].end) : band.end(row, columns);
   }
-  // The rows that keep a column: [first_row, end_row). Some of them may be before the first row or beyond the
-  // last.
+  // The rows [first_row, end_row) keep column `column`. Some of them may be negative or beyond the last row.
   __device__ __forceinline__ int first_row(int column) const {
     return column_spans ? int(column_spans[::min(column, columns - 1)].begin) : column - band.right;
   }
   __device__ __forceinline__ int end_row(int column) const {
     return column_spans ? int(column_spans[::min(column, columns - 1)].end) : column + band.left + 1;
   }
-  // How many these are: of a band the same for all columns.
+  // The number of these rows; in a band it is the same for all columns.
   __device__ __forceinline__ unsigned rows_of(int column) const {
     return column_spans ? unsigned(end_row(column) - first_row(column))
                         : unsigned(band.left) + unsigned(band.right) + 1;
   }
-  // The columns that all these rows keep.
+  // The columns that all of the rows [row0, row0 + count) keep.
   __device__ __forceinline__ Columns kept_by_all(int row0, int count) const {
     return {first_column(row0 + count - 1), end_column(row0)};
   }
-  // Whether all these rows keep all these columns. Not by the function above, which asks for both ends: backward
-  // kernels took up to 1.07 times as long (H100, d 64, causal).
+  // Whether all these rows keep all these columns. It does not call kept_by_all, which computes both ends:
+  // with that, backward kernels took up to 1.07 times as long (H100, width 64, causal).
   __device__ __forceinline__ bool keeps_all(int row0, int row_count, int column0, int column_count) const {
     return first_column(row0 + row_count - 1) <= column0 && column0 + column_count <= end_column(row0);
   }
 };
 
-// A job whose lines are rows of one head. (The lines of a PackedJob are rows of several heads.)
+// A tile of rows of one head. (The lines of a PackedJob are rows of several heads.)
 struct RowJob {
   int batch, head, row0;
-  int first_tile, tiles;  // of columns
+  int first_tile, tiles;  // column tiles
 
   __device__ __forceinline__ int row_of(int line) const { return row0 + line; }
   __device__ __forceinline__ int head_of(int) const { return head; }
-  // Of so many lines, from one on whose row is the first of theirs.
+  // The number of rows that `lines` consecutive lines have in a head; a PackedJob has fewer.
   __device__ __forceinline__ int rows_of(int lines) const { return lines; }
   __device__ __forceinline__ bool has(const FoldShape& shape, int line) const {
     return row_of(line) < shape.rows;
@@ -119,13 +123,13 @@ template <int kRows, int kColumns>
 struct RowSchedule {
   using Job = RowJob;
   const FoldShape& shape;
-  unsigned long long* counter = nullptr;  // in global memory, 0 at first; or null
+  unsigned long long* counter = nullptr;  // in global memory, initially 0; null: jobs have a fixed order
 
   __device__ __forceinline__ int row_tiles() const { return (shape.rows + kRows - 1) / kRows; }
   __device__ __forceinline__ int jobs() const { return shape.batch * shape.heads * row_tiles(); }
-  // Of a tile.
+  // The rows of a tile.
   __device__ __forceinline__ int lines() const { return kRows; }
-  // The job after this one for the calling block.
+  // The index of the calling block's next job, after job `index`.
   __device__ __forceinline__ int next(int index) const {
     return gridDim.x + (counter ? static_cast<int>(atomicAdd(counter, 1ull)) : index);
   }
@@ -134,8 +138,8 @@ struct RowSchedule {
     const int first_head = section * shape.section, within = index - first_head * row_tiles;
     const int heads_here = ::min(shape.section, shape.batch * shape.heads - first_head);
     const int rank = within / heads_here, batch_head = first_head + within % heads_here;
-    // With the end of a row's columns bounded, later rows have more of them. In listed spans, later rows of a
-    // sequence may have more.
+    // If a row's last column is bounded (causal), later rows have more columns, and go first. With listed
+    // spans, later rows of a sequence may have more.
     const bool ends = shape.row_spans || shape.band.right < Band::kFar;
     const int row_tile = ends ? row_tiles - 1 - rank : rank;
     const int row0 = row_tile * kRows, last_row = ::min(row0 + kRows, shape.rows) - 1;
@@ -146,15 +150,16 @@ struct RowSchedule {
   }
 };
 
-// One of so many splits of a job's tiles: as many as the others have, the last ones' fewer or none.
+// One of `splits` splits of a job's tiles. All have as many tiles, except that the last ones have fewer or
+// none.
 struct TileSplit {
-  int share, begin, tiles;  // tiles: of the job
+  int share, begin, tiles;  // tiles: of the whole job
   __device__ __forceinline__ TileSplit(int tiles, int split, int splits)
       : share((tiles + splits - 1) / splits), begin(::min(split * share, tiles)), tiles(tiles) {}
   __device__ __forceinline__ int count() const { return ::min(share, tiles - begin); }
 };
 
-// A split of the columns of a tile of rows.
+// One split of the columns of a tile of rows.
 struct SplitJob : RowJob {
   int split;
 };
@@ -164,7 +169,7 @@ struct SplitSchedule {
   const FoldShape& shape;
   int splits;
 
-  // Tiles of rows that read the same columns follow one another.
+  // Jobs that read the same columns are consecutive.
   __device__ __forceinline__ SplitJob operator()(int index) const {
     const RowSchedule<kRows, kColumns> whole{shape};
     SplitJob job{whole(index % whole.jobs()), index / whole.jobs()};
@@ -174,23 +179,24 @@ struct SplitSchedule {
   }
 };
 
-// The blocks that have a part of a job; none where it is whole.
+// The blocks that have parts of a split job (stream_k_tail.h); none if the job is whole.
 struct JobParts {
   int first_block = -1, last_block = -1;
   __device__ __forceinline__ bool whole() const { return first_block < 0; }
 };
 
-// The numbers of the jobs of the calling block: first of whole jobs, then of its parts of the last round.
-// With a counter a block's jobs come after all that have been taken, and these are under way.
+// The numbers of the jobs that the calling block takes: first whole jobs, then its parts of the stream-K
+// tail. With a counter, a block takes a job only after all jobs with lower numbers have been taken by blocks
+// that are running: it may wait for these.
 struct JobNumbers {
-  unsigned* counter;  // in global memory, 0 at first; or null
-  int whole;          // jobs
-  LastRound last;
+  unsigned* counter;  // in global memory, initially 0; null: jobs have a fixed order
+  int whole;          // jobs that are not split
+  StreamKTail last;
 
-  JobNumbers(std::int64_t jobs, const LastRound& last, unsigned* counter)
+  JobNumbers(std::int64_t jobs, const StreamKTail& last, unsigned* counter)
       : counter(counter), whole(static_cast<int>(jobs) - last.jobs), last(last) {}
 
-  // Blocks of the grid.
+  // The number of blocks of the grid.
   unsigned blocks(int multiprocessors) const {
     return static_cast<unsigned>(std::min(std::max(whole, last.blocks), multiprocessors));
   }
@@ -201,7 +207,7 @@ struct JobNumbers {
     return which(number) == 1 ? number + 1 : end();
   }
   __device__ __forceinline__ bool is_part(int number) const { return number >= whole; }
-  __device__ __forceinline__ LastRound::Part part(int number) const {
+  __device__ __forceinline__ StreamKTail::Part part(int number) const {
     return last.part(blockIdx.x, which(number));
   }
   __device__ __forceinline__ JobParts blocks_of(int part_job) const {
@@ -210,9 +216,9 @@ struct JobNumbers {
 
  private:
   __device__ __forceinline__ int taken() const { return static_cast<int>(atomicAdd(counter, 1u)); }
-  // A block's second part comes first: it does not end its job (handover.cuh).
+  // A block's second part comes first, because another block joins it (stream_k_fixup.cuh).
   __device__ __forceinline__ int which(int number) const { return 1 - (number - whole) % 2; }
-  // The number, if it is a whole job's, else that of the block's next part, if it has any.
+  // `number` if it is a whole job's; otherwise the number of the block's first part, or end() if it has none.
   __device__ __forceinline__ int or_part(int number) const {
     if (number < whole) return number;
     if (static_cast<int>(blockIdx.x) >= last.blocks) return end();
@@ -220,13 +226,13 @@ struct JobNumbers {
   }
 };
 
-// A tile of columns and the rows that keep any of them, for every head of its group.
+// A tile of columns, with the rows that keep any of these columns, in every query head of the group.
 struct ColumnJob {
   int batch, column_head, column0;
-  int first_tile, tiles;  // of rows, a head
+  int first_tile, tiles;  // row tiles of each head
   JobParts parts{};
 
-  // One of several parts of the rows.
+  // Reduces the job to part `part` of `parts` equal parts of its rows.
   __device__ __forceinline__ void take_part(int part, int parts) {
     const auto begin_of = [&](int n) { return static_cast<int>(std::int64_t{tiles} * n / parts); };
     const int begin = begin_of(part), end = begin_of(part + 1);
@@ -241,7 +247,7 @@ __device__ __forceinline__ ColumnJob column_job(const FoldShape& shape, int inde
   const int section = index / (shape.section * column_tiles), first_head = section * shape.section;
   const int within = index - first_head * column_tiles, heads_here = ::min(shape.section, all - first_head);
   const int rank = within / heads_here, batch_head = first_head + within % heads_here;
-  // With the end of a row's columns bounded, early columns have more rows, and go first.
+  // If a row's last column is bounded (causal), early columns have more rows, and go first.
   const int column0 = rank * kColumns, last_column = ::min(column0 + kColumns, shape.columns) - 1;
   const int begin = ::max(shape.first_row(column0), 0);
   const int end = ::min(shape.end_row(last_column), shape.rows);
@@ -249,12 +255,12 @@ __device__ __forceinline__ ColumnJob column_job(const FoldShape& shape, int inde
   return {shape.batch_of(batch_head, column_heads), shape.head_of(batch_head, column_heads), column0,
           first_tile, ::max((end + kRows - 1) / kRows - first_tile, 0)};
 }
-// One of those that the calling block takes.
+// The job with a number of JobNumbers, or the part of a job.
 template <int kRows, int kColumns>
 __device__ __forceinline__ ColumnJob column_job(const FoldShape& shape, const JobNumbers& numbers,
                                                 int number) {
   if (!numbers.is_part(number)) return column_job<kRows, kColumns>(shape, number);
-  const LastRound::Part part = numbers.part(number);
+  const StreamKTail::Part part = numbers.part(number);
   ColumnJob job = column_job<kRows, kColumns>(shape, numbers.whole + part.job);
   job.first_tile += part.first_tile, job.tiles = part.tiles;
   job.parts = numbers.blocks_of(part.job);

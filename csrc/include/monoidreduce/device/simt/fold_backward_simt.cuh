@@ -1,19 +1,19 @@
 // The backward fold on any GPU: any monoid, any scores (elements.cuh), any element type, width and strides.
 //
-// Corollary 2.1.3: dP_i / dX_ij = D(P_i, X_ij). So a tile of 64 x 64 elements needs only its own rows, its
-// own columns and the final products. It computes its scores again, pulls the upstream gradient through D and
-// multiplies:
+// Corollary 2.1.3 of the paper (monoid.h): dP_i / dX_ij = D(P_i, X_ij). So a tile of 64 x 64 elements needs
+// only its own rows, its own columns and the final products P_i. It recomputes its scores, pulls the upstream
+// gradient through D and multiplies:
 //
-//   dz_ij = pull(X_ij, P_i, g_i, u_ij)   u = G V^T       w_ij = the element's share of the output
+//   dz_ij = pull(X_ij, P_i, g_i, u_ij)   u = G V^T       w_ij = the element's share of the output (attention: p)
 //   d_a += dz B    d_b += dz^T A    d_payload += w^T G    d_bias += dz
 //
-// Its operands come in pairs, rows with columns: (A, B), and (other A, other B) or (G, V). A pair is
-// multiplied into a tile of dot products. The tile becomes gradients or weights. These, multiplied with the
-// one operand, are the gradient of the other.
+// Operands come in pairs of rows and columns: (A, B), and (other A, other B) or (G, V). The product of a pair
+// is a tile of dot products. The tile becomes gradients or weights. Multiplied by one operand of the pair, it
+// gives the gradient of the other.
 //
-// One kernel, three ways to walk the tiles (Walk). By default every tile is a job of its own and adds with
-// atomics, whose order changes from run to run. The deterministic mode computes every tile once per kind of
-// gradient. It has a pass over the rows (d_a), one over the columns (d_b, d_payload) and one over the bias.
+// One kernel has three ways to walk the tiles (Walk). By default every tile is a job of its own and adds with
+// atomics, in an order that changes from run to run. The deterministic mode computes every tile once for each
+// kind of gradient: a pass over the rows (d_a), one over the columns (d_b, d_payload) and one over the bias.
 // In each pass a block owns what it adds to.
 #pragma once
 
@@ -38,12 +38,12 @@ struct PullArguments {
   bool whole;
 };
 
-// A tile of elements has five coordinates. Query head = column head * group + member.
+// The grid of tiles of elements, with five axes. Query head = column head * group + member.
 struct Walk {
   enum Axis { kBatch, kColumnHead, kMember, kRowTile, kColumnTile, kAxes };
   std::int64_t extent[kAxes];
-  bool looped[kAxes];  // does one block walk this axis, in order; else it is spread over the grid
-  bool exclusive;      // a block alone adds to what it adds to
+  bool looped[kAxes];  // true: one block walks this axis, in order; false: it is spread over the grid
+  bool exclusive;      // only one block adds to an element of a gradient
 
   MR_HD std::int64_t count(bool of_looped) const {
     std::int64_t n = 1;
@@ -52,12 +52,12 @@ struct Walk {
   }
 };
 
-// Where a tile is.
+// The place of a tile.
 struct TilePlace {
   std::int64_t batch, head, column_head, row0, column0;
 };
 
-// The tile that is step number step of a job, the last axis fastest.
+// The tile of step `step` of a job; the last axis is the fastest.
 __device__ __forceinline__ TilePlace place_of(const Walk& walk, std::int64_t job, std::int64_t step) {
   std::int64_t at[Walk::kAxes];
 #pragma unroll
@@ -72,10 +72,11 @@ __device__ __forceinline__ TilePlace place_of(const Walk& walk, std::int64_t job
           at[Walk::kColumnHead], at[Walk::kRowTile] * kTile, at[Walk::kColumnTile] * kTile};
 }
 
-// Pulls the upstream gradient through every element of the tile, in place. Before: dot products of the first
-// pair in memory.first, of the second pair in memory.second. After, in memory.first: the gradient by what
-// goes into the softcap (by a bias outside of it, where that is wanted). After, in memory.second: the same of
-// the second score, or the weights. 0 where an element is not valid.
+// Pulls the upstream gradient through every element of the tile, in place. On entry memory.first has the dot
+// products of the first pair, and memory.second those of the second pair. On return memory.first has the
+// gradient with respect to the argument of the softcap (or, if its gradient is wanted, to a bias outside the
+// softcap). memory.second has the same for the second score, or the weights. Both are 0 where an element is
+// not valid.
 template <bool kPayload, Monoid M, RowPolicy<M> Rows, class Policy>
 __device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memory, const M& m,
                                               const PullArguments& p, const Policy& score, const Rows& rows,
@@ -94,7 +95,7 @@ __device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memo
     label = static_cast<Index<T>>(rows.label(flat_row));
     factor = factor_of<T>(rows, flat_row);
   }
-  // A row all of whose columns are in this tile takes its centre from them (share_of_mean).
+  // A row whose columns are all in this tile computes its delta, <G_i, out_i>, from them (delta_term).
   if constexpr (kPayload && KnowsProductGradient<Rows, M>) {
     const std::int64_t columns = p.pair[0].columns.size[2];
     const bool within =
@@ -109,10 +110,10 @@ __device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memo
         const T dot = memory.first[place];
         const Element<T> e{scores.at(row, column).value(dot), T(0), static_cast<Index<T>>(column), label,
                            factor};
-        mean += share_of_mean(m, e, product, memory.second[place]);
+        mean += delta_term(m, e, product, memory.second[place]);
       }
       mean = reduce_lanes<kRowLanes>(mean, [](T a, T b) { return a + b; });
-      if (within) upstream = rows.of_product(flat_row) - mean;
+      if (within) upstream = rows.product_gradient(flat_row) - mean;
     }
   }
   with_named(m, [&](const auto& m) {
@@ -144,7 +145,7 @@ __device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memo
   });
 }
 
-// to += scale times the tile in memory.first (its transpose, along the rows) times 64 rows of from.
+// to += scale times the tile in memory.first (with along_rows its transpose) times 64 rows of `from`.
 template <class T>
 __device__ __forceinline__ void add_product(TileMemory<T>& memory, const Matrix<T>& to, std::int64_t to_row,
                                             T scale, const Matrix<T, true>& from, std::int64_t from_row,
@@ -158,7 +159,7 @@ __device__ __forceinline__ void add_product(TileMemory<T>& memory, const Matrix<
   }
 }
 
-// Everything that one tile of elements adds to the wanted gradients.
+// Adds everything that one tile of elements contributes to the wanted gradients.
 template <bool kPayload, Monoid M, RowPolicy<M> Rows, class Policy>
 __device__ __forceinline__ void pull_tile(TileMemory<typename M::Real>& memory, const M& m,
                                           const PullArguments& p, const Policy& score, const Rows& rows,
@@ -187,7 +188,8 @@ __device__ __forceinline__ void pull_tile(TileMemory<typename M::Real>& memory, 
   if (p.d_bias.data) {
     add_broadcast_tile(Matrix<T>(p.d_bias, at.batch, at.head), at.row0, at.column0, memory.first, exclusive);
   }
-  // The second tile makes room for what is staged, and takes the place of the first when that is done with.
+  // The second tile is moved to registers: its memory is used for staging. Later it takes the place of the
+  // first tile.
   ThreadTile<T> second;
   if constexpr (kPayload || M::kScores == 2) get_tile(second, memory.second);
   __syncthreads();
@@ -216,7 +218,7 @@ __device__ __forceinline__ void pull_tile(TileMemory<typename M::Real>& memory, 
 }
 
 template <bool kPayload, class M, class Rows, class Policy = Score<typename M::Real>>
-__global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>)
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm<typename M::Real>)
     fold_backward(const __grid_constant__ M m, const __grid_constant__ PullArguments p,
                   const __grid_constant__ Policy score, const __grid_constant__ Rows rows,
                   const __grid_constant__ Walk walk) {

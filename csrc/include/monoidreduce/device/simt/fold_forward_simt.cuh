@@ -1,10 +1,10 @@
 // The forward fold on any GPU: any monoid, any scores (elements.cuh), any element type, width and strides.
 //
-// A block owns 64 rows of one batch and head and walks the columns that its rows can see, 64 at a time. It
-// computes scores by a product and then folds them, four lanes a row. The lanes combine their states when the
-// walk ends. With a payload, the lanes of a row agree on a frame at every tile, because they all weigh into
-// the same payload sums. These are the product of the tile of weights and the payload. A payload wider than
-// 128 is cut into slices for different blocks, and each block computes the scores again.
+// A block owns 64 rows of one batch and head and walks the columns that its rows keep, 64 at a time. It
+// computes scores by a product and then folds them, four lanes to a row. The lanes combine their states at
+// the end. With a payload, the lanes of a row agree on a frame (row max) at every tile, because they all
+// weigh into the same payload sums. These are the product of the tile of weights and the payload. A payload
+// wider than 128 is cut into slices for different blocks, and each block recomputes the scores.
 #pragma once
 
 #include "monoidreduce/device/block/elements.cuh"
@@ -14,17 +14,19 @@ namespace monoidreduce {
 
 namespace simt {
 
+// Shapes as in FoldProblem and FoldOutput (fold.h).
 struct ForwardArguments {
-  Tensor rows[2], columns[2];  // of each score
+  Tensor rows[2], columns[2];  // for each score
   Tensor payload, bias;
   Tensor out, out_low, out_bias;
   ColumnRange range;
 };
 
-inline constexpr int kPayloadTiles = 2;  // that a block sums: 32 registers a thread (float), 64 (double)
+// Tiles that a block sums: 32 registers a thread (float), 64 (double).
+inline constexpr int kPayloadTiles = 2;
 inline constexpr int kSlice = kPayloadTiles * kTile;
 
-// Scores in place of dot products: tile and, for a monoid of two scores, other_tile.
+// Replaces dot products by scores: in tile and, for a monoid of two scores, in other_tile.
 template <Monoid M, class Scores, class T>
 __device__ __forceinline__ void score_elements(const Scores& scores, Validity valid, std::int64_t row0,
                                                std::int64_t column0, T* tile, T* other_tile) {
@@ -38,9 +40,9 @@ __device__ __forceinline__ void score_elements(const Scores& scores, Validity va
   }
 }
 
-// Folds the valid elements of the calling thread into its state: fold_tile, with elements missing. With a
-// payload the lanes of the row join their frames first. weigh(n, weight) takes the weight of element n in the
-// new frame, 0 if it is not valid. The result is what earlier payload sums are multiplied by.
+// Folds the valid elements of the calling thread into its state, like fold_tile of monoid.h. With a payload
+// the lanes of the row first join their frames. weigh(n, weight) receives the weight of element n in the new
+// frame, 0 if it is not valid. Returns the factor by which earlier payload sums must be multiplied.
 template <bool kPayload, Monoid M, class ElementAt, class Weigh>
 __device__ __forceinline__ typename M::Real fold_elements(const M& m, typename M::State& state,
                                                           Validity valid, const ElementAt& element,
@@ -82,7 +84,7 @@ __device__ __forceinline__ typename M::Real fold_elements(const M& m, typename M
 }
 
 template <bool kPayload, class M, class Rows, class Policy = Score<typename M::Real>>
-__global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>)
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm<typename M::Real>)
     fold_forward(const __grid_constant__ M m, const __grid_constant__ ForwardArguments p,
                  const __grid_constant__ Policy score, const __grid_constant__ Rows rows) {
   static_assert(Monoid<M> && RowPolicy<Rows, M>);
@@ -106,7 +108,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
     const auto scores = scores_of_head(score, p.bias, batch, head);
     static_assert(ElementScores<decltype(scores), T>);
 
-    // The calling thread's row, in the element view.
+    // The calling thread's row (element view).
     const std::int64_t row = row0 + element_row(), flat_row = head_of_batch * row_count + row;
     const bool row_exists = row < row_count, first_lane = threadIdx.x % kRowLanes == 0;
     const Index<T> label = row_exists ? static_cast<Index<T>>(rows.label(flat_row)) : Index<T>(-1);
@@ -149,7 +151,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
         for (int g = 0; g < kPayloadTiles; ++g) {
           const std::int64_t k = slice0 + g * kTile;
           if (k >= payload_width) continue;
-          // The tile's own sums, added once: they lose fewer digits than one long sum.
+          // The tile's own sums are added once: that loses fewer digits than one long sum.
           ThreadTile<T> product;
           clear<T>(product);
           multiply_tile(product, memory, false, valid.full, Matrix<T, true>(p.payload, batch, column_head),
@@ -164,7 +166,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
     }
 
     state = reduce_lanes<kRowLanes>(state, [&](const auto& s, const auto& t) { return combine(m, s, t); });
-    T divisor(1);  // of the payload's sums
+    T divisor(1);  // what the payload's sums are divided by
     if constexpr (kPayload) divisor = m.mass(state);
     if constexpr (kPayload && RowsWithSinks<Rows, M>) {
       if (rows.has_sinks()) {

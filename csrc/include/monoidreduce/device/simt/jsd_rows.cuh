@@ -1,8 +1,8 @@
-// The Jensen-Shannon divergence of rows of stored scores, and its local gradients. A team of threads takes a row at a time: a
-// block, or a cluster of blocks (jsd_rows_sm90.cuh).
+// The Jensen-Shannon divergence (distillation loss "jsd") of rows of stored scores, and its local gradients
+// (dlogits). A team of threads takes one row at a time: a block, or a cluster of blocks (jsd_rows_sm90.cuh).
 //
-// All is in units of log 2. Scores come relative to the largest of their row, before they are multiplied by
-// anything. So a constant of all scores of a row costs no digits.
+// Everything is in units of log 2. The largest score of the row is subtracted from its scores before they are
+// multiplied by anything. So a constant that is added to all scores of a row costs no digits.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +12,15 @@
 
 namespace monoidreduce::simt {
 
-// Scores [rows, columns] of two distributions; a line has room for whole vectors.
+// The scores of two distributions, [rows, columns] each; a line has room for whole vectors.
 struct ScorePair {
   float* student;
   const float* teacher;
   std::int64_t rows, columns, student_pitch, teacher_pitch;
 };
 
-// Which rows count. Null: all.
-struct CountedRows {
+// Which rows are active. mask: [rows], or null if all are.
+struct ActiveRows {
   const bool* mask;
   std::int64_t stride;
   __device__ __forceinline__ bool operator[](std::int64_t row) const {
@@ -28,29 +28,31 @@ struct CountedRows {
   }
 };
 
-// Of a distribution p over the classes of a row: log2 p = (score - frame) scale - log_mass.
+// A distribution p over the classes of a row: log2 p = (score - frame) scale - log_mass. frame: the row max.
 struct JsdSide {
   float frame, log_mass;
 };
-// What local gradients need to know of a row. centre: the mean of log2(p / m) by p.
+// What local gradients need of a row. centre: the mean of log2(p / m) under p.
 struct JsdRow {
   JsdSide student, teacher;
   float centre;
 };
 
-// An element's probabilities p and q, and log2(p / m) and log2(q / m) of the mixture m, each 0 where p or q is.
+// An element's probabilities p (student) and q (teacher), and log2(p / m) and log2(q / m) for the mixture m;
+// each of these is 0 where p or q is.
 struct JsdElement {
   float p, q, of_student, of_teacher;
 };
 
-// Math: exp2 and log2 of elements, and the packing of two of them. beta, rest: log2 of beta and of 1 - beta.
+// Math: exp2 and log2 for elements, and the packing of two of them. log_beta, log_rest: log2 of beta and of 1
+// - beta.
 template <class Math>
 struct Jsd {
   float scale;  // log2(e) / temperature
   float beta, log_beta, log_rest;
 
-  // With r = log2((1 - beta) p / (beta q)), log2(q / m) = -log_beta - softplus(r) and log2(p / m) is
-  // -log_rest - softplus(-r). A class that is excluded in one distribution has an infinite r.
+  // With r = log2((1 - beta) p / (beta q)), log2(q / m) = -log_beta - softplus(r) and log2(p / m) = -log_rest
+  // - softplus(-r). A class that is masked in one distribution has an infinite r.
   __device__ __forceinline__ JsdElement element(const JsdRow& row, float s, float t) const {
     const float log_p = (s - row.student.frame) * scale - row.student.log_mass;
     const float log_q = (t - row.teacher.frame) * scale - row.teacher.log_mass;
@@ -61,7 +63,7 @@ struct Jsd {
   }
 };
 
-inline constexpr int kJsdVector = 8;  // elements of a thread at once
+inline constexpr int kJsdVector = 8;  // elements that a thread processes at a time
 
 struct JsdVectors {
   float student[kJsdVector], teacher[kJsdVector];
@@ -77,7 +79,7 @@ __device__ __forceinline__ void load_scores(float (&to)[kJsdVector], const float
 #pragma unroll
     for (int i = 0; i < 4; ++i) to[4 * quad + i] = from.elements[i];
   }
-  if (column + kJsdVector > columns) {  // behind the last class there are none
+  if (column + kJsdVector > columns) {  // there are no classes beyond the last
 #pragma unroll
     for (int i = 0; i < kJsdVector; ++i)
       if (column + i >= columns) to[i] = -infinity<float>();
@@ -91,7 +93,7 @@ __device__ __forceinline__ JsdVectors load_vectors(const ScorePair& scores, std:
   return v;
 }
 
-// What op makes of the values of all threads of a block, the same bits in each of them.
+// Reduces the values of all threads of a block by op. Each thread gets the same bits.
 template <int kThreads, class T, class Op>
 __device__ __forceinline__ T reduce_block(T value, Op op) {
   extern __shared__ __align__(32) unsigned char shared_bytes[];
@@ -114,7 +116,7 @@ struct BlockTeam {
   __device__ __forceinline__ std::int64_t number() const { return blockIdx.x; }
   __device__ __forceinline__ std::int64_t teams() const { return gridDim.x; }
   __device__ __forceinline__ void sync() const { __syncthreads(); }
-  // kPlace: one of two, by turns.
+  // kPlace: one of two, alternately.
   template <int kPlace, class T, class Op>
   __device__ __forceinline__ T reduce(T value, Op op) const {
     return reduce_block<kThreads>(value, op);
@@ -122,17 +124,17 @@ struct BlockTeam {
   __device__ __forceinline__ void finish() const {}
 };
 
-// The sum of 2^((score - frame) scale) over elements, whose frame is the largest of them.
+// The sum of 2^((score - frame) scale) over elements; the frame is the largest of them.
 template <class Math>
 struct JsdMass {
   float largest = -infinity<float>(), sum = 0.f;
 
-  // What scores are relative to: a number, also where none is larger than -inf.
+  // What is subtracted from the scores: the largest one, or 0 if that is -inf.
   __device__ __forceinline__ static float frame(float largest) {
     return largest == -infinity<float>() ? 0.f : largest;
   }
   __device__ __forceinline__ void add(const float (&elements)[kJsdVector], float scale) {
-    float above = largest;  // fmaxf takes no NaN, which reaches the sum
+    float above = largest;  // fmaxf ignores NaN, which reaches the sum
 #pragma unroll
     for (float x : elements) above = ::fmaxf(above, x);
     const float from = frame(above);
@@ -153,7 +155,7 @@ struct JsdMasses {
   JsdMass<Math> student, teacher;
 };
 
-// Sums over the classes of a row. Masses are 1 but for rounding.
+// Sums over the classes of a row. The masses are 1 except for rounding.
 struct JsdSums {
   float of_student = 0.f, of_teacher = 0.f, student_mass = 0.f, teacher_mass = 0.f;
 
@@ -163,8 +165,9 @@ struct JsdSums {
   }
 };
 
-// Local gradients in place of the student's scores, in 16 bits. All threads read as many columns as they write next, at half the
-// distance from the start of the line: there all has been read.
+// Writes local gradients in 16 bits over the student's scores. In each step all threads read columns before
+// any writes their gradients. These land at half the distance from the start of the line, where everything
+// has been read.
 template <class Math, class Team>
 __device__ __forceinline__ void write_jsd_gradients(const Team& team, const Jsd<Math>& jsd,
                                                     const ScorePair& scores, std::int64_t row,
@@ -195,10 +198,11 @@ __device__ __forceinline__ void write_jsd_gradients(const Team& team, const Jsd<
   }
 }
 
-// losses [rows]; stats [rows]; factor: of local gradients by scores in natural units, or null for none.
+// losses, stats: [rows]. factor: of local gradients with respect to scores in natural units; null: no
+// gradients are written.
 template <class Math, class Team>
 __device__ __forceinline__ void jsd_rows(const Team& team, const Jsd<Math>& jsd, const ScorePair& scores,
-                                         const CountedRows& counted, float* losses, JsdRow* stats,
+                                         const ActiveRows& counted, float* losses, JsdRow* stats,
                                          const float* factor) {
   const auto for_each_vector = [&](std::int64_t row, auto take) {
 #pragma unroll 1
@@ -244,14 +248,14 @@ __device__ __forceinline__ void jsd_rows(const Team& team, const Jsd<Math>& jsd,
 
 template <class Math, int kThreads>
 __global__ void __launch_bounds__(kThreads, 2)
-    jsd_rows_kernel(const Jsd<Math> jsd, const ScorePair scores, const CountedRows counted, float* losses,
+    jsd_rows_kernel(const Jsd<Math> jsd, const ScorePair scores, const ActiveRows counted, float* losses,
                     JsdRow* stats, const float* factor) {
   jsd_rows(BlockTeam<kThreads>{}, jsd, scores, counted, losses, stats, factor);
 }
 
 template <class Math, int kThreads>
 __global__ void __launch_bounds__(kThreads, 2)
-    jsd_gradient_kernel(const Jsd<Math> jsd, const ScorePair scores, const CountedRows counted,
+    jsd_gradient_kernel(const Jsd<Math> jsd, const ScorePair scores, const ActiveRows counted,
                         const JsdRow* stats, const float* factor) {
 #pragma unroll 1
   for (std::int64_t row = blockIdx.x; row < scores.rows; row += gridDim.x)

@@ -1,6 +1,6 @@
-// Attention whose scores functions modify, and attend, on any GPU, of any element type, width and strides: what NVRTC
-// compiles fold_forward and fold_backward with. score_element.h describes the functions; Real is float or
-// double here.
+// Attention with functions of its scores (score_mod, mask_mod), and attend, on any GPU, for any element type,
+// width and strides: with this, NVRTC compiles fold_forward and fold_backward. score_element.h describes the
+// functions; here their Real is float or double.
 #pragma once
 
 #include <type_traits>
@@ -12,10 +12,11 @@
 
 namespace monoidreduce {
 
-// Of a call; the same for all functions. scale: of dot products, in the type that they are summed in.
+// The data of a call; the same type for all functions. scale: of dot products, in the type in which they are
+// summed.
 template <class R>
 struct ProgramScoresData {
-  static constexpr bool bias_inside = false;  // as of Score: there is no bias
+  static constexpr bool bias_inside = false;  // as in Score: there is no bias
   ModifiedScoresData call;
   R scale;
 };
@@ -33,7 +34,8 @@ struct ProgramScoresOfHead {
     const ProgramScoresOfHead& of;
     I query, position;
 
-    // The product is rounded, as no sum may be fused with it in one pass alone.
+    // The product is rounded by itself, so that it is not fused with a sum in one pass and left alone in the
+    // other.
     __device__ ScoreElement<R> element(R dot) const {
       return {multiply_add(dot, of.score.scale, R(-0.f)),
               of.batch,
@@ -47,7 +49,7 @@ struct ProgramScoresOfHead {
               of.score.call.size};
     }
     __device__ R value(R dot) const { return P::score(element(dot)); }
-    // An absent score has g = 0, and its slope may not be finite.
+    // A masked score has g = 0, but its slope may not be finite.
     __device__ R chain(R g, R dot) const { return select(g == R(0), g, g * P::slope(element(dot))); }
   };
   __device__ At at(std::int64_t row, std::int64_t column) const {
@@ -68,7 +70,8 @@ __device__ __forceinline__ ProgramScoresOfHead<P> scores_of_head(const ProgramSc
   return {score, static_cast<int>(batch), static_cast<int>(head)};
 }
 
-// RowPolicy of attention. centre, grad_lse: of row_centre; backward alone. sinks: [heads], or null; forward alone.
+// The row policy of attention. centre (grad_lse - delta) and grad_lse come from row_centre; backward only.
+// sinks: [heads], or null; forward only.
 template <class R>
 struct SoftmaxRows {
   R *lse, *lse_low;  // [rows], natural logarithm
@@ -83,9 +86,9 @@ struct SoftmaxRows {
     return {softmax_product(lse[row], centre[row]), lse_low[row]};
   }
   MR_HD R upstream(std::int64_t row) const { return centre[row]; }
-  MR_HD R of_product(std::int64_t row) const { return grad_lse[row]; }
+  MR_HD R product_gradient(std::int64_t row) const { return grad_lse[row]; }
 };
-// Of attend: the payload's sum is all that there is.
+// The row policy of attend: of a row there is only the payload's sum.
 template <class R>
 struct WeightRows : SoftmaxRows<R> {
   MR_HD void store(std::int64_t, R) const {}
@@ -93,7 +96,8 @@ struct WeightRows : SoftmaxRows<R> {
   MR_HD R upstream(std::int64_t) const { return R(0); }
 };
 
-// The host passes the same arguments to both.
+// The host launches attention and attend with the same kernel arguments, so the types must have the same
+// size.
 static_assert(std::is_empty_v<Sum<float>> && std::is_empty_v<LogSumExp<float>>);
 static_assert(sizeof(WeightRows<float>) == sizeof(SoftmaxRows<float>));
 

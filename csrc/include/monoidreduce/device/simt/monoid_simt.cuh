@@ -1,6 +1,6 @@
-// A user's monoid (mr.cpp_monoid) on any GPU, of any element type, width and strides: its fold, its local gradients, and a
-// try of its laws. The kernels have the same parameters as the kernels of a program (program_simt.cuh), so
-// the same functions launch them.
+// A user's monoid (mr.cpp_monoid) on any GPU, for any element type, width and strides: its fold, its local
+// gradients, and a test of its laws. The kernels have the same parameters as those of a program
+// (program_simt.cuh), so the same functions launch them.
 #pragma once
 
 #include "monoidreduce/device/program/law_claims.h"
@@ -10,7 +10,7 @@
 
 namespace monoidreduce::simt {
 
-// Number k of a row, of its reals; of its integers.
+// Number k of a row: of its reals, and of its integers.
 template <class R>
 __device__ __forceinline__ R real_of(const ProgramData& data, int k, std::int64_t row) {
   return static_cast<const R*>(data.row)[k * data.row_pitch + row];
@@ -20,7 +20,7 @@ __device__ __forceinline__ Index<R> index_of(const ProgramData& data, int k, std
   return saturated<Index<R>>(data.row_index[k * data.row_index_pitch + row]);
 }
 
-// Element n of the calling thread's row.
+// Element n of the calling thread's row, with scores from the dot products in memory.
 template <class M>
 __device__ __forceinline__ Element<typename M::Real> monoid_element(
     const TileMemory<typename M::Real>& memory, const ProgramData& data, Index<typename M::Real> label,
@@ -33,9 +33,10 @@ __device__ __forceinline__ Element<typename M::Real> monoid_element(
           static_cast<Index<R>>(data.first_column + column0 + element_column(n)), label};
 }
 
-// Integers of a row: its label. Results: values are P_i's reals with a gradient, low its other reals, indices its integers.
+// The fold. A row's only integer is its label. Results: values are the reals of P_i that have a gradient, low
+// its other reals, indices its integers.
 template <class M, class Fields>
-__global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>)
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm<typename M::Real>)
     fold_monoid(const __grid_constant__ ProgramOperands p, const __grid_constant__ ProgramData data,
                 const __grid_constant__ StatisticsResults results) {
   using R = typename M::Real;
@@ -75,10 +76,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
   }
 }
 
-// Reals of a row: the reals of P_i, then the gradients with respect to the first of these. Integers: the
-// label, then the integers of P_i.
+// The local gradients. A row's reals are the reals of P_i, then the gradients with respect to the first of
+// these. Its integers are the label, then the integers of P_i.
 template <class M, class Fields>
-__global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>)
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm<typename M::Real>)
     pull_monoid(const __grid_constant__ ProgramOperands p, const __grid_constant__ ProgramData data,
                 const __grid_constant__ ProgramOuts outs) {
   using R = typename M::Real;
@@ -119,8 +120,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
   }
 }
 
-// A thread tries the laws on the elements of its row. Reals of a row: the scores of each element, then the gradients with
-// respect to results. Integers: the label. Results: values are the numbers of LawClaims. The operands are not read.
+// Tests the laws; a thread uses the elements of its row. A row's reals are the scores of each element, then
+// the gradients with respect to the results; its integer is the label. Results: values are the numbers of
+// LawClaims. The operands are not read.
 template <class M, class Fields>
 __global__ void __launch_bounds__(kThreads)
     try_laws(const __grid_constant__ ProgramOperands, const __grid_constant__ ProgramData data,

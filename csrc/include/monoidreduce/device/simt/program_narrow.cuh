@@ -1,9 +1,10 @@
-// A program (device/program/statistics.h) on any GPU where rows of the operands fit in registers: its fold, and the gradients of
-// what belongs to rows. By columns the same kernels run with rows and columns exchanged.
+// A program (device/program/statistics.h) with narrow operands, on any GPU: rows of the operands fit in
+// registers. Computes its fold, and the gradients of rows (their operands and their data). For gradients of
+// columns the same kernels run with rows and columns exchanged.
 //
-// A thread, or four lanes that share its width, own four rows and walk the columns. A block stages the
-// columns in shared memory kColumns at a time. A number from shared memory takes part in four multiply-adds.
-// If rows are few, several blocks share their columns.
+// A thread, or four lanes that share the width, owns four rows and walks the columns. A block stages the
+// columns in shared memory, kColumns at a time. A number from shared memory is used in four multiply-adds. If
+// rows are few, several blocks share the columns.
 #pragma once
 
 #include "monoidreduce/device/block/matrix.cuh"
@@ -13,16 +14,16 @@
 namespace monoidreduce::simt::narrow {
 
 inline constexpr int kThreads = 128;
-inline constexpr int kColumns = 64;  // that are staged at a time
-inline constexpr int kRows = 4;      // of a group of lanes
+inline constexpr int kColumns = 64;  // columns that are staged at a time
+inline constexpr int kRows = 4;      // rows of a group of lanes
 MR_HD constexpr int rows_of_block(int lanes) { return kThreads / lanes * kRows; }
 
-// How the work is cut: block n takes some rows and one of `parts` parts of the columns.
+// How the work is split: a block takes some rows and one of `parts` parts of the columns.
 struct Parts {
   std::int64_t row_blocks, parts;
 };
-// The work of a thread's group: rows from row0 on, and columns [begin, end). A lane has the elements of kOwn
-// rows.
+// The work of a thread's group of lanes: rows from row0 on, and the columns [begin, end). A lane has the
+// elements of kOwn of the rows.
 template <int kLanes>
 struct Work {
   static constexpr int kOwn = kRows / kLanes;
@@ -40,7 +41,7 @@ struct Work {
   __device__ __forceinline__ std::int64_t own_row(int i) const { return row0 + lane * kOwn + i; }
 };
 
-// v[r] is a lane's share of a sum for row r; afterwards v[i] is the sum for own row i.
+// Sums over lanes: v[r] is a lane's summand for row r; afterwards v[i] is the sum for its own row i.
 template <int kLanes, class T>
 __device__ __forceinline__ void sum_lanes(T (&v)[kRows], int lane) {
 #pragma unroll
@@ -53,14 +54,15 @@ __device__ __forceinline__ void sum_lanes(T (&v)[kRows], int lane) {
     }
   }
 }
-// The value of row r, from the lane that owns the row.
+// The value of row r, from the lane that owns it.
 template <int kLanes, class T>
 __device__ __forceinline__ T of_row(const T (&own)[kRows / kLanes], int r) {
   constexpr int kOwn = kRows / kLanes;
   return kLanes == 1 ? own[r % kOwn] : __shfl_sync(~0u, own[r % kOwn], r / kOwn, kLanes);
 }
 
-// A lane's numbers of a line of kWidth, which is 0 behind the operand's width: every kLanes-th vector of 16 bytes.
+// A lane's numbers of a line of kWidth: every kLanes-th vector of 16 bytes. Beyond the operand's width they
+// are 0.
 template <class T, int kWidth, int kLanes>
 struct Slice {
   static constexpr int kVector = 16 / sizeof(T), kLength = kWidth / kLanes;
@@ -96,7 +98,8 @@ struct Slice {
   }
 };
 
-// kColumns columns: their operands and their data. Behind the last column are its numbers again.
+// kColumns columns in shared memory: their operands and their data. Beyond the last column they repeat its
+// numbers.
 template <class P, int kWidth, int kOther>
 struct Stage {
   using T = typename P::Real;
@@ -135,7 +138,7 @@ struct Stage {
   }
 };
 
-// A group's rows, and the calling lane's elements of them in staged columns.
+// The rows of a group, and the calling lane's elements of them for staged columns.
 template <class P, int kWidth, int kOther, int kLanes>
 struct Rows {
   using T = typename P::Real;
@@ -158,7 +161,7 @@ struct Rows {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) numbers[i] = data.of_row<P>(min(work.own_row(i), data.rows - 1));
   }
-  // The scores of own rows in a column.
+  // The scores of the lane's own rows in a column.
   template <class Slice>
   __device__ __forceinline__ void scores(T (&to)[kOwn], const Slice (&rows)[kRows],
                                          const Slice& column) const {
@@ -169,7 +172,7 @@ struct Rows {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) to[i] = multiply_add(dots[i], static_cast<T>(data.scale), T(-0.f));
   }
-  // Element of own row i in staged column c.
+  // The element of own row i in staged column c.
   __device__ __forceinline__ ProgramElement<P> element(const Stage<P, kWidth, kOther>& stage, T score,
                                                        T second, int i, int c, std::int64_t column0) const {
     return {score,      second,        static_cast<Index<T>>(data.first_column + column0 + c),
@@ -210,7 +213,8 @@ __device__ __forceinline__ void fold_staged(StatisticsState<P> (&state)[kRows / 
   }
 }
 
-// partial: [parts, rows] states, if there are several parts. A thread has the states of four rows, or of one.
+// The fold. partial: [parts, rows] states, if there are several parts. A thread has the states of four rows,
+// or of one.
 template <class P, int kWidth, int kOther, int kLanes>
 __global__ void __launch_bounds__(kThreads, kLanes == 1 ? 2 : 3)
     fold_narrow(const __grid_constant__ ProgramOperands p, const __grid_constant__ ProgramData data,
@@ -229,7 +233,8 @@ __global__ void __launch_bounds__(kThreads, kLanes == 1 ? 2 : 3)
     __syncthreads();
     stage.load(p, data, column0);
     __syncthreads();
-    // The stage's own states, combined once: errors grow with the columns of a stage and the stages, not with their product.
+    // The states of the staged columns are combined once: errors grow with the columns of a stage plus the
+    // stages, not with their product.
     StatisticsState<P> staged[kOwn];
 #pragma unroll
     for (auto& s : staged) s = sum.identity();
@@ -251,6 +256,7 @@ __global__ void __launch_bounds__(kThreads, kLanes == 1 ? 2 : 3)
   }
 }
 
+// Combines the states of the parts, in order.
 template <class P>
 __global__ void __launch_bounds__(kThreads) combine_parts(const __grid_constant__ StatisticsResults results,
                                                           std::int64_t parts, const void* partial) {
@@ -264,14 +270,15 @@ __global__ void __launch_bounds__(kThreads) combine_parts(const __grid_constant_
   results.store<P>(row, state);
 }
 
-// Gradients of rows, each part's own, [parts, rows, width], and sums by data [parts, sums, rows]; absent: not wanted.
+// Gradients of rows, separately for each part: [parts, rows, width]; and sums for the rows' data, [parts,
+// sums, rows]. Absent: not wanted.
 struct RowGradients {
   void* operand[2];
   void* sums;
   std::int64_t width[2];
 };
 
-// The gradient of a group's rows by one operand, a sum of local gradients times columns.
+// The gradient of a group's rows with respect to one operand: a sum of local gradients times columns.
 template <class Slice>
 struct OperandGradient {
   Slice sum[kRows];
@@ -280,13 +287,14 @@ struct OperandGradient {
 #pragma unroll
     for (auto& s : sum) s.clear();
   }
-  // local: of own rows.
+  // local: the local gradients of the lane's own rows.
   template <int kLanes, class T>
   __device__ __forceinline__ void add(const T (&local)[kRows / kLanes], const Slice& column) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) sum[r].add(of_row<kLanes>(local, r), column);
   }
-  // to: the first row's gradient, written first and added to later. rows: those that there are.
+  // to: the gradient of the group's first row, written the first time and added to later. rows: how many rows
+  // there are from it on.
   template <class T>
   __device__ __forceinline__ void flush(T* to, std::int64_t rows, std::int64_t width, T scale, bool first,
                                         int lane) {
@@ -302,8 +310,8 @@ struct OperandGradient {
   }
 };
 
-// P::pulled(element): the gradients by the scores, and by data of the row (cuda_source.py). kOperands: are
-// gradients by the operands wanted.
+// The gradients of rows. P::pulled(element): the gradients with respect to the scores and the row's data
+// (cuda_source.py). P::kOperands: gradients with respect to the operands are wanted.
 template <class P, int kWidth, int kOther, int kLanes>
 __global__ void __launch_bounds__(kThreads, 2)
     pull_narrow(const __grid_constant__ ProgramOperands p, const __grid_constant__ ProgramData data,
@@ -311,7 +319,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   using T = typename P::Real;
   using R = Rows<P, kWidth, kOther, kLanes>;
   constexpr int kOwn = kRows / kLanes, kCount = 2;  // columns at a time
-  // Columns after which gradients are added to memory: sums of sums lose less.
+  // Number of columns after which gradients are added to memory: sums of sums lose fewer digits.
   constexpr std::int64_t kFlushed = 1024;
   __shared__ Stage<P, kWidth, kOther> stage;
   const Work<kLanes> work(parts, data.columns);

@@ -1,5 +1,6 @@
-// A program (device/program/statistics.h) on any GPU, of any element type, width and strides: its fold, and its local
-// gradients. A block computes tiles of 64 x 64 dot products; four neighbouring lanes have 16 columns each of a row (tile.cuh).
+// A program (device/program/statistics.h) on any GPU, for any element type, width and strides: its fold, and
+// its local gradients. A block computes tiles of 64 x 64 dot products; four neighbouring lanes each have 16
+// columns of a row (tile.cuh).
 #pragma once
 
 #include "monoidreduce/device/block/tile.cuh"
@@ -9,10 +10,10 @@
 namespace monoidreduce::simt {
 
 struct ProgramOperands {
-  Tensor rows[2], columns[2];  // [1, 1, rows, width] and [1, 1, columns, width], of each score
+  Tensor rows[2], columns[2];  // [1, 1, rows, width] and [1, 1, columns, width], for each score
 };
 
-// The dot products of a tile: of the first score in memory.first, of the second in memory.second.
+// Computes the dot products of a tile: of the first score in memory.first, of the second in memory.second.
 template <int kScores, class T>
 __device__ __forceinline__ void multiply_operands(TileMemory<T>& memory, const ProgramOperands& p,
                                                   std::int64_t row0, std::int64_t column0) {
@@ -25,7 +26,7 @@ __device__ __forceinline__ void multiply_operands(TileMemory<T>& memory, const P
   __syncthreads();
 }
 
-// Element n of the calling thread's row.
+// Element n of the calling thread's row, with scores from the dot products in memory.
 template <class P, class T>
 __device__ __forceinline__ ProgramElement<P> element_of(const TileMemory<T>& memory, const ProgramData& data,
                                                         const ProgramRow<P>& row, std::int64_t column0,
@@ -37,8 +38,9 @@ __device__ __forceinline__ ProgramElement<P> element_of(const TileMemory<T>& mem
                          column0 + element_column(n));
 }
 
+// The fold: a block owns 64 rows and walks all columns.
 template <class P>
-__global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename P::Real>)
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm<typename P::Real>)
     fold_program(const __grid_constant__ ProgramOperands p, const __grid_constant__ ProgramData data,
                  const __grid_constant__ StatisticsResults results) {
   using T = typename P::Real;
@@ -66,12 +68,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename P::Real>
   }
 }
 
-// outs: [1, 1, rows, columns] for each score, of the accumulation type.
+// The local gradients. of: [1, 1, rows, columns] of the accumulation type, for each score.
 struct ProgramOuts {
   Tensor of[2];
 };
 template <class P>
-__global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename P::Real>)
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm<typename P::Real>)
     pull_program(const __grid_constant__ ProgramOperands p, const __grid_constant__ ProgramData data,
                  const __grid_constant__ ProgramOuts outs) {
   using T = typename P::Real;

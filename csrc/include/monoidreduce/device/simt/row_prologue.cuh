@@ -1,7 +1,7 @@
 // Backward preprocess of attention on any GPU. For each row it computes
 //
-//   g_i                               the upstream gradient of the log-sum-exp
-//   centre_i = g_i - <G_i, out_i>     the delta, where G is the upstream gradient of the output
+//   g_i                               the upstream gradient of the log-sum-exp (grad_lse)
+//   centre_i = g_i - <G_i, out_i>     grad_lse - delta, where G is the upstream gradient of the output
 //
 // They are the part of D that is the same for every element of a row.
 #pragma once
@@ -14,6 +14,8 @@ namespace simt {
 
 inline constexpr int kRowsOfBlock = 8;  // one warp per row
 
+// grad_out, out, out_low: [B, H, M, D]; grad_lse: [B, H, M]; of_lse (g_i) and centre: [B, H, M], contiguous.
+// Absent inputs count as 0.
 template <class T>
 __global__ void row_centre(const __grid_constant__ Tensor grad_out, const __grid_constant__ Tensor out,
                            const __grid_constant__ Tensor out_low, const __grid_constant__ Tensor grad_lse,

@@ -1,6 +1,6 @@
-// The gradients of sinks, on any GPU. A sink is one more element of each row of its head, whose payload is 0.
-// Its gradient is the sum of D(P_i, sink) times the row's upstream gradient, and no element is computed
-// again.
+// The gradients of attention sinks, on any GPU. A sink is one more element of each row of its head, with
+// payload 0. Its gradient is the sum over rows of D(P_i, sink) times the upstream gradient, so no score is
+// recomputed.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,8 @@ namespace simt {
 
 inline constexpr int kSinkThreads = 1024;
 
-// A block sums the rows of one head, in a fixed order. sinks, d_sinks: [heads]. rows: of a head, in each of several batches.
+// A block sums the rows of one head in a fixed order. sinks, d_sinks: [heads]. row_count: rows of a head, in
+// each batch.
 template <class M, class Rows>
 __global__ void __launch_bounds__(kSinkThreads)
     sink_gradient(const __grid_constant__ M m, const __grid_constant__ Rows rows,
@@ -24,11 +25,11 @@ __global__ void __launch_bounds__(kSinkThreads)
   using T = typename M::Real;
   constexpr int kWarps = kSinkThreads / 32;
   static_assert(kWarps == 32);
-  constexpr int kAtOnce = sizeof(T) == 4 ? 4 : 1;  // rows of a thread; more of float64 spill registers
+  constexpr int kAtOnce = sizeof(T) == 4 ? 4 : 1;  // rows of a thread; more spill registers for float64
   const std::int64_t head = blockIdx.x, heads = gridDim.x;
   Element<T> sink{};
   sink.score = sinks[head];
-  double sum = 0;  // of float32 too: the terms of many rows may nearly cancel
+  double sum = 0;  // for float32 too: terms of many rows may nearly cancel
   for (std::int64_t batch = 0; batch < batches; ++batch) {
     const std::int64_t first = (batch * heads + head) * row_count;
 #pragma unroll kAtOnce

@@ -1,4 +1,4 @@
-// Lanes that share a row: states and frames of any monoid move between them by words.
+// Shuffles and reductions between lanes that share a row. They move any monoid's state or frame word by word.
 #pragma once
 
 #include <cstring>
@@ -8,7 +8,7 @@
 
 namespace monoidreduce {
 
-// The state of the lane whose number differs in lane_mask.
+// The state that the lane `lane ^ lane_mask` holds.
 template <class State>
 __device__ __forceinline__ State shuffle_xor(const State& state, int lane_mask) {
   static_assert(std::is_trivially_copyable_v<State>);
@@ -26,8 +26,8 @@ __device__ __forceinline__ State shuffle_xor(const State& state, int lane_mask) 
   }
 }
 
-// What op makes of the values of kLanes neighbouring lanes, in every one of them. All lanes of the warp take
-// part.
+// Reduces the values of kLanes neighbouring lanes by op; each of these lanes gets the result. All lanes of
+// the warp must call it.
 template <int kLanes, class T, class Op>
 __device__ __forceinline__ T reduce_lanes(T value, Op op) {
 #pragma unroll
@@ -36,7 +36,8 @@ __device__ __forceinline__ T reduce_lanes(T value, Op op) {
   return value;
 }
 
-// Of four neighbouring lanes, lane n receives what the lanes hold as words[n], in their order.
+// Transposes 4 x 4 words over four neighbouring lanes: lane n receives the lanes' words[n], in the order of
+// the lanes.
 __device__ __forceinline__ void transpose_quad(unsigned (&words)[4]) {
 #pragma unroll
   for (int distance = 1; distance < 4; distance *= 2) {

@@ -1,4 +1,4 @@
-// Found before the library's header of this name: launch_kernel tells the fake runtime what it passes on.
+// Included instead of the library's header of this name: its launch_kernel also tells the fake runtime the kernel's parameters.
 #pragma once
 
 #define launch_kernel launch_undescribed

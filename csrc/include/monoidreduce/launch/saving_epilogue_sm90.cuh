@@ -1,7 +1,7 @@
-// Launches device/contraction/keeping_epilogue_sm90.cuh.
+// Launches device/contraction/saving_epilogue_sm90.cuh.
 #pragma once
 
-#include "monoidreduce/device/contraction/keeping_epilogue_sm90.cuh"
+#include "monoidreduce/device/contraction/saving_epilogue_sm90.cuh"
 #include "monoidreduce/fold.h"
 #include "monoidreduce/launch/contraction_sm90.cuh"
 #include "monoidreduce/launch/fold_epilogue.cuh"
@@ -11,7 +11,7 @@
 
 namespace monoidreduce::sm90 {
 
-// Of one score; kept: [rows, columns]; frames: [rows, tiles].
+// Where the softmax weights of one score are saved. kept: [rows, columns]; frames: [rows, tiles], their row maxima.
 template <class Tile>
 KeptWeights<1, Tile::kColumns> kept_weights(const TensorView& kept, float* frames) {
   return {.weights = {static_cast<__half*>(kept.data)},
@@ -20,10 +20,10 @@ KeptWeights<1, Tile::kColumns> kept_weights(const TensorView& kept, float* frame
           .columns = static_cast<int>(kept.size[1])};
 }
 
-// As fold_contraction, and stores the weights of the first columns.
+// Like fold_contraction, and also saves the softmax weights of the first columns.
 template <class E, class Tile, class M, class Scores, class Rows>
-void fold_keeping(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows, void* partial,
-                  const KeptWeights<M::kScores, Tile::kColumns>& kept, const Launch& launch) {
+void fold_and_save(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows, void* partial,
+                   const KeptWeights<M::kScores, Tile::kColumns>& kept, const Launch& launch) {
   const FoldEpilogue<M, Scores, Rows> fold{
       m, scores, rows, row_order(p), static_cast<int>(p.columns()), static_cast<typename M::State*>(partial)};
   TensorView weights[M::kScores];
@@ -32,7 +32,7 @@ void fold_keeping(const M& m, const Scores& scores, const FoldProblem& p, const 
     weights[n].dtype = DType::kFloat16, weights[n].data = kept.weights[n];
     weights[n].size[3] = kept.columns, weights[n].stride[2] = kept.pitch, weights[n].stride[3] = 1;
   }
-  const KeepingEpilogue<M, Scores, Rows, Tile::kColumns> epilogue{fold, kept, stores_for(Tile{}, weights)};
+  const SavingEpilogue<M, Scores, Rows, Tile::kColumns> epilogue{fold, kept, stores_for(Tile{}, weights)};
   fold_contraction<E, Tile>(epilogue, fold, p, launch);
 }
 

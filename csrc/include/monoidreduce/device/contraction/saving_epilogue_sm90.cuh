@@ -1,6 +1,7 @@
-// The fold (fold_epilogue.cuh), which also stores the weight of each element, so that backward need not recompute the
-// scores. A weight is measured in a frame of its row and tile. Once the products P_i are known, the weights become local
-// gradients (dlogits) in place (weights_to_gradients.cuh).
+// The fold (fold_epilogue.cuh), which also saves the weight of each element, exp(score - frame), so that
+// backward need not recompute the scores. The frame of a weight is the row max when its tile was folded. Once
+// the row's results P_i (the log-sum-exp) are known, the saved weights become local gradients (dlogits) in
+// place (weights_to_gradients.cuh).
 #pragma once
 
 #include <cuda_fp16.h>
@@ -11,12 +12,13 @@
 
 namespace monoidreduce::sm90 {
 
-// Weights are stored in float16, which has three more bits of precision than bfloat16. They are at most 2^15 times the
-// frame's. Below a row's largest weights, the range goes down by a factor of 2^-40.
+// Weights are saved in float16, which has three more bits of precision than bfloat16. They are scaled to at
+// most 2^15, for the score that is the frame. Below a row's largest weights, the range goes down by a factor
+// of 2^-40.
 inline constexpr float kBitsAboveFrame = 15;
 
-// The stored weights of the first columns, and the frames in which they are measured, in base 2; one array of each per
-// score. Rows are in the order in which they are computed (row_order.cuh).
+// The saved weights of the first `columns` columns, and the frames in which they are measured, in base 2: one
+// array of each for every score. Rows are in the order in which they are computed (row_order.cuh).
 template <int kScores, int kTileColumns>
 struct KeptWeights {
   __half* weights[kScores];  // [rows, columns], lines of `pitch` elements
@@ -25,7 +27,7 @@ struct KeptWeights {
   int columns = 0;
 
   __host__ __device__ int tiles() const { return (columns + kTileColumns - 1) / kTileColumns; }
-  // The weights of the rows from this one on.
+  // The weights of the rows from `row` on.
   KeptWeights from(std::int64_t row) const {
     KeptWeights part = *this;
     for (int n = 0; n < kScores; ++n) part.weights[n] += row * pitch, part.frames[n] += row * tiles();
@@ -33,16 +35,16 @@ struct KeptWeights {
   }
 };
 
-// M: a monoid over Bits that gives each score, at the row's temperature, the weight that a LogSumExp gives it; the
-// second score has the frame q.
+// M: a monoid over Bits that weighs each score (at the row's temperature) as a LogSumExp does. The frame of
+// its second score is frame.q.
 template <MonotoneMonoid M, FragmentScores<M> Scores, StateRows<M> Rows, int kTileColumns>
-struct KeepingEpilogue {
+struct SavingEpilogue {
   using R = typename M::Real;
   using Memory = SlabMemory;
   using Work = typename FoldEpilogue<M, Scores, Rows>::Work;
   FoldEpilogue<M, Scores, Rows> fold;
   KeptWeights<M::kScores, kTileColumns> kept;
-  SlabStores<M::kScores> stores;  // of the weights
+  SlabStores<M::kScores> stores;  // for the weights
 
   __device__ __forceinline__ Work begin(int row0) const { return fold.begin(row0); }
 
@@ -72,7 +74,7 @@ struct KeepingEpilogue {
         float weights[kSlabElements];
 #pragma unroll
         for (int i = 0; i < kSlabElements; ++i) {
-          // Rounded: the frame is, and for large scores the fold rounds them too.
+          // Rounded, because the frame is, and for large scores the fold rounds them too.
           const int r = row_of_element(i);
           const R rounded = fold.scores.rounded(R(dots[n][slab * kSlabElements + i]));
           weights[i] = exp(weighed(rounded, work.factor[r]) - frames[n][r]).x;
@@ -88,7 +90,7 @@ struct KeepingEpilogue {
   __device__ __forceinline__ void finish() const { stores.finish(); }
 
  private:
-  // A weight is of the score at its row's temperature, if the monoid knows temperatures.
+  // The score at its row's temperature, if the monoid has temperatures.
   __device__ __forceinline__ static R weighed(R score, R factor) {
     if constexpr (requires(Element<R> e) { M::Rule::tempered(e); })
       return M::Rule::tempered({score, R(0), 0, -1, factor}).score;

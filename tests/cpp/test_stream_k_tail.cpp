@@ -1,6 +1,6 @@
-// The last round of jobs in parts: every tile in one part, shares as even as they may be, one part of a block for others to join,
-// and no parts where they would lengthen the work.
-#include "monoidreduce/device/schedule/last_round.h"
+// Tests the split of the last jobs (stream-K tail, stream_k_tail.h). Every tile is in exactly one part, and parts are as even as
+// possible. A block leaves at most one part for another block to join. Jobs are not split where that would take longer.
+#include "monoidreduce/device/schedule/stream_k_tail.h"
 
 #include <algorithm>
 #include <vector>
@@ -12,14 +12,14 @@ namespace {
 
 constexpr int kBlocks = 132;
 
-void check_parts(const LastRound& last, Checks& checks) {
-  std::vector<int> found(static_cast<std::size_t>(last.jobs) * last.tiles);  // parts that a tile is in
-  std::vector<int> left(last.blocks);                                        // parts for others to join
+void check_parts(const StreamKTail& last, Checks& checks) {
+  std::vector<int> found(static_cast<std::size_t>(last.jobs) * last.tiles);  // in how many parts a tile is
+  std::vector<int> left(last.blocks);  // how many parts a block leaves for others to join
   int least = last.tiles, most = 0;
   for (int block = 0; block < last.blocks; ++block) {
     int share = 0;
     for (int which = 0; which < 2; ++which) {
-      const LastRound::Part part = last.part(block, which);
+      const StreamKTail::Part part = last.part(block, which);
       if (which == 1 && part.tiles <= 0) continue;
       share += part.tiles;
       checks.section("last round", "parts are of jobs, and have tiles");
@@ -56,7 +56,7 @@ void check_choice(Checks& checks) {
   int in_parts = 0;
   for (std::int64_t jobs = 1; jobs < 3000; jobs = jobs * 9 / 8 + 1) {
     for (std::int64_t tiles = 0; tiles < 100000; tiles = tiles * 3 / 2 + 1) {
-      const LastRound last = last_round(jobs, tiles, kBlocks, kOfPart);
+      const StreamKTail last = stream_k_tail(jobs, tiles, kBlocks, kOfPart);
       if (last.jobs == 0) continue;
       ++in_parts;
       checks.section("choice", "those of the last round, sooner done");
@@ -69,13 +69,13 @@ void check_choice(Checks& checks) {
   }
   checks.section("choice", "some are");
   CHECK(checks, in_parts > 100, in_parts);
-  CHECK(checks, last_round(2048, 32, kBlocks, kOfPart).jobs == 68);
-  CHECK(checks, last_round(kBlocks + 1, 20, kBlocks, kOfPart).blocks == 10);
+  CHECK(checks, stream_k_tail(2048, 32, kBlocks, kOfPart).jobs == 68);
+  CHECK(checks, stream_k_tail(kBlocks + 1, 20, kBlocks, kOfPart).blocks == 10);
   checks.section("choice", "none of a full round, nor of short jobs, nor of one beyond 32 bits");
-  CHECK(checks, last_round(4 * kBlocks, 1000, kBlocks, kOfPart).jobs == 0);
-  CHECK(checks, last_round(kBlocks + 1, 6, kBlocks, kOfPart).jobs == 0);
-  CHECK(checks, last_round(kBlocks - 1, 50, kBlocks, kOfPart).jobs == 0);
-  CHECK(checks, last_round(100, std::int64_t{1} << 25, kBlocks, kOfPart).jobs == 0);
+  CHECK(checks, stream_k_tail(4 * kBlocks, 1000, kBlocks, kOfPart).jobs == 0);
+  CHECK(checks, stream_k_tail(kBlocks + 1, 6, kBlocks, kOfPart).jobs == 0);
+  CHECK(checks, stream_k_tail(kBlocks - 1, 50, kBlocks, kOfPart).jobs == 0);
+  CHECK(checks, stream_k_tail(100, std::int64_t{1} << 25, kBlocks, kOfPart).jobs == 0);
 }
 
 }  // namespace

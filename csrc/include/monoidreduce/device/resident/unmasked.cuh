@@ -1,4 +1,5 @@
-// Which elements of a fragment their rows keep: those within a band (the window of attention), or within listed spans.
+// Finds which elements of a fragment are kept (not masked): those within a band (causal or sliding window) or
+// within listed spans (packed sequences).
 #pragma once
 
 #include "monoidreduce/device/block/fold_fragment.cuh"
@@ -6,11 +7,11 @@
 
 namespace monoidreduce {
 
-// For a fragment whose 64 lines are rows of the fold: the columns that the thread's two rows keep. row_of(line) is the row of
-// a line of the fragment.
+// For a fragment whose 64 lines are rows of the fold: the columns that the thread's two rows keep.
+// row_of(line): the row of a line of the fragment.
 template <class RowOf>
-__device__ __forceinline__ void find_kept_columns(Kept (&kept)[2], const FoldShape& shape, RowOf row_of,
-                                                  int column0) {
+__device__ __forceinline__ void find_unmasked_columns(Kept (&kept)[2], const FoldShape& shape, RowOf row_of,
+                                                      int column0) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = row_of(fragment_row(r)), begin = shape.first_column(row);
@@ -20,8 +21,8 @@ __device__ __forceinline__ void find_kept_columns(Kept (&kept)[2], const FoldSha
 }
 
 // For a fragment whose 64 lines are columns of the fold: the rows that keep the thread's two columns.
-__device__ __forceinline__ void find_kept_rows(Kept (&kept)[2], const FoldShape& shape, int row0,
-                                               int column0) {
+__device__ __forceinline__ void find_unmasked_rows(Kept (&kept)[2], const FoldShape& shape, int row0,
+                                                   int column0) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int column = column0 + fragment_row(r);
