@@ -1,17 +1,24 @@
 # Every target sets up what it needs in a local virtual environment.
 #   make demo      train a small language model with and without monoidreduce, compare
 #   make test      lint, build, documents, C++ law suite, Python tests, packaging tests
-#   make test-oldest  the tests marked `oldest` (a part of `make test`) with the oldest torch that is supported
+#   make test-release  what `make test` leaves to a release: tests of tools, exhaustive ones, torch 2.6, an isolated build
+#   make test-all  both
 #   make docs      the site of the documents, in build/site
-#   make build     source distribution and wheel, in build/dist
+#   make build     source distribution and wheel for everybody, in build/dist
 #   make bench     speed, memory and accuracy beside torch
 #   make sanitize  CPU tests and law suite under the address and undefined-behaviour sanitizers
 # PYTHON is the interpreter to use, TORCH the torch to install (any pip requirement, 2.6 or later). OLDEST_TORCH is
-# that of test-oldest, in an environment of its own: 5 GB, with the CUDA libraries that PyPI's torch 2.6 needs.
+# that of test-release, in an environment of its own: 5 GB, with the CUDA libraries that PyPI's torch 2.6 needs.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 OLDEST_TORCH ?= torch==2.6.0
 OLDER_TRL := 1.9.0 1.12.0 1.15.0
+
+# The wheel that is tested has machine code for this machine's GPUs. Where there is none, ptxas has less to do: the kernels for
+# every GPU are PTX, and those for Hopper alone are machine code.
+GPUS := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -E '^[0-9]+\.[0-9]+$$' | sort -u | \
+  sed 's/\.//; s/$$/-real/' | paste -sd,)
+ARCHS ?= $(or $(GPUS),80-virtual),90a-real
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,20 +26,24 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 OLDEST := .venv-oldest
 OLDEST_PIP := $(OLDEST)/bin/python -m pip --disable-pip-version-check
 DIST := build/dist
+TESTED := build/tested
 CMAKE := $(BIN)/cmake
 CPP_TESTS := build/tests
 SANITIZED := build/sanitize
 PYTEST := -c '$(CURDIR)/pyproject.toml' '$(CURDIR)/tests' -n 2 --dist worksteal
 
 SOURCES := setup.py pyproject.toml MANIFEST.in CMakeLists.txt README.md $(shell find cmake csrc monoidreduce -type f \
-  -not -name '*.py[cod]' -not -name '_C*.so')
+  -not -name '*.py[cod]' -not -name '_C*')
 CPP_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
 
+TEST_ENVIRONMENT := $(patsubst %,$(VENV)/%.done,test cute nvrtc integrations libraries $(OLDER_TRL:%=trl-%))
+TESTING := PATH='$(CURDIR)/$(BIN)':$$PATH
+
 # Two processes of tests have two threads each: on two processors, threads that spin as they wait take half of the time.
-test test-oldest sanitize: export OMP_WAIT_POLICY = passive
+test test-release sanitize: export OMP_WAIT_POLICY = passive
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-oldest build lint docs bench sanitize clean environments
+.PHONY: demo test test-release test-all build lint docs bench sanitize clean
 
 # The installed package is run and tested from build/, where the source folder monoidreduce/ does not hide it.
 demo: $(VENV)/demo.done
@@ -43,7 +54,9 @@ bench: $(VENV)/bench.done
 
 build: $(VENV)/build.done
 
-lint: $(VENV)/lint.done $(VENV)/torch.done
+# mypy reads the stub of the extension module, which the build makes.
+lint: $(VENV)/lint.done $(VENV)/test.done
+	cp $(VENV)/lib/python3*/site-packages/monoidreduce/_C.pyi monoidreduce/
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -53,22 +66,23 @@ lint: $(VENV)/lint.done $(VENV)/torch.done
 docs: $(VENV)/docs.done
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-# Both versions of torch are installed at once: each takes a processor a minute.
-environments:
-	+$(MAKE) --jobs 2 $(OLDEST)/torch.done $(VENV)/integrations.done
-
-# The wheel has the kernels in machine code; for their C++ test, which needs a GPU, PTX shows that it compiles.
-test: environments lint docs test-oldest $(VENV)/test.done $(VENV)/cute.done $(VENV)/nvrtc.done $(VENV)/integrations.done \
-  $(VENV)/libraries.done $(OLDER_TRL:%=$(VENV)/trl-%.done)
+# C++ tests, then Python's. The kernels for a GPU's C++ test become PTX, which shows that they compile.
+test: lint docs $(TEST_ENVIRONMENT)
 	$(CMAKE) -S . -B $(CPP_TESTS) -G Ninja -DMONOIDREDUCE_BUILD_PYTHON=OFF -DMONOIDREDUCE_BUILD_TESTS=ON \
 	  -DMONOIDREDUCE_WERROR=ON -DMONOIDREDUCE_CUDA_ARCHS=80-virtual \
 	  -DMONOIDREDUCE_CUTE_INCLUDE="$$(echo '$(CURDIR)/$(VENV)'/lib/python3*/site-packages/cutlass_library/source/include)"
 	$(CMAKE) --build $(CPP_TESTS)
 	$(BIN)/ctest --test-dir $(CPP_TESTS) --output-on-failure --parallel 2
-	cd build && PATH='$(CURDIR)/$(BIN)':$$PATH MONOIDREDUCE_DIST='$(CURDIR)/$(DIST)' ../$(BIN)/pytest $(PYTEST)
+	cd build && $(TESTING) MONOIDREDUCE_DIST='$(CURDIR)/$(TESTED)' ../$(BIN)/pytest $(PYTEST) -m 'not release'
 
-test-oldest: $(OLDEST)/test.done
+# What is left of the tests, those marked `oldest` with the oldest torch, and the contents of the wheel for everybody.
+test-release: $(TEST_ENVIRONMENT) $(OLDEST)/test.done $(VENV)/build.done
 	cd build && ../$(OLDEST)/bin/pytest $(PYTEST) -m oldest
+	cd build && $(TESTING) MONOIDREDUCE_DIST='$(CURDIR)/$(TESTED)' ../$(BIN)/pytest $(PYTEST) -m release
+	cd build && MONOIDREDUCE_DIST='$(CURDIR)/$(DIST)' ../$(BIN)/pytest -c '$(CURDIR)/pyproject.toml' \
+	  '$(CURDIR)/tests/packaging/test_contents.py'
+
+test-all: test test-release
 
 sanitize: $(VENV)/test.done
 	$(CMAKE) -S . -B $(SANITIZED) -G Ninja -DMONOIDREDUCE_SANITIZE=address,undefined -DMONOIDREDUCE_BUILD_TESTS=ON \
@@ -83,7 +97,7 @@ sanitize: $(VENV)/test.done
 
 # What this file made: an environment without one of its stamps is somebody else's.
 clean:
-	rm -rf build monoidreduce.egg-info monoidreduce/_C*.so
+	rm -rf build monoidreduce.egg-info monoidreduce/_C*
 	@for made in $(VENV) $(OLDEST); do ! ls $$made/*.done >/dev/null 2>&1 || rm -rf $$made; done
 
 # Stamps an environment from its first moment on, and refuses a folder that is there without a stamp.
@@ -142,17 +156,28 @@ $(VENV)/libraries.done: $(VENV)/created.done pyproject.toml
 	$(PIP) install --quiet --upgrade --no-deps --no-compile --target $(VENV)/libraries --group libraries
 	@touch $@
 
-# The wheel is built from the source distribution, both in isolated environments.
-$(VENV)/build.done: $(VENV)/created.done $(SOURCES)
-	$(PIP) install --quiet build
+# What a wheel is built with, without an environment of its own for each build.
+$(VENV)/builder.done: $(VENV)/created.done pyproject.toml
+	$(PIP) install --quiet --group build
+	@touch $@
+
+# The wheel that is tested, from the sources as they lie here. Its objects are kept in build/temp.*: what did not change is
+# not compiled again.
+$(VENV)/wheel.done: $(VENV)/builder.done $(SOURCES)
+	rm -rf $(TESTED) build/lib.*
+	MONOIDREDUCE_CUDA_ARCHS='$(ARCHS)' $(BIN)/python -m build --no-isolation --sdist --wheel --outdir $(TESTED)
+	@touch $@
+
+# The wheel for everybody, built from the source distribution, both in isolated environments.
+$(VENV)/build.done: $(VENV)/builder.done $(SOURCES)
 	rm -rf $(DIST)
 	$(BIN)/python -m build --outdir $(DIST)
 	@touch $@
 
 # The wheel's optional requirements are named after the targets that need them.
-$(VENV)/demo.done $(VENV)/bench.done $(VENV)/test.done: $(VENV)/%.done: $(VENV)/torch.done $(VENV)/build.done
-	$(PIP) install --quiet --force-reinstall --no-deps $(DIST)/*.whl
-	$(PIP) install --quiet "$$(echo $(DIST)/*.whl)[$*]"
+$(VENV)/demo.done $(VENV)/bench.done $(VENV)/test.done: $(VENV)/%.done: $(VENV)/torch.done $(VENV)/wheel.done
+	$(PIP) install --quiet --force-reinstall --no-deps $(TESTED)/*.whl
+	$(PIP) install --quiet "$$(echo $(TESTED)/*.whl)[$*]"
 	@touch $@
 
 # The oldest torch, with the same wheel. Compiling modules that nothing imports would take 20 seconds.
@@ -162,7 +187,7 @@ $(OLDEST)/torch.done: $(VENV)/created.done
 	$(OLDEST_PIP) install --no-compile '$(OLDEST_TORCH)'
 	@touch $@
 
-$(OLDEST)/test.done: $(OLDEST)/torch.done $(VENV)/build.done
-	$(OLDEST_PIP) install --quiet --force-reinstall --no-deps $(DIST)/*.whl
-	$(OLDEST_PIP) install --quiet "$$(echo $(DIST)/*.whl)[test]"
+$(OLDEST)/test.done: $(OLDEST)/torch.done $(VENV)/wheel.done
+	$(OLDEST_PIP) install --quiet --force-reinstall --no-deps $(TESTED)/*.whl
+	$(OLDEST_PIP) install --quiet "$$(echo $(TESTED)/*.whl)[test]"
 	@touch $@

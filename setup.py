@@ -18,8 +18,13 @@ import setuptools
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-LEAST_SETUPTOOLS, LEAST_CMAKE = (77,), (3, 24)  # as pyproject.toml asks for
+LEAST_SETUPTOOLS, LEAST_CMAKE = (77,), (3, 24)  # the same as in pyproject.toml
 SOURCE = Path(__file__).resolve().parent
+# Variables of the environment that CMake reads once and then remembers.
+BUILD_VARIABLES = (
+    *("MONOIDREDUCE_CUDA", "MONOIDREDUCE_CUDA_ARCHS", "CUDA_HOME", "CUDA_PATH", "CUDACXX", "CUDAARCHS"),
+    *("CXX", "CXXFLAGS", "CUDAFLAGS", "LDFLAGS", "PATH"),
+)
 BYTES_PER_JOB = 2 << 30  # the largest translation unit, with room for nvcc's several passes
 
 
@@ -39,7 +44,7 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def find_tool(name: str) -> str | None:
-    # An environment's tools count even if it was never activated.
+    # Tools of the virtual environment count even if it was not activated.
     return shutil.which(name, path=sysconfig.get_path("scripts") + os.pathsep + os.environ.get("PATH", ""))
 
 
@@ -58,19 +63,30 @@ def build_tools() -> tuple[str, str | None]:
     return cmake, ninja
 
 
+def forget_other_options(build: Path, configure: str) -> None:
+    """Keeps the objects of an earlier build in the folder, and forgets what it was configured with."""
+    options = {name: value for name, value in os.environ.items() if name in BUILD_VARIABLES}
+    asked = "\n".join([configure, *(f"{name}={value}" for name, value in sorted(options.items()))])
+    build.mkdir(parents=True, exist_ok=True)
+    earlier = build / "configured_with.txt"
+    if not earlier.exists() or earlier.read_text() != asked:
+        for file in (build / "CMakeCache.txt", *build.glob("CMakeFiles/*/CMake*.cmake")):
+            file.unlink(missing_ok=True)
+        earlier.write_text(asked)
+
+
 class CMakeBuild(build_ext):
     def build_extension(self, ext: Extension) -> None:
         cmake, ninja = build_tools()
         package = Path(self.get_ext_fullpath(ext.name)).resolve().parent
         build = Path(self.build_temp).resolve()
-        # Fresh: an earlier build's options and the place of its build environment must not be remembered.
-        configure = [cmake, "--fresh", "-S", str(SOURCE), "-B", str(build)]
-        configure += [f"-DPython_EXECUTABLE={sys.executable}"]
+        configure = [cmake, "-S", str(SOURCE), "-B", str(build), f"-DPython_EXECUTABLE={sys.executable}"]
         if ninja is not None:
             configure += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
         configure += shlex.split(os.environ.get("CMAKE_ARGS", ""))
+        forget_other_options(build, shlex.join(configure))
         install = [cmake, "--install", str(build), "--prefix", str(package)]
-        if self.inplace:  # headers and CMake files are used where they lie in the source tree
+        if self.inplace:  # headers and CMake files are used from the source tree
             install += ["--component", "module"]
         steps = configure, [cmake, "--build", str(build), "--parallel", str(parallel_jobs())], install
         for step in steps:
@@ -78,7 +94,7 @@ class CMakeBuild(build_ext):
                 raise SystemExit(f"{shlex.join(step)} ended with status {status}, for the reason above")
 
 
-# An older one takes the license of pyproject.toml for a mistake.
+# An older setuptools rejects the license field of pyproject.toml.
 if numbers(setuptools.__version__) < LEAST_SETUPTOOLS:
     lacks("setuptools 77 or later", setuptools.__version__, "pip install 'setuptools>=77'")
 setup(ext_modules=[Extension("monoidreduce._C", sources=[])], cmdclass={"build_ext": CMakeBuild})

@@ -944,6 +944,7 @@ def test_autocast_is_the_same_in_backward(device: Any) -> None:
     assert seen[4:] == [torch.float32] * 2
 
 
+@pytest.mark.release
 @pytest.mark.oldest
 @pytest.mark.parametrize("layer", [ATTENTION, LAYERS[-1]], ids=repr)
 def test_inside_torch_compile(layer: Layer) -> None:

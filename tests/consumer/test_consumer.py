@@ -35,6 +35,7 @@ def noisy_or(tmp_path_factory):
     return module
 
 
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_fold_and_gradients_equal_autograd_through_the_product(noisy_or, threads):

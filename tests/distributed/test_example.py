@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import monoidreduce as mr
 
 SCRIPT = Path(__file__).parents[2] / "examples/distributed/sharded_head.py"
 
 
+@pytest.mark.release
 def test_a_head_over_two_processes_has_the_losses_of_one() -> None:
     found = os.environ | {"PYTHONPATH": str(Path(mr.__file__).parents[1])}  # the package that is tested
     command = [sys.executable, SCRIPT]

@@ -292,6 +292,7 @@ def test_fullgraph_says_why_not(operator: str) -> None:
     assert all("a call over ranks breaks the graph" in why for why in on_ranks(2, _why_not_whole, operator))
 
 
+@pytest.mark.release
 def test_under_torch_compile() -> None:
     """Which breaks the graph at the call."""
     inputs = cross_entropy_inputs(40, 30, 8, dtype=torch.float32, **CPU)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from folds import FOLDS, program_of
+from sampled import sampled
 
 from monoidreduce import get_include
 from monoidreduce.folds import distillation
@@ -72,7 +73,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "tier"), (*((name, "sm90") for name in EXAMPLES), ("divergences.pieces", "sm80"))
+    ("name", "tier"),
+    sampled(
+        (*((name, "sm90") for name in EXAMPLES), ("divergences.pieces", "sm80")),
+        (("policy_gradient.token_stats", "sm90"),),
+    ),
 )
 def test_examples_hardly_spill(
     nvrtc: Compiler, name: str, tier: str, monkeypatch: pytest.MonkeyPatch
@@ -93,6 +98,7 @@ def test_examples_hardly_spill(
         assert max(int(bytes) for bytes in SPILLS.findall(image.log)) <= 64, image.log
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("loss", distillation.LOSSES)
 def test_losses_of_distillation_hardly_spill(nvrtc: Compiler, loss: str) -> None:
     """Without biases and hard labels."""
@@ -116,6 +122,7 @@ def test_no_example_is_forgotten() -> None:
     assert found == set(EXAMPLES)
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("name", "dtype", "owned"),
     (

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.release
+
 FOLDER = Path(sys.prefix) / "libraries"
 
 # On a CPU, within 1e-6 of the largest value.

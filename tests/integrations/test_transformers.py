@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from inductor import leave_out_code
 from packaging.version import Version
+from sampled import sampled
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -700,6 +701,7 @@ def test_gradient_checkpointing() -> None:
     assert_same_step(step(ours, **inputs), step(eager, **inputs))
 
 
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gemma2", pytest.param("gpt_oss", marks=needs_newer)])
 def test_compiled_without_graph_breaks(family: str) -> None:
@@ -714,8 +716,8 @@ def test_compiled_without_graph_breaks(family: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["plain", "padded", "packed"])
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("case", sampled(["plain", "padded", "packed"], ["packed"]))
+@pytest.mark.parametrize("checkpointing", sampled([False, True], [True]))
 def test_compiled_layers(checkpointing: bool, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both layers are compiled once, a copy has its own, and generation compiles nothing. C++ is compiled for
     plain layers that are not recomputed."""
@@ -753,6 +755,7 @@ def kept_bytes(model: Any, inputs: Any) -> int:
     return sum(found.values()) - sum(found.get(p.data_ptr(), 0) for p in model.parameters())
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_compiled_layers_keep_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of layers with an MLP as wide as in a Llama, less than nine tenths of what torch would keep."""
@@ -766,6 +769,7 @@ def test_compiled_layers_keep_less(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kept[_layers.KEPT] < 0.9 * kept[1.0]
 
 
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_recomputed_layer_is_compiled_twice_or_never(
@@ -811,6 +815,7 @@ def ops_of_a_recomputed_layer(model: Any, monkeypatch: pytest.MonkeyPatch) -> tu
     return step(model, **batch()), graphs
 
 
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.skipif(not _mlp._WITHIN_FORWARD, reason="transformers recomputes around compiled layers")
 @pytest.mark.parametrize(
@@ -826,6 +831,7 @@ def test_gated_mlps_of_recomputed_layers(options: dict[str, Any], monkeypatch: p
     assert_same_step(found, step(eager, **batch()))
 
 
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.skipif(not _mlp._WITHIN_FORWARD, reason="transformers recomputes around compiled layers")
 @pytest.mark.parametrize("what", ["a hook", "a quantized layer", "a parameter of another kind"])
@@ -878,7 +884,7 @@ def test_by_default_layers_are_compiled_on_gpus_alone(monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 @needs_newer
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", sampled(FAMILIES, ["llama"]))
 def test_layers_of_all_families_are_compiled(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kind of layer as one graph; Mixtral's router records what a compiler does not trace."""
     monkeypatch.setattr(_layers, "inductor_keeping", lambda share: "aot_eager")

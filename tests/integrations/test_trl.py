@@ -26,6 +26,7 @@ import transformers  # noqa: E402
 import trl.experimental  # noqa: E402, F811
 import trl.trainer.utils as trl_utils  # noqa: E402
 import trl_steps  # noqa: E402
+from sampled import sampled  # noqa: E402
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM  # noqa: E402
 from trl.kernels import ChunkedLogProbFunction as THEIRS  # noqa: E402
 from trl.kernels.chunked_divergence import ChunkedDivergenceFunction as THEIR_DIVERGENCE  # noqa: E402
@@ -278,6 +279,7 @@ def test_undo() -> None:
     assert ours[0] == ours[2] == ours[3] and ours[0][0] is THEIRS
 
 
+@pytest.mark.release
 def test_an_old_version_is_refused(tmp_path: Path) -> None:
     """By its name and number, before the trainers are imported."""
     (tmp_path / "trl.py").write_text("__version__ = '0.24.0'")
@@ -292,7 +294,7 @@ def test_an_old_version_is_refused(tmp_path: Path) -> None:
     assert "transformers.apply(model, loss=False)" in found.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("name", TRAINERS)
+@pytest.mark.parametrize("name", sampled(TRAINERS, ("sft", "gkd_0.3", "grpo")))
 def test_trainers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that they log of three steps, and the gradients of the first, are as with TRL's own."""
     of = name.partition("_")[0]
@@ -314,6 +316,7 @@ def test_the_check_installs_the_older_versions() -> None:
     assert f"\nOLDER_TRL := {' '.join(OLDER)}\n" in makefile
 
 
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.parametrize("version", OLDER)
 def test_older_versions(version: str) -> None:

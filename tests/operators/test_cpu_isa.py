@@ -131,6 +131,7 @@ def test_backward_finds_the_scores_of_forward() -> None:
     check_operator("linear_cross_entropy", inputs, {"logit_scale": 20.0})
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("isa", [isa for isa in mr._C.cpu_isas() if isa != mr._C.cpu_isa()])
 def test_other_instruction_sets(isa: str, pytestconfig: pytest.Config) -> None:
     tests = Path(__file__).parents[1]

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.release  # a test of tools
+
 setuptools = pytest.importorskip("setuptools")
 
 

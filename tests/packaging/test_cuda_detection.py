@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.release  # a test of tools
+
 USUAL_PREFIX = Path("/usr/local/cuda/bin")
 CPU_ONLY = "CPU-only build, CUDA tensors will not be supported:"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.release]
 
 MODULE = '#include <pybind11/pybind11.h>\nPYBIND11_MODULE(_C, m) { m.attr("hollow") = true; }\n'
 TREE = (

@@ -13,6 +13,7 @@ BFLOAT16 = re.compile(r"^v(dpbf16ps|cvtne2?ps2bf16)$")
 NEWER = ("avx2", "avx512", "avx512bf16")
 
 
+@pytest.mark.release
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="one instruction set on this processor family")
 def test_avx_code_is_confined_to_its_namespaces(extension):
     command = ["objdump", "--disassemble", "--demangle", "--no-show-raw-insn", extension]

@@ -7,6 +7,8 @@ import subprocess
 
 import pytest
 
+pytestmark = pytest.mark.release  # a test of tools
+
 # The build of the kernels as it is, of one kernel.
 PROJECT = """
 cmake_minimum_required(VERSION 3.24)

@@ -59,6 +59,8 @@ from bench.harness import (
 from bench.machine import environment
 from monoidreduce import reference
 
+pytestmark = pytest.mark.release  # a test of tools
+
 CPU = torch.device("cpu")
 RESULTS = Path(run.__file__).resolve().parent / "results"
 

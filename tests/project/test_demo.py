@@ -23,6 +23,8 @@ from monoidreduce.demo.report import save_plot, table
 from monoidreduce.demo.sweep import Sweep, sweep_loss, sweep_mlp
 from monoidreduce.demo.train import Progress, Run, Settings, train_both
 
+pytestmark = pytest.mark.release  # a test of tools
+
 CPU = torch.device("cpu")
 TINY = ModelSize(layers=2, dim=16, heads=2, hidden=24, length=12)
 MIB = 1 << 20

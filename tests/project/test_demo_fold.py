@@ -19,6 +19,8 @@ from monoidreduce.demo.memory import UNMEASURED, can_measure
 from monoidreduce.demo.sweep import Sweep
 from monoidreduce.folds.cuda.cuda_source import fold_source, gradient_source
 
+pytestmark = pytest.mark.release  # a test of tools
+
 CPU = torch.device("cpu")
 MIB = 1 << 20
 TINY = FoldScale(8, 16, [16, 48], torch.float32, checked=3, seconds=1e-3)

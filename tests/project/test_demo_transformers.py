@@ -15,6 +15,8 @@ from monoidreduce import demo
 from monoidreduce.demo.memory import can_measure
 from monoidreduce.demo.model import ModelSize
 
+pytestmark = pytest.mark.release  # a test of tools
+
 CPU = torch.device("cpu")
 TINY = ModelSize(layers=2, dim=16, heads=2, hidden=24, length=12)
 

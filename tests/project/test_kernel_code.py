@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.release  # a test of tools
+
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "kernel_code.py"
 
 SOURCE = """

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.release  # a test of tools
+
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "launch_trace.py"
 
 Record = dict[str, Any]

@@ -22,6 +22,8 @@ from monoidreduce import plan
 from monoidreduce.hardware import Link
 from monoidreduce.theory.plan.collectives import COLLECTIVES
 
+pytestmark = pytest.mark.release  # a test of tools
+
 LINK = Link(rate=2e9, latency=1e-4, source="by hand")
 
 

@@ -20,6 +20,8 @@ from measure_traffic import COUNTERS, Kernel, by_pass, kernels, with_counters
 from bench import report, traffic
 from monoidreduce.theory.costs.sizes import OPERATORS, call_of
 
+pytestmark = pytest.mark.release  # a test of tools
+
 NAMES = "ID|Process ID|Process Name|Host Name|Kernel Name|Context|Stream|Block Size|Grid Size|Device|CC"
 
 

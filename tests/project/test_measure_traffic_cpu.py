@@ -17,6 +17,8 @@ from measure_traffic_cpu import CALIBRATION, Counted, Run, counts, measured
 
 from bench.report import met_traffic
 
+pytestmark = pytest.mark.release  # a test of tools
+
 SHAPE = Shape(128, 256, 32, 48)
 PASSES = {"forward": (forward, Tile(16, 120, 16, 6)), "backward": (backward, Tile(64, 240, 16, 6))}
 

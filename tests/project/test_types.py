@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_mypy_finds_the_types_of_calls() -> None:
     """In typed_calls.py each expression has the type that is asserted, and each wrong call is an error.

@@ -160,6 +160,7 @@ def test_one_graph_serves_every_size(specimen: Specimen, device: torch.device) -
         assert_same(compiled, second, with_leaves(second.inputs(torch.float32, device)))
 
 
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.parametrize("specimen", WITH_OPS, ids=name_of)
 def test_inductor(specimen: Specimen, device: torch.device) -> None:
@@ -194,6 +195,7 @@ def test_inductor_of_16_bit_layers(device: torch.device) -> None:
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_inductor_may_choose_the_strides_of_what_it_hands_over(device: torch.device) -> None:
     """Operands and upstream gradients that the graph makes, as transposes, slices and expansions."""

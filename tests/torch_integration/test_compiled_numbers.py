@@ -122,6 +122,7 @@ def test_one_graph_for_all_values(name: str) -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - before <= 4
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_inductor() -> None:
     """It has taken the first value for all (pytorch#197889)."""

@@ -180,6 +180,7 @@ def held_bytes(device: torch.device) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.release
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
 @pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="its allocator keeps freed memory")
 @pytest.mark.parametrize("specimen", ONE_EACH, ids=name_of)

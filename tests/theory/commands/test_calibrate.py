@@ -13,6 +13,8 @@ import monoidreduce as mr
 from monoidreduce.__main__ import main
 from monoidreduce.hardware import HARDWARE, Hardware, Measured, load
 
+pytestmark = pytest.mark.release  # a test of tools
+
 
 def test_rates_are_those_of_some_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate", "--device", "cpu", "--seconds", "0.01", "--json"]) == 0

@@ -56,6 +56,7 @@ def test_memory_of_the_mlp() -> None:
     assert held / (held + hidden) == pytest.approx(0.0229, abs=5e-5)
 
 
+@pytest.mark.release
 @pytest.mark.skipif(not can_measure(torch.device("cpu")), reason=UNMEASURED)
 def test_memory_of_the_mlp_as_measured() -> None:
     """As many hidden units a feature. torch holds hidden values more than once, so less is left."""
@@ -464,6 +465,7 @@ def test_what_a_cpu_has_no_model_of(dtype: torch.dtype, options: dict[str, Any],
 # bench/results
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("op", OPERATORS)
 def test_times_of_the_bench(op: str) -> None:
     errors = [abs(p.error) for p in bench.predictions() if p.counts and p.case.op == op]
@@ -505,6 +507,7 @@ def test_each_kernel_is_fitted_on_at_most_two_cases() -> None:
     assert len(pairs) == len(set(pairs))
 
 
+@pytest.mark.release
 def test_constants_are_those_that_the_script_fits() -> None:
     found = {
         kernel: [vars(row) | {"fitted": [*row.fitted]} for row in rows]

@@ -15,6 +15,8 @@ import monoidreduce.theory.io
 from monoidreduce.io import ALGORITHMS, compare, theta
 from monoidreduce.theory.commands.io import main
 
+pytestmark = pytest.mark.release  # a test of tools
+
 DOCS = Path(__file__).parents[3] / "docs" / "io.md"
 SESSIONS = re.findall(r"^```python\n(.*?)^```$", DOCS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 

@@ -14,6 +14,8 @@ from monoidreduce.__main__ import main
 from monoidreduce.plan import HARDWARE, MODELS, Batch, plans
 from monoidreduce.theory.plan.figure import save_figure
 
+pytestmark = pytest.mark.release  # a test of tools
+
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "planner.md"
 TEXT = PAGE.read_text(encoding="utf-8").replace("\\\n", "")  # commands in one line
 COMMANDS = re.findall(r"```console\n\$ python -m monoidreduce (.*)\n((?:.*\n)*?)```", TEXT)

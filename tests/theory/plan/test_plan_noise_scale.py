@@ -180,6 +180,7 @@ def _rank(rank: int, port: int, samples: Tensor, start: Quadratic) -> None:
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.release
 def test_processes_that_average_and_accumulate() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -104,6 +104,7 @@ def test_a_slower_link_is_never_faster(operator: str, split: str, ranks: int) ->
             assert other.forward.seconds >= found.forward.seconds
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(("operator", "split"), EVERY)
 def test_more_ranks_take_less_time_each_less_well_used(operator: str, split: str) -> None:
     """In a node. A batch of one sequence is not split. No workspace: more ranks keep more in theirs."""
