@@ -326,12 +326,12 @@ def wide_plans(
     """The plans of a call that folds by programs, because its heads are wide; else None."""
     q, k, v = (call[name].detach().to(dtype) for name in "qkv")
     scale = None if call["scale"] is None else float(call["scale"])
-    options = (
+    scores = attention.Scores(
         attention.score_scale(q, scale),
         functional.softcap_value(call["softcap"]),
         *functional.bounds(call["causal"], call["window"]),
     )
-    if is_modified("attention", call) or not attention_wide.takes(q, k, v, call["bias"], options, False, gpu):
+    if is_modified("attention", call) or not attention_wide.takes(q, k, v, call["bias"], scores, False, gpu):
         return None
     return attention_wide.plans(q, k, v, gpu)
 
@@ -478,7 +478,7 @@ def cpu_tiles(
 
 def _modified_plans(
     tensors: tuple[Tensor, Tensor, Tensor],
-    options: tuple[Any, ...],
+    options: attention_cuda.Options,
     gpu: _C.DeviceFacts | None,
     spans: attention.Spans = attention.NO_SPANS,
     block_mask: Any = None,
@@ -488,7 +488,8 @@ def _modified_plans(
     if block_mask is not None:
         blocks, q = as_block_mask(block_mask), tensors[0]
         kinds = blocks.kinds.expand(q.shape[0], q.shape[1], -1, -1)
-        options = (*options, *blocks.block)
+        block_rows, block_columns = blocks.block
+        options = options._replace(block_rows=block_rows, block_columns=block_columns)
     given = (*tensors, options, gpu, spans, kinds)
     return attention_cuda.plan_forward(*given), attention_cuda.plan_backward(*given)
 
@@ -508,7 +509,7 @@ def _plans(
         bias = None if bias is not None and functional.raises_rows(bias) else bias
         sums = bias is not None and bias.requires_grad and attention.sums_bias_gradient(q, k, bias)
         bias = None if bias is None else bias.detach().expand(*q.shape[:3], k.shape[2])
-        options = (
+        scores = attention.Scores(
             attention.score_scale(q, None if scale is None else float(scale)),
             functional.softcap_value(call.get("softcap")),
             *functional.bounds(call["causal"], call["window"]),
@@ -516,12 +517,15 @@ def _plans(
         if is_modified(operator, call):
             if call.get("normalized"):  # with a column of ones
                 v = v.new_empty((*v.shape[:3], v.shape[3] + 1))
-            blocks, of_call = call["block_mask"], (options[0], *options[2:])
+            blocks, of_call = (
+                call["block_mask"],
+                attention_cuda.Options(scores.scale, scores.left, scores.right),
+            )
             forward, backward = _modified_plans((q, k, v), of_call, gpu, block_mask=blocks)
             return forward, backward, _copies(forward, backward, tensors)
         grad_out = v.new_empty(()).expand(*q.shape[:3], v.shape[3])
-        forward = attention.plan_forward(q, k, v, bias, *options, gpu)
-        backward = attention.plan_backward(q, k, v, bias, grad_out, *options, needed, sums, gpu)
+        forward = attention.plan_forward(q, k, v, bias, scores, gpu)
+        backward = attention.plan_backward(q, k, v, bias, grad_out, scores, needed, sums, gpu)
         copied = bias is not None and (forward.bias_in_tiles or backward.bias_in_tiles)
         if bias is not None and copied and not memory.is_mapped_bias(bias):
             copies = [f"bias is copied: its strides are {bias.stride()}, not {LINES}"]
@@ -529,24 +533,23 @@ def _plans(
         return forward, backward, _copies(forward, backward, tensors)
     if operator == "attention_varlen":
         q, k, v = (t.transpose(0, 1)[None] for t in tensors.values())
-        spans: Any = tuple(t.new_empty((t.shape[2], 2), dtype=torch.int64) for t in (q, k))
+        spans = attention.Spans(*(t.new_empty((t.shape[2], 2), dtype=torch.int64) for t in (q, k)))
         scale, softcap = call["scale"], functional.softcap_value(call["softcap"])
-        unbounded = (attention.score_scale(q, None if scale is None else float(scale)), softcap, -1, -1)
+        factor = attention.score_scale(q, None if scale is None else float(scale))
+        unbounded = attention.Scores(factor, softcap, -1, -1)
         grad_out = v.new_empty(()).expand(*q.shape[:3], v.shape[3])
         if is_modified(operator, call):
-            forward, backward = _modified_plans((q, k, v), (unbounded[0], *unbounded[2:]), gpu, spans)
+            forward, backward = _modified_plans((q, k, v), attention_cuda.Options(factor, -1, -1), gpu, spans)
         else:
-            forward = attention.plan_forward(q, k, v, None, *unbounded, gpu, spans)
-            backward = attention.plan_backward(q, k, v, None, grad_out, *unbounded, needed, False, gpu, spans)
+            forward = attention.plan_forward(q, k, v, None, unbounded, gpu, spans)
+            backward = attention.plan_backward(q, k, v, None, grad_out, unbounded, needed, False, gpu, spans)
         return forward, backward, _copies(forward, backward, dict(zip("qkv", (q, k, v), strict=True)))
     rows = next(iter(tensors))
     tensors[rows] = x = tensors[rows].reshape(-1, tensors[rows].shape[-1])
     if operator == "mlp":
         bias1 = None if call["bias1"] is None else call["bias1"].detach().to(dtype)
-        forward, backward = (
-            mlp.plan_mlp(plan, x, tensors["w1"], tensors["w2"], bias1, None, gpu)
-            for plan in (_C.plan_mlp_forward, _C.plan_mlp_backward)
-        )
+        forward = mlp.plan_mlp_forward(x, tensors["w1"], tensors["w2"], bias1, None, gpu)
+        backward = mlp.plan_mlp_backward(x, tensors["w1"], tensors["w2"], bias1, None, gpu)
         return forward, backward, _copies(forward, backward, tensors)
     if operator == "logsumexp_matmul":
         scale = float(call["scale"])

@@ -7,7 +7,7 @@ A log-sum-exp is kept in two words: `lse`, and in `lse_low` what was lost in rou
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,17 +30,55 @@ from monoidreduce._ops.memory import (
     rounded,
     statistics,
 )
-from monoidreduce._ops.registry import register
+from monoidreduce._ops.registry import SymInt, register
 from monoidreduce._ops.sinks import score_sinks
 
 # So few keys that rounding the output shows in delta, the sum of P dP. Where one weight is almost 1, dS is a
 # small difference of dP and delta. The backward pass then computes the output again, in two words.
 FEW_KEYS = 128
 
-# The keys that each query sees, and the queries that see each key, as `_C.sequence_spans` fills them; or None
-# for a band.
-Spans = tuple[Tensor, Tensor] | tuple[None, None]
-NO_SPANS: Spans = (None, None)
+
+class Spans(NamedTuple):
+    """The keys that each query sees, and the queries that see each key, as `_C.sequence_spans` writes them.
+
+    rows: [T, 2], columns: [S, 2]. None for a band, whose bounds are numbers (`Scores`).
+    """
+
+    rows: Tensor | None
+    columns: Tensor | None
+
+
+NO_SPANS = Spans(None, None)
+
+
+class Scores(NamedTuple):
+    """The scores of a call, as kernels take them.
+
+    softcap: 0 for none. left, right: a query sees so many keys before and after the one that it is aligned
+        with; -1 is all.
+    """
+
+    scale: float
+    softcap: float
+    left: int
+    right: int
+
+
+class AttentionOpOptions(NamedTuple):
+    """The options of the op.
+
+    scale: None is 1 / sqrt(width).
+    compensated: out_low is wanted, what an output of 16 bits lost in rounding.
+    """
+
+    scale: float | None
+    softcap: float
+    left: SymInt
+    right: SymInt
+    compensated: bool
+
+    def scores(self, q: Tensor) -> Scores:
+        return Scores(score_scale(q, self.scale), self.softcap, self.left, self.right)
 
 
 def score_scale(q: Tensor, scale: float | None) -> float:
@@ -52,9 +90,13 @@ def _score_bias(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor | None:
 
 
 def sums_bias_gradient(q: Tensor, k: Tensor, bias: Tensor | None) -> bool:
-    """Do kernels sum the derivatives by several scores for one element of the bias."""
+    """Whether several scores share an element of the bias, so that kernels sum its gradient."""
     scores = q.shape[:3].numel() * k.shape[2]
     return bias is not None and bias.numel() < scores
+
+
+# Of plans: the results of the forward pass, and its scratch, which they do not depend on.
+_NO_RESULTS = (None, None, None, None, None)
 
 
 def plan_forward(
@@ -62,17 +104,26 @@ def plan_forward(
     k: Tensor,
     v: Tensor,
     bias: Tensor | None,
-    scale: float,
-    softcap: float,
-    left: int,
-    right: int,
+    scores: Scores,
     gpu: _C.DeviceFacts | None = None,
     spans: Spans = NO_SPANS,
 ) -> _C.Plan:
     """bias: [B, H, M, N]. gpu: plans for it, wherever the tensors are."""
-    results, mode = (None,) * 5, (False, allows_tf32(q), gpu)
-    arguments: Any = (q, k, v, bias, None, *spans, *results, scale, softcap, left, right, *mode)
-    return _C.plan_attention_forward(*arguments)
+    sinks, deterministic = None, False
+    return _C.plan_attention_forward(
+        q,
+        k,
+        v,
+        bias,
+        sinks,
+        spans.rows,
+        spans.columns,
+        *_NO_RESULTS,
+        *scores,
+        deterministic,
+        allows_tf32(q),
+        gpu,
+    )
 
 
 def plan_backward(
@@ -81,27 +132,41 @@ def plan_backward(
     v: Tensor,
     bias: Tensor | None,
     grad_out: Tensor | None,
-    scale: float,
-    softcap: float,
-    left: int,
-    right: int,
+    scores: Scores,
     needed: list[bool],
     sums: bool,
     gpu: _C.DeviceFacts | None = None,
     spans: Spans = NO_SPANS,
 ) -> _C.Plan:
-    """The same.
+    """Arguments as in `plan_forward`.
 
-    needed: which gradients of q, k and v are wanted; if none, the plan is of all. sums: is one of the bias
-    wanted that several scores share.
+    needed: which gradients of q, k and v are wanted; if none, the plan is of all.
+    sums: the gradient of a bias is wanted, and several scores share an element of it.
     """
-    results = (None,) * 5  # of the forward pass
-    mode = (torch.are_deterministic_algorithms_enabled(), allows_tf32(q), gpu)
-    options, others = (scale, softcap, left, right, True), (bias if sums else None, None)  # d_sinks
-    gradients = (t if wanted else None for t, wanted in zip((q, k, v), needed, strict=False))
-    arguments: Any = (q, k, v, bias, None, *spans, grad_out, *results, *gradients, *others, None)
-    arguments += (*options, *mode)
-    return _C.plan_attention_backward(*arguments)
+    sinks = dsinks = scratch = None
+    dq, dk, dv = (t if wanted else None for t, wanted in zip((q, k, v), needed, strict=False))
+    return _C.plan_attention_backward(
+        q,
+        k,
+        v,
+        bias,
+        sinks,
+        spans.rows,
+        spans.columns,
+        grad_out,
+        *_NO_RESULTS,
+        dq,
+        dk,
+        dv,
+        bias if sums else None,
+        dsinks,
+        scratch,
+        *scores,
+        True,  # whole
+        torch.are_deterministic_algorithms_enabled(),
+        allows_tf32(q),
+        gpu,
+    )
 
 
 def readable(a: Tensor, payload: Tensor, *tensors: Tensor) -> Iterator[Tensor]:
@@ -115,21 +180,12 @@ def readable_result(out: Tensor) -> Tensor:
 
 
 def attention_results(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    sinks: Tensor | None,
-    scale: float | None,
-    softcap: float,
-    left: int,
-    right: int,
-    compensated: bool,
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None, options: AttentionOpOptions
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """compensated: out_low, which else is empty, is there beside an output of 16 bits."""
+    """out, lse in two words, and out_low: for an output of 16 bits if it is `compensated`, else empty."""
     *rows, _ = q.shape
     out, lse = q.new_empty(*rows, v.shape[3]), statistics(q, *rows)
-    return out, lse, torch.empty_like(lse), low_words(out, compensated)
+    return out, lse, torch.empty_like(lse), low_words(out, options.compensated)
 
 
 def low_words(out: Tensor, compensated: bool) -> Tensor:
@@ -153,34 +209,43 @@ def attention_forward(
     v: Tensor,
     bias: Tensor | None,
     sinks: Tensor | None,
-    scale: float | None,
-    softcap: float,
-    left: int,
-    right: int,
-    compensated: bool,
+    options: AttentionOpOptions,
     spans: Spans = NO_SPANS,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    score_bias, options = _score_bias(q, k, bias), (score_scale(q, scale), softcap, left, right)
+    score_bias, scores = _score_bias(q, k, bias), options.scores(q)
     width, plan, scratch, sinks = v.shape[3], None, None, score_sinks(q, sinks)
-    if q.is_cuda and attention_wide.takes(q, k, v, bias, options, spans is not NO_SPANS):
-        found = attention_results(q, k, v, bias, sinks, scale, softcap, left, right, compensated)
-        _yards.folds().wide_attention.forward(q, k, v, sinks, options, found)
-        return found
+    if q.is_cuda and attention_wide.takes(q, k, v, bias, scores, spans is not NO_SPANS):
+        results = attention_results(q, k, v, bias, sinks, options)
+        _yards.folds().wide_attention.forward(q, k, v, sinks, scores, results)
+        return results
     if q.is_cuda:
-        plan = plan_forward(q, k, v, score_bias, *options, spans=spans)
+        plan = plan_forward(q, k, v, score_bias, scores, spans=spans)
         if plan.tensor_cores:
             q, k, v = readable(q, v, q, k, v)
         if score_bias is not None and plan.bias_in_tiles:
             score_bias = mapped_bias(score_bias)
         if elements := plan.scratch:
             scratch = statistics(q, elements)
-    found = attention_results(q, k, v, bias, sinks, scale, softcap, left, right, compensated)
-    out, lse, lse_low, out_low = found
-    filled = (out, lse, lse_low, present(out_low))
-    arguments: Any = (q, k, v, score_bias, sinks, *spans, *filled, scratch, *options, *launch(q), plan)
-    _C.attention_forward(*arguments)
+    out, lse, lse_low, out_low = attention_results(q, k, v, bias, sinks, options)
+    _C.attention_forward(
+        q,
+        k,
+        v,
+        score_bias,
+        sinks,
+        spans.rows,
+        spans.columns,
+        out,
+        lse,
+        lse_low,
+        present(out_low),
+        scratch,
+        *scores,
+        *launch(q),
+        plan,
+    )
     if v.shape[3] == width:
-        return found
+        return out, lse, lse_low, out_low
     return first(width, out), lse, lse_low, first(width, out_low) if out_low.numel() else out_low
 
 
@@ -196,96 +261,104 @@ def attention_backward(
     lse: Tensor,
     lse_low: Tensor,
     out_low: Tensor,
-    scale: float | None,
-    softcap: float,
-    left: int,
-    right: int,
-    compensated: bool,
+    options: AttentionOpOptions,
     needed: list[bool],
     whole: bool = True,
     unrounded_gradients: bool = False,
     spans: Spans = NO_SPANS,
 ) -> list[Tensor]:
     lse, lse_low = lse.contiguous(), lse_low.contiguous()  # hooks on saved tensors return any strides
-    if grad_out is None and q.is_cuda:  # tensor cores take it as that of attention to zeros, whatever v holds
-        nothing = q.new_zeros((*q.shape[:3], 8))
-        found = attention_backward(
-            nothing,
+    inputs = (q, k, v, bias, sinks)
+    if grad_out is None and q.is_cuda:
+        # The gradient of lse alone is that of attention to zeros, whatever v holds; so tensor cores take it.
+        zeros = q.new_zeros((*q.shape[:3], 8))
+        gradients = attention_backward(
+            zeros,
             grad_lse,
             q,
             k,
             v.new_zeros((*v.shape[:3], 8)),
             bias,
             sinks,
-            nothing,
+            zeros,
             lse,
             lse_low,
-            nothing[:0],
-            scale,
-            softcap,
-            left,
-            right,
-            False,
+            zeros[:0],
+            options._replace(compensated=False),
             [*needed[:2], False, *needed[3:]],
             whole,
             unrounded_gradients,
             spans,
         )
         if needed[2]:
-            found[2] = v.new_zeros(v.shape)
-        return found
-    score_bias, options = _score_bias(q, k, bias), (score_scale(q, scale), softcap, left, right)
-    inputs, plan, scratch, low = (q, k, v, bias, sinks), None, None, present(out_low)
-    sinks = score_sinks(q, sinks)
-    wide = attention_wide.takes(q, k, v, bias, options, spans is not NO_SPANS) and not unrounded_gradients
+            gradients[2] = v.new_zeros(v.shape)
+        return gradients
+    score_bias, scores = _score_bias(q, k, bias), options.scores(q)
+    plan, scratch, low, sinks = None, None, present(out_low), score_sinks(q, sinks)
+    wide = attention_wide.takes(q, k, v, bias, scores, spans is not NO_SPANS) and not unrounded_gradients
     if wide and grad_out is not None:
-        of_rows = (in_full(out, out_low), lse, lse_low)
-        return rounded(
-            _yards.folds().wide_attention.backward(
-                grad_out, grad_lse, q, k, v, sinks, of_rows, options, needed
-            ),
-            inputs,
-            needed,
-        )
-    gradients: list[Tensor | None]
+        residuals = (in_full(out, out_low), lse, lse_low)
+        wide_attention = _yards.folds().wide_attention
+        by_folds = wide_attention.backward(grad_out, grad_lse, q, k, v, sinks, residuals, scores, needed)
+        return rounded(by_folds, inputs, needed)
     if q.is_cuda:
         sums = needed[3] and sums_bias_gradient(q, k, bias)
-        plan = plan_backward(q, k, v, score_bias, grad_out, *options, needed, sums, spans=spans)
+        plan = plan_backward(q, k, v, score_bias, grad_out, scores, needed, sums, spans=spans)
         scratch = statistics(q, plan.scratch)
     if plan is not None and grad_out is not None and plan.tensor_cores:
         if k.shape[2] <= FEW_KEYS and q.element_size() == 2 and low is None:
-            out, _, _, low = attention_forward(q, k, v, bias, sinks, scale, softcap, left, right, True, spans)
+            again = options._replace(compensated=True)
+            out, _, _, low = attention_forward(q, k, v, bias, sinks, again, spans)
         out, low = readable_result(out), None if low is None else readable_result(low)
         grad_out, q, k, v = readable(q, v, grad_out, q, k, v)
         if score_bias is not None and plan.bias_in_tiles:
             score_bias = mapped_bias(score_bias)
         makers = (accumulator if plan.adds_rows else new, new, new)
         computed = zip(makers, (q, k, v), plan.computed, strict=True)  # needed or not
-        gradients = [make(t) if written else None for make, t, written in computed]
+        dq, dk, dv = (make(t) if written else None for make, t, written in computed)
     else:
         of = zip((q, k, v), needed[:3], strict=True)
-        gradients = [gradient(t, wanted, unrounded_gradients) for t, wanted in of]
-    dq, dk, dv = gradients
+        dq, dk, dv = (gradient(t, wanted, unrounded_gradients) for t, wanted in of)
     dbias = bias_gradient(bias, needed[3])
     dsinks = None if sinks is None or not needed[4] else torch.empty_like(sinks)
-    residuals = (grad_out, grad_lse, out, lse, lse_low, low)
-    to = (dq, dk, dv, _score_bias(q, k, dbias), dsinks)
-    mode = (whole, *launch(q), plan)
-    arguments: Any = (q, k, v, score_bias, sinks, *spans, *residuals, *to, scratch, *options, *mode)
-    _C.attention_backward(*arguments)
+    _C.attention_backward(
+        q,
+        k,
+        v,
+        score_bias,
+        sinks,
+        spans.rows,
+        spans.columns,
+        grad_out,
+        grad_lse,
+        out,
+        lse,
+        lse_low,
+        low,
+        dq,
+        dk,
+        dv,
+        _score_bias(q, k, dbias),
+        dsinks,
+        scratch,
+        *scores,
+        whole,
+        *launch(q),
+        plan,
+    )
     return rounded((dq, dk, dv, dbias, dsinks), inputs, needed, unrounded_gradients)
 
 
 register(
     "attention",
     inputs="Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? sinks",
-    options="float? scale, float softcap, SymInt left, SymInt right, bool compensated",
+    options=AttentionOpOptions,
     outputs="out, lse, lse_low, out_low",
     differentiable="out, lse",
     residuals="out, lse, lse_low, out_low",
     forward=attention_forward,
     fake=attention_results,
     backward=attention_backward,
-    # Are k and v all keys that out and lse are of, or a slice of them; and see `UNROUNDED`.
+    # whole: k and v are all keys that out and lse are of, not a slice of them. And see `UNROUNDED`.
     backward_options="bool whole=True, bool unrounded_gradients=False",
 )

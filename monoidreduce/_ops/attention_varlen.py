@@ -6,13 +6,21 @@ waits for the lengths.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from monoidreduce._ops.attention import Spans, attention_backward, attention_forward, attention_results
+from monoidreduce._ops.attention import (
+    AttentionOpOptions,
+    Spans,
+    attention_backward,
+    attention_forward,
+    attention_results,
+)
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.memory import launch
-from monoidreduce._ops.registry import register
+from monoidreduce._ops.registry import SymInt, register
 from monoidreduce._validate import mismatch
 
 UNBOUNDED = (-1, -1)  # in place of a window: it is in the spans
@@ -25,7 +33,7 @@ def sequence_spans(
     window: tuple[int, int],
     first: int = 0,
     tokens: int | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> Spans:
     """[T, 2] and [S, 2] int64: the span of each query, and the span of each key.
 
     A query's span is the first key that it sees and the key behind the last. A key's span is the same of
@@ -44,17 +52,39 @@ def sequence_spans(
     key_starts = query_starts if starts[1] is starts[0] else starts[1].long().contiguous()
     _C.sequence_spans(of_queries, of_keys, query_starts, key_starts, *window, *launch(q))
     if queries == tokens:
-        return of_queries, of_keys
-    return of_queries[first : first + queries], (of_keys - first).clamp_(0, queries)
+        return Spans(of_queries, of_keys)
+    return Spans(of_queries[first : first + queries], (of_keys - first).clamp_(0, queries))
 
 
 def undefine(spans: Spans, *results: Tensor) -> None:
-    """On a GPU all becomes NaN if starts of sequences are not ascending or out of bounds. On the CPU that is
-    an error before."""
-    of_queries, of_keys = spans
+    """On a GPU, fills the results with NaN if cu_seqlens are not ascending or out of bounds. On the CPU that
+    has raised an error before."""
     for result in results:
-        if result.is_cuda and of_queries is not None and of_keys is not None:
-            _C.undefine(result.view(-1), of_queries if len(of_queries) else of_keys, *launch(result))
+        if result.is_cuda and spans.rows is not None and spans.columns is not None:
+            _C.undefine(result.view(-1), spans.rows if len(spans.rows) else spans.columns, *launch(result))
+
+
+class VarlenOpOptions(NamedTuple):
+    """The options of the op; scale to compensated as those of `attention`.
+
+    first, tokens: q has the queries from `first` on, of so many tokens (`sequence_spans`).
+    """
+
+    scale: float | None
+    softcap: float
+    left: SymInt
+    right: SymInt
+    compensated: bool
+    first: SymInt
+    tokens: SymInt
+
+    @property
+    def of_attention(self) -> AttentionOpOptions:
+        return AttentionOpOptions(self.scale, self.softcap, *UNBOUNDED, self.compensated)
+
+    def spans(self, q: Tensor, k: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> Spans:
+        starts = (cu_seqlens_q, cu_seqlens_k)
+        return sequence_spans(q, k, starts, (self.left, self.right), self.first, self.tokens)
 
 
 def varlen_forward(
@@ -64,26 +94,24 @@ def varlen_forward(
     sinks: Tensor | None,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
-    scale: float | None,
-    softcap: float,
-    left: int,
-    right: int,
-    compensated: bool,
-    first: int,
-    tokens: int,
+    options: VarlenOpOptions,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    spans = sequence_spans(q, k, (cu_seqlens_q, cu_seqlens_k), (left, right), first, tokens)
-    options = (scale, softcap, *UNBOUNDED, compensated)
-    out, lse, lse_low, out_low = attention_forward(q, k, v, None, sinks, *options, spans)
+    spans = options.spans(q, k, cu_seqlens_q, cu_seqlens_k)
+    out, lse, lse_low, out_low = attention_forward(q, k, v, None, sinks, options.of_attention, spans)
     undefine(spans, out, lse)
     return out, lse, lse_low, out_low
 
 
 def varlen_results(
-    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *rest: object
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    options: VarlenOpOptions,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    *_, compensated, _, _ = rest
-    return attention_results(q, k, v, None, sinks, None, 0.0, *UNBOUNDED, bool(compensated))
+    return attention_results(q, k, v, None, sinks, options.of_attention)
 
 
 def varlen_backward(
@@ -99,18 +127,12 @@ def varlen_backward(
     lse: Tensor,
     lse_low: Tensor,
     out_low: Tensor,
-    scale: float | None,
-    softcap: float,
-    left: int,
-    right: int,
-    compensated: bool,
-    first: int,
-    tokens: int,
+    options: VarlenOpOptions,
     needed: list[bool],
     unrounded_gradients: bool = False,
 ) -> list[Tensor]:
-    spans = sequence_spans(q, k, (cu_seqlens_q, cu_seqlens_k), (left, right), first, tokens)
-    *found, _, dsinks = attention_backward(
+    spans = options.spans(q, k, cu_seqlens_q, cu_seqlens_k)
+    dq, dk, dv, _, dsinks = attention_backward(
         grad_out,
         grad_lse,
         q,
@@ -122,24 +144,20 @@ def varlen_backward(
         lse,
         lse_low,
         out_low,
-        scale,
-        softcap,
-        *UNBOUNDED,
-        compensated,
+        options.of_attention,
         [*needed[:3], False, needed[3]],
         unrounded_gradients=unrounded_gradients,
         spans=spans,
     )
-    found.append(dsinks)
-    undefine(spans, *found)
-    return found
+    gradients = [dq, dk, dv, dsinks]
+    undefine(spans, *gradients)
+    return gradients
 
 
 register(
     "attention_varlen",
     inputs="Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor cu_seqlens_q, Tensor cu_seqlens_k",
-    options="float? scale, float softcap, SymInt left, SymInt right, bool compensated, "
-    "SymInt first, SymInt tokens",  # q may have a part of all queries, see `sequence_spans`
+    options=VarlenOpOptions,
     outputs="out, lse, lse_low, out_low",
     differentiable="out, lse",
     residuals="out, lse, lse_low, out_low",

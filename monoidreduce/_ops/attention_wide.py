@@ -5,8 +5,6 @@ Such a head has no room in the registers of a resident kernel. `folds/wide_atten
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -54,7 +52,14 @@ def plans(q: Tensor, k: Tensor, v: Tensor, gpu: _C.DeviceFacts | None = None) ->
     """Of the fold and of the backward pass of a head."""
     keys, values, rows = k[0, 0], v[0, 0], q.shape[2] * q.shape[1] // k.shape[1]
     of_queries, upstream = (q.new_empty(1, t.shape[3]).expand(rows, -1) for t in (q, v))
-    mode: Any = {"deterministic": torch.are_deterministic_algorithms_enabled(), "gpu": gpu}
     fold = _C.plan_statistics_fold(of_queries, keys, None, None, state_words=2, gpu=gpu)
-    operands = (of_queries, keys, upstream, values)
-    return fold, _C.plan_statistics_local_gradient(*operands, workspace=WORKSPACE // 2, **mode)
+    gradient = _C.plan_statistics_local_gradient(
+        of_queries,
+        keys,
+        upstream,
+        values,
+        workspace=WORKSPACE // 2,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        gpu=gpu,
+    )
+    return fold, gradient

@@ -21,7 +21,7 @@ from monoidreduce._ops.memory import (
     new,
     rounded,
 )
-from monoidreduce._ops.mlp import ACTIVATIONS, mlp_result
+from monoidreduce._ops.mlp import MlpOpOptions, new_result
 from monoidreduce._ops.mlp_parts import Total, columns_of, parts_of, rows_of, without_autocast
 from monoidreduce._ops.products import add_product, fills_a_gpu, write_product
 from monoidreduce._ops.registry import UNROUNDED, register
@@ -98,12 +98,9 @@ def gated_mlp_result(
     bias1: Tensor | None,
     gate_bias: Tensor | None,
     bias2: Tensor | None,
-    activation: str,
-    unrounded_result: bool,
-    workspace: int | None,
+    options: MlpOpOptions,
 ) -> Tensor:
-    """unrounded_result: it has the accumulation dtype."""
-    return mlp_result(x, w1, w2, bias1, bias2, activation, unrounded_result, workspace)
+    return new_result(x, w2, options.unrounded_result)
 
 
 def gated_mlp_forward(
@@ -114,14 +111,12 @@ def gated_mlp_forward(
     bias1: Tensor | None,
     gate_bias: Tensor | None,
     bias2: Tensor | None,
-    activation: str,
-    unrounded_result: bool,
-    workspace: int | None,
+    options: MlpOpOptions,
 ) -> Tensor:
-    out = mlp_result(x, w1, w2, bias1, bias2, activation, unrounded_result, workspace)
+    out = new_result(x, w2, options.unrounded_result)
     x, w1, w2, gate, bias1, gate_bias, bias2 = dense(x, w1, w2, gate, bias1, gate_bias, bias2)
-    kind, on_device, dtype = ACTIVATIONS.index(activation), launch(x), hidden_dtype(x.dtype, x.is_cuda)
-    part = forward_part(len(x), len(w1), dtype, workspace)
+    kind, on_device, dtype = options.kind, launch(x), hidden_dtype(x.dtype, x.is_cuda)
+    part = forward_part(len(x), len(w1), dtype, options.workspace)
     matrices = _Matrices(2, x, part, dtype)
     with without_autocast(x):
         for rows in parts_of(len(x), max(part[0], 1)):
@@ -143,17 +138,14 @@ def gated_mlp_backward(
     bias1: Tensor | None,
     gate_bias: Tensor | None,
     bias2: Tensor | None,
-    activation: str,
-    unrounded_result: bool,
-    workspace: int | None,
+    options: MlpOpOptions,
     needed: list[bool],
     unrounded: bool = False,
 ) -> list[Tensor]:
     inputs = (x, w1, w2, gate, bias1, gate_bias, bias2)
     gradients: list[Tensor | None] = [None] * 6
     if any(needed[:6]):
-        kind = ACTIVATIONS.index(activation)
-        gradients = _gradients(grad_out, *inputs[:6], kind, workspace, needed, unrounded)
+        gradients = _gradients(grad_out, *inputs[:6], options, needed, unrounded)
     dbias2 = grad_out.sum(0) if needed[6] else None  # in float32 where its result is of 16 bits
     return rounded((*gradients, dbias2), inputs, needed, unrounded)
 
@@ -166,8 +158,7 @@ def _gradients(
     gate: Tensor,
     bias1: Tensor | None,
     gate_bias: Tensor | None,
-    kind: int,
-    workspace: int | None,
+    options: MlpOpOptions,
     needed: list[bool],
     unrounded: bool,
 ) -> list[Tensor | None]:
@@ -177,8 +168,8 @@ def _gradients(
     `_adds_rounded` says otherwise.
     """
     grad_out, x, w1, w2, gate, bias1, gate_bias = dense(grad_out, x, w1, w2, gate, bias1, gate_bias)
-    on_device, dtype = launch(x), hidden_dtype(x.dtype, x.is_cuda)
-    part = backward_part(len(x), x.shape[1], len(w1), len(w2), dtype, workspace)
+    kind, on_device, dtype = options.kind, launch(x), hidden_dtype(x.dtype, x.is_cuda)
+    part = backward_part(len(x), x.shape[1], len(w1), len(w2), dtype, options.workspace)
     matrices = _Matrices(3, x, part, dtype)
     row_parts, unit_parts = parts_of(len(x), max(part[0], 1)), parts_of(len(w1), max(part[1], 1))
     one_sum = len(unit_parts) == 1 and not unrounded  # of a row's gradient: it is rounded at once
@@ -225,7 +216,7 @@ def _gradients(
 register(
     "gated_mlp",
     inputs="Tensor x, Tensor w1, Tensor w2, Tensor gate, Tensor? bias1, Tensor? gate_bias, Tensor? bias2",
-    options="str activation, bool unrounded_result, int? workspace",
+    options=MlpOpOptions,
     outputs="out",
     differentiable="out",
     residuals="",

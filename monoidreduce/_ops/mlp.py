@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,11 +22,34 @@ from monoidreduce._ops.memory import (
     rounded,
     statistics,
 )
-from monoidreduce._ops.mlp_parts import multiply_hidden, multiply_hidden_gradients
+from monoidreduce._ops.mlp_parts import HiddenPart, multiply_hidden, multiply_hidden_gradients
 from monoidreduce._ops.registry import UNROUNDED, choices, register
 from monoidreduce.workspace import get_workspace
 
 ACTIVATIONS = choices("mlp_forward", "activation")
+
+
+class MlpOpOptions(NamedTuple):
+    """The options of the ops `mlp` and `gated_mlp`.
+
+    unrounded_result: the result has the accumulation dtype.
+    workspace: bytes; None: `get_workspace()`.
+    """
+
+    activation: str
+    unrounded_result: bool
+    workspace: int | None
+
+    @property
+    def kind(self) -> int:
+        """The activation, as kernels take it."""
+        return ACTIVATIONS.index(self.activation)
+
+
+def new_result(x: Tensor, w2: Tensor, unrounded: bool) -> Tensor:
+    """[N, outputs], empty. unrounded: in the accumulation dtype."""
+    shape = (x.shape[0], w2.shape[0])
+    return statistics(x, *shape) if unrounded else x.new_empty(*shape)
 
 
 def mlp_result(
@@ -36,13 +58,9 @@ def mlp_result(
     w2: Tensor,
     bias1: Tensor | None,
     bias2: Tensor | None,
-    activation: str,
-    unrounded_result: bool,
-    workspace: int | None,
+    options: MlpOpOptions,
 ) -> Tensor:
-    """unrounded_result: it has the accumulation dtype."""
-    shape = (x.shape[0], w2.shape[0])
-    return statistics(x, *shape) if unrounded_result else x.new_empty(*shape)
+    return new_result(x, w2, options.unrounded_result)
 
 
 def _readable_mlp(
@@ -55,8 +73,7 @@ def _readable_mlp(
     return padded(x), padded(w1, 2), padded(w2, 2), bias1, bias2
 
 
-def plan_mlp(
-    plan: Callable[..., _C.Plan],
+def plan_mlp_forward(
     x: Tensor,
     w1: Tensor,
     w2: Tensor,
@@ -64,8 +81,29 @@ def plan_mlp(
     workspace: int | None,
     gpu: _C.DeviceFacts | None = None,
 ) -> _C.Plan:
-    """plan: _C's of a pass. gpu: plans for it, wherever the tensors are."""
-    return plan(
+    """gpu: plans for it, wherever the tensors are."""
+    return _C.plan_mlp_forward(
+        x,
+        w1,
+        w2,
+        bias1,
+        workspace=get_workspace() if workspace is None else workspace,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        tf32=allows_tf32(x),
+        gpu=gpu,
+    )
+
+
+def plan_mlp_backward(
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    bias1: Tensor | None,
+    workspace: int | None,
+    gpu: _C.DeviceFacts | None = None,
+) -> _C.Plan:
+    """Arguments as in `plan_mlp_forward`."""
+    return _C.plan_mlp_backward(
         x,
         w1,
         w2,
@@ -83,20 +121,18 @@ def mlp_forward(
     w2: Tensor,
     bias1: Tensor | None,
     bias2: Tensor | None,
-    activation: str,
-    unrounded_result: bool,
-    workspace: int | None,
+    options: MlpOpOptions,
 ) -> Tensor:
-    kind, on_device, outputs = ACTIVATIONS.index(activation), launch(x), w2.shape[0]
-    plan, part, scratch, unrounded = None, (0, 0), None, unrounded_result
+    kind, on_device, outputs = options.kind, launch(x), w2.shape[0]
+    plan, part, scratch, unrounded = None, (0, 0), None, options.unrounded_result
     if x.is_cuda:
-        plan = plan_mlp(_C.plan_mlp_forward, x, w1, w2, bias1, workspace)
-        part, unrounded = plan.part, unrounded_result and not plan.tensor_cores  # which round it
+        plan = plan_mlp_forward(x, w1, w2, bias1, options.workspace)
+        part, unrounded = plan.part, unrounded and not plan.tensor_cores  # which round it
         if plan.tensor_cores:
             x, w1, w2, bias1, bias2 = _readable_mlp(x, w1, w2, bias1, bias2)
         if elements := plan.scratch:
             scratch = statistics(x, elements)
-    out = mlp_result(x, w1, w2, bias1, bias2, activation, unrounded, workspace)
+    out = new_result(x, w2, unrounded)
     if all(part):
 
         def store(rows: Tensor, hidden: Tensor) -> None:
@@ -107,7 +143,7 @@ def mlp_forward(
         _C.mlp_forward(x, w1, w2, bias1, bias2, out, scratch, kind, 0, *on_device, plan)
     if out.shape[1] != outputs:
         out = first(outputs, out)
-    return out.to(accumulation_dtype(x.dtype)) if unrounded_result != unrounded else out
+    return out.to(accumulation_dtype(x.dtype)) if options.unrounded_result != unrounded else out
 
 
 def mlp_backward(
@@ -117,48 +153,42 @@ def mlp_backward(
     w2: Tensor,
     bias1: Tensor | None,
     bias2: Tensor | None,
-    activation: str,
-    unrounded_result: bool,
-    workspace: int | None,
+    options: MlpOpOptions,
     needed: list[bool],
     unrounded: bool = False,
 ) -> list[Tensor]:
-    kind, on_device, inputs = ACTIVATIONS.index(activation), launch(x), (x, w1, w2, bias1, bias2)
-    gradients: list[Tensor | None]
+    kind, on_device, inputs = options.kind, launch(x), (x, w1, w2, bias1, bias2)
+    dx = dw1 = dw2 = dbias1 = None
     plan, part, tensor_cores = None, (0, 0), False
     if x.is_cuda:
-        plan = plan_mlp(_C.plan_mlp_backward, x, w1, w2, bias1, workspace)
+        plan = plan_mlp_backward(x, w1, w2, bias1, options.workspace)
         part, tensor_cores = plan.part, plan.tensor_cores
     if tensor_cores:
         x, w1, w2, bias1, _ = _readable_mlp(x, w1, w2, bias1, None)
         grad_out = padded(grad_out)
     dbias2 = grad_out.sum(0) if needed[4] else None  # in float32 where its result is of 16 bits
-    if not any(needed[:4]):
-        gradients = [None] * 4
-    elif all(part):
-        options: tuple[Any, ...] = (kind, *on_device, plan)
+    if any(needed[:4]) and all(part):
 
-        def store(*tensors: Any) -> None:
-            _C.mlp_local_gradient(*tensors, *options)
+        def store(part: HiddenPart) -> None:
+            _C.mlp_local_gradient(*part, kind, *on_device, plan)
 
-        gradients = multiply_hidden_gradients(store, part, grad_out, x, w1, w2, bias1, needed)
-    else:
-        if plan is not None and tensor_cores:  # the gradients all together, whatever is needed
-            d_rows = accumulator(x) if plan.adds_rows else new(x)
-            gradients = [d_rows, new(w1), new(w2)]
+        dx, dw1, dw2, dbias1 = multiply_hidden_gradients(store, part, grad_out, x, w1, w2, bias1, needed)
+    elif any(needed[:4]):
+        if plan is not None and tensor_cores:  # all of them, whatever is needed
+            dx = accumulator(x) if plan.adds_rows else new(x)
+            dw1, dw2 = new(w1), new(w2)
         else:
             dx = gradient(x, needed[0], unrounded)
-            gradients = [dx, gradient(w1, needed[1]), gradient(w2, needed[2])]
-        gradients.append(bias_gradient(bias1, needed[3]))
-        dx, dw1, dw2, dbias1 = gradients
+            dw1, dw2 = gradient(w1, needed[1]), gradient(w2, needed[2])
+        dbias1 = bias_gradient(bias1, needed[3])
         _C.mlp_backward(x, w1, w2, bias1, grad_out, dx, dw1, dw2, dbias1, kind, 0, *on_device, plan)
-    return rounded((*gradients, dbias2), inputs, needed, unrounded)
+    return rounded((dx, dw1, dw2, dbias1, dbias2), inputs, needed, unrounded)
 
 
 register(
     "mlp",
     inputs="Tensor x, Tensor w1, Tensor w2, Tensor? bias1, Tensor? bias2",
-    options="str activation, bool unrounded_result, int? workspace",
+    options=MlpOpOptions,
     outputs="out",
     differentiable="out",
     residuals="",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from monoidreduce._ops.memory import accumulation_dtype, accumulator
 from monoidreduce._ops.products import add_product, multipliable, write_product
 
 __all__ = [
+    "HiddenPart",
     "Total",
     "columns_of",
     "multiply_hidden",
@@ -68,6 +69,25 @@ def multiply_hidden(
             write_product(product, hidden, weight, bias2)
 
 
+class HiddenPart(NamedTuple):
+    """What the kernel that writes hidden values and their gradients gets, of the rows and units of a part.
+
+    out: [rows, units], to be written: the gradients by the argument of the activation. hidden: [rows, units],
+        to be written: the hidden values.
+    sums: [rows / 16, units], in whole tiles, to be written: sums over 16 rows each of gradients that are not
+        rounded yet. None if there is no gradient of a bias.
+    """
+
+    x: Tensor
+    w1: Tensor
+    w2: Tensor
+    bias1: Tensor | None
+    grad_out: Tensor
+    out: Tensor
+    hidden: Tensor
+    sums: Tensor | None
+
+
 class Total:
     """The gradient by a matrix: a sum of so many products, in the accumulation dtype unless it is one."""
 
@@ -85,7 +105,7 @@ class Total:
 
 
 def multiply_hidden_gradients(
-    store: Callable[..., None],
+    store: Callable[[HiddenPart], None],
     part: tuple[int, int],
     grad_out: Tensor,
     x: Tensor,
@@ -96,9 +116,8 @@ def multiply_hidden_gradients(
 ) -> list[Tensor | None]:
     """The gradients by x, w1, w2 and bias1 that are needed.
 
-    store(x, w1, w2, bias1, grad_out, local, hidden, sums) is of the rows and units of a part. It writes the
-    hidden values, and the local gradients: the derivatives by the argument of the activation. It also writes
-    the sums over 16 rows each of local gradients that are not rounded yet.
+    store(part) writes the hidden values of some rows and units, and the gradients by the argument of the
+    activation.
     """
     grad_out, x, w1 = multipliable(grad_out), multipliable(x), multipliable(w1)
     row_parts, unit_parts = parts_of(x.shape[0], part[0]), parts_of(w1.shape[0], part[1])
@@ -118,7 +137,7 @@ def multiply_hidden_gradients(
                     for workspace in (local_workspace, hidden_workspace)
                 )
                 sums = None if dbias1 is None else _partial_sums(local)
-                store(x_there, w1_there, w2_there, bias_there, grad_there, local, hidden, sums)
+                store(HiddenPart(x_there, w1_there, w2_there, bias_there, grad_there, local, hidden, sums))
                 if dx is not None:
                     dx.add(rows_of(dx.value, rows), local, w1_there, first=units.start == 0)
                 if dw1 is not None:

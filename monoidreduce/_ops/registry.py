@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from operator import itemgetter
-from typing import Any, NamedTuple, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeAlias, get_type_hints
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ __all__ = [
     "OPERATORS",
     "UNROUNDED",
     "Operator",
+    "SymInt",
     "any_requires_grad",
     "call_op",
     "choices",
@@ -212,11 +213,15 @@ def _autograd(
     return kernel
 
 
+# An int of a record that torch.compile may make a symbol of, where shapes are dynamic.
+SymInt: TypeAlias = Annotated[int, "SymInt"]
+
 # The types of a schema for those of an options' record.
 _SCHEMA_TYPES: dict[Any, str] = {
     str: "str",
     bool: "bool",
     int: "int",
+    SymInt: "SymInt",
     float: "float",
     int | None: "int?",
     float | None: "float?",
@@ -230,7 +235,7 @@ def _with_record(described: dict[str, Any]) -> dict[str, Any]:
     described: `options` is a NamedTuple; `forward` and the others have one argument of that type.
     """
     record: Any = described["options"]
-    types = get_type_hints(record)
+    types = get_type_hints(record, include_extras=True)
     inputs = len(_names(described["inputs"]))
     before = len(_names(described["differentiable"])) + inputs
     before += len(_names(described["residuals"])) if described["residuals"] else 0

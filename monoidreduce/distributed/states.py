@@ -76,10 +76,24 @@ def cross_entropy(
     weights = with_mean(class_weight)
     if class_weight is not None and label_smoothing:
         sums = columns.sums(class_weight).to(states.dtype)
-    given = (states, target, weights, sums, loss, reduced, lse, lse_low, miss)
     mean = reduction == "mean" and weights is None
-    options = (label_smoothing, z_loss, *columns.numbers, ignore_index, mean)
-    _C.combine_cross_entropy(*given, *options, *launch(states))
+    _C.combine_cross_entropy(
+        states,
+        target,
+        weights,
+        sums,
+        loss,
+        reduced,
+        lse,
+        lse_low,
+        miss,
+        label_smoothing,
+        z_loss,
+        *columns.numbers,
+        ignore_index,
+        mean,
+        *launch(states),
+    )
     if weights is not None and reduction == "mean":
         counted = target != ignore_index
         count = mean_divisor(counted, reduction, lse, target_weights(weights, target, counted))
@@ -90,10 +104,11 @@ def cross_entropy(
 
 def log_probs(states: Tensor, target: Tensor, columns: Columns, ignore_index: int) -> list[Tensor]:
     """log_probs, entropy, lse and lse_low, [rows] each, from the states [ranks, 4, rows] of all ranks."""
-    found = log_probs, entropy, lse, lse_low = _rows(states, 4)
-    options = (*columns.numbers, ignore_index, *launch(states))
-    _C.combine_log_probs(states, target, log_probs, entropy, lse, lse_low, *options)
-    return found
+    log_probs, entropy, lse, lse_low = _rows(states, 4)
+    _C.combine_log_probs(
+        states, target, log_probs, entropy, lse, lse_low, *columns.numbers, ignore_index, *launch(states)
+    )
+    return [log_probs, entropy, lse, lse_low]
 
 
 def distillation(
@@ -107,6 +122,6 @@ def distillation(
     (loss,) = _rows(states, 1)
     stats = states.new_empty(6, states.shape[2])
     reduced = None if reduction == "none" else states.new_empty(())
-    options = (DISTILLATION_LOSSES.index(kind), reduction == "mean")
-    _C.combine_distillation(states, mask, loss, reduced, stats, *options, *launch(states))
+    kind_number, mean = DISTILLATION_LOSSES.index(kind), reduction == "mean"
+    _C.combine_distillation(states, mask, loss, reduced, stats, kind_number, mean, *launch(states))
     return loss if reduced is None else reduced, stats

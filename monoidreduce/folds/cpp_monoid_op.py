@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -74,19 +72,25 @@ def forward(
     operands = (a, b, other_a, other_b)
     folded = _results(parse(monoid), a)
     plan = fold_plan(operands)
-    given: Any = (
+    values, kept, indices = folded
+    _C.statistics_fold(
         *operands,
-        None,
+        None,  # data of rows and of columns
         None,
         _labels(label, a),
         None,
+        None,  # tables
         None,
-        None,
-        *folded,
+        values,
+        kept,
+        indices,
         statistics(a, plan.scratch),
+        loaded(FOLD, monoid, a.dtype, a.device.index),
+        1,
+        scale,
+        *launch(a),
+        plan,
     )
-    given += (loaded(FOLD, monoid, a.dtype, a.device.index), 1, scale, *launch(a), plan)
-    _C.statistics_fold(*given)
     return folded
 
 
@@ -117,9 +121,27 @@ def backward(
 
     def store(part: slice, out: Tensor | None, other_out: Tensor | None) -> None:
         of_second = None if other_b is None else other_b[part]
-        given: Any = (a, b[part], other_a, of_second, known, None, integers, None, None, None)
-        given += (out, other_out, kernel, part.start, scale, bytes, *launch(a), plan)
-        _C.statistics_local_gradient(*given)
+        assert out is not None
+        _C.statistics_local_gradient(
+            a,
+            b[part],
+            other_a,
+            of_second,
+            known,
+            None,
+            integers,
+            None,
+            None,  # tables
+            None,
+            out,
+            other_out,
+            kernel,
+            part.start,
+            scale,
+            bytes,
+            *launch(a),
+            plan,
+        )
 
     found = multiplied_by_torch(operands, store, bytes, needed[:4])
     return rounded(found, operands, needed[:4], unrounded)

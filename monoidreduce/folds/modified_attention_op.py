@@ -72,16 +72,15 @@ def forward(
     compensated: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     spans, window = _kept(q, k, (cu_seqlens_q, cu_seqlens_k), (left, right))
-    options = (score_scale(q, scale), *window, block_rows, block_columns, weights)
+    options = attention_cuda.Options(score_scale(q, scale), *window, block_rows, block_columns, weights)
     sinks = score_sinks(q, sinks)
     if q.is_cuda:
         given = (_expanded(blocks, q), sinks, spans, program, sizes, options, compensated)
         out, lse, lse_low, out_low = attention_cuda.forward(q, k, v, (table, table_index), *given)
         undefine(spans, out, lse)
         return (out, lse.new_empty(0), lse.new_empty(0), out_low) if weights else (out, lse, lse_low, out_low)
-    out, lse, lse_low, out_low = found = results(q, k, v, weights, compensated)
-    rows = (None, None) if weights else (lse, lse_low)
-    arguments: Any = (
+    out, lse, lse_low, out_low = results(q, k, v, weights, compensated)
+    _C.modified_attention_forward(
         q,
         k,
         v,
@@ -89,16 +88,17 @@ def forward(
         table_index,
         _expanded(blocks, q),
         sinks,
-        *spans,
+        spans.rows,
+        spans.columns,
         out,
-        *rows,
+        None if weights else lse,
+        None if weights else lse_low,
         present(out_low),
         scores_code(program, tuple(sizes), most_numbers("q, k", *q.shape[:3], k.shape[2]), False),
         *options,
         *launch(q),
     )
-    _C.modified_attention_forward(*arguments)
-    return found
+    return out, lse, lse_low, out_low
 
 
 def backward(
@@ -130,8 +130,7 @@ def backward(
 ) -> list[Tensor]:
     factor = score_scale(q, scale)
     spans, window = _kept(q, k, (cu_seqlens_q, cu_seqlens_k), (left, right))
-    options = (factor, *window, block_rows, block_columns, weights)
-    rows = (None, None) if weights else (lse.contiguous(), lse_low.contiguous())
+    options = attention_cuda.Options(factor, *window, block_rows, block_columns, weights)
     if weights and grad_out is None:
         grad_out = torch.zeros_like(out)
     summed_sinks = score_sinks(q, sinks)
@@ -153,7 +152,8 @@ def backward(
         found = [*attention_cuda.backward(grad_out, grad_lse, q, k, v, *given)]
     else:
         found = [gradient(t, wanted) for t, wanted in zip((q, k, v), needed[:3], strict=True)]
-        arguments: Any = (
+        dq, dk, dv = found
+        _C.modified_attention_backward(
             q,
             k,
             v,
@@ -161,19 +161,22 @@ def backward(
             table_index,
             _expanded(blocks, q),
             summed_sinks,
-            *spans,
+            spans.rows,
+            spans.columns,
             grad_out,
             grad_lse,
             out,
-            *rows,
+            None if weights else lse.contiguous(),
+            None if weights else lse_low.contiguous(),
             present(out_low),
-            *found,
+            dq,
+            dk,
+            dv,
             dsinks,
             scores_code(program, tuple(sizes), most_numbers("q, k", *q.shape[:3], k.shape[2]), True),
             *options,
             *launch(q),
         )
-        _C.modified_attention_backward(*arguments)
     d_table = None
     if needed[3] and table is not None:
         residuals = (lse, lse_low, grad_lse)
@@ -194,7 +197,7 @@ def backward(
 
 def _kept_columns(q: Tensor, k: Tensor, spans: Spans, window: tuple[int, int]) -> Tensor | None:
     """[2, M] int64: first column and last column + 1 that each row keeps; None if all are kept."""
-    of_rows, _ = spans
+    of_rows = spans.rows
     if of_rows is not None:
         return of_rows.T
     if window == UNBOUNDED:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -165,8 +164,10 @@ def backward(
         ]
         if any(t is not None for t in d_operands):
             code = backward_code(program, *counts, _count(column), _count(column_index))
-            arguments: Any = (*operands, *data, None, None, *d_operands, code, scale, *launch(a))
-            _C.statistics_backward(*arguments)
+            d_a, d_b, d_other_a, d_other_b = d_operands
+            _C.statistics_backward(
+                *operands, *data, None, None, d_a, d_b, d_other_a, d_other_b, code, scale, *launch(a)
+            )
     d_row = d_column = None
     if needed[4] and row is not None:
         d_row = totals(row_sums(program, *counts), row, operands, data, scale)

@@ -121,11 +121,11 @@ def test_attention(kind: str, widths: tuple[int, int], tensor_cores: TensorCores
     )  # fmt: skip
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     bias = inputs.get("bias")
-    options = (None, 0.0, 8, 2, False)
+    options = attention.AttentionOpOptions(None, 0.0, 8, 2, False)
     needed = [True, True, True, bias is not None, False]
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-        out, lse, *low = attention.attention_forward(q, k, v, bias, None, *options)
+        out, lse, *low = attention.attention_forward(q, k, v, bias, None, options)
         grad_lse = torch.ones_like(lse.as_subclass(Tensor))
         grad_out = (
             None if kind == "lse_alone" else torch.linspace(-1, 1, out.numel()).double().view(out.shape)
@@ -133,7 +133,7 @@ def test_attention(kind: str, widths: tuple[int, int], tensor_cores: TensorCores
         if isinstance(q, OnGpu) and grad_out is not None:
             grad_out = grad_out.as_subclass(OnGpu)
         found = attention.attention_backward(
-            grad_out, grad_lse, q, k, v, bias, None, out, lse, *low, *options, needed
+            grad_out, grad_lse, q, k, v, bias, None, out, lse, *low, options, needed
         )
         return [out, lse, *found]
 
@@ -157,7 +157,8 @@ def test_mlp(biases: bool, sizes: tuple[int, int, int], tensor_cores: TensorCore
     needed = [True, True, True, biases, biases]
 
     def run(grad: Tensor, x: Tensor, w1: Tensor, w2: Tensor, *both: Tensor) -> list[Tensor]:
-        call = (x, w1, w2, *(both or (None, None)), "sigmoid", False, None)
+        options = mlp.MlpOpOptions("sigmoid", False, None)
+        call = (x, w1, w2, *(both or (None, None)), options)
         return [mlp.mlp_forward(*call), *mlp.mlp_backward(grad, *call, needed)]
 
     found = run(grad.as_subclass(OnGpu), *on_gpu(inputs).values())
@@ -200,8 +201,8 @@ def test_mlp_in_parts(
     monkeypatch.setattr(mlp_parts, "write_product", write_product)
     for name, kernel in (("mlp_hidden", hidden), ("mlp_local_gradient", local)):
         monkeypatch.setattr(tensor_cores, name, kernel, raising=False)
-    options = ("sigmoid", False, None)
-    call, of_gpu = (*inputs.values(), *options), (*on_gpu(inputs).values(), *options)
+    options = mlp.MlpOpOptions("sigmoid", False, None)
+    call, of_gpu = (*inputs.values(), options), (*on_gpu(inputs).values(), options)
     out = mlp.mlp_forward(*of_gpu)
     tensor_cores.plan.part = part
     found = [out, *mlp.mlp_backward(grad.as_subclass(OnGpu), *of_gpu, [True] * 5)]

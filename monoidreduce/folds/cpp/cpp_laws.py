@@ -121,9 +121,24 @@ def _tried(monoid: str, device: torch.device) -> dict[str, Any] | None:
     real, label = samples.real.to(device), samples.label.to(device)
     none = a.new_empty(0, _SAMPLES)
     plan = fold_plan(operands)
-    given: Any = (*operands, real, None, label, None, None, None, numbers, none, none.long(), a.new_empty(0))
-    given += (loaded(LAWS, monoid, a.dtype, a.device.index), 1, 1.0, *launch(a), plan)
-    _C.statistics_fold(*given)
+    _C.statistics_fold(
+        *operands,
+        real,
+        None,
+        label,
+        None,
+        None,  # tables
+        None,
+        numbers,
+        none,
+        none.long(),
+        a.new_empty(0),
+        loaded(LAWS, monoid, a.dtype, a.device.index),
+        1,
+        1.0,
+        *launch(a),
+        plan,
+    )
     return judge(of, samples, numbers.cpu())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +25,19 @@ from monoidreduce.folds.program.integers import most_numbers
 
 __all__ = ["backward", "forward", "plan_backward", "plan_forward"]
 
-Options = tuple[float, int, int, int, int, bool]  # scale, left, right, block_rows, block_columns, weights
-NAMES = ("blocks", "row_spans", "column_spans", "scale", "left", "right", "block_rows", "block_columns")
+
+class Options(NamedTuple):
+    """The scores of a call. block_rows, block_columns: queries and keys of a block of `blocks`.
+
+    weights: the program makes weights of scores, as for `attend`.
+    """
+
+    scale: float
+    left: int
+    right: int
+    block_rows: int = 1
+    block_columns: int = 1
+    weights: bool = False
 
 
 def kernel_of(
@@ -40,8 +51,8 @@ def kernel_of(
         )
 
     width = max(q.shape[3], v.shape[3])
-    packed = spans[0] is not None
-    scale, weights, device = options[0], options[-1], q.device.index
+    packed = spans.rows is not None
+    scale, weights, device = options.scale, options.weights, q.device.index
     most = most_numbers("q, k", *q.shape[:3], v.shape[2])
     return kernels.scores_kernel(
         program, which, packed, q.dtype, width, plan.tier, scale, weights, most, device
@@ -56,33 +67,53 @@ def plan_forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    options: tuple[Any, ...],
+    options: Options,
     gpu: _C.DeviceFacts | None = None,
     spans: Spans = NO_SPANS,
     blocks: Tensor | None = None,
 ) -> _C.Plan:
-    """The plan of the forward pass.
-
-    options: as in `forward`; without blocks the first three are enough. gpu: GPU to plan for, whatever device
-    the tensors are on.
-    """
-    given: Any = dict(zip(NAMES, (blocks, *spans, *options), strict=False))
-    return _C.plan_modified_attention_fold(q, k, v, **given, gpu=gpu)
+    """The plan of the forward pass. gpu: GPU to plan for, whatever device the tensors are on."""
+    return _C.plan_modified_attention_fold(
+        q,
+        k,
+        v,
+        blocks=blocks,
+        row_spans=spans.rows,
+        column_spans=spans.columns,
+        scale=options.scale,
+        left=options.left,
+        right=options.right,
+        block_rows=options.block_rows,
+        block_columns=options.block_columns,
+        gpu=gpu,
+    )
 
 
 def plan_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    options: tuple[Any, ...],
+    options: Options,
     gpu: _C.DeviceFacts | None = None,
     spans: Spans = NO_SPANS,
     blocks: Tensor | None = None,
 ) -> _C.Plan:
     """The plan of the backward pass; arguments as in `plan_forward`."""
-    given: Any = dict(zip(NAMES, (blocks, *spans, *options), strict=False))
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    return _C.plan_modified_attention_pull(q, k, v, **given, deterministic=deterministic, gpu=gpu)
+    return _C.plan_modified_attention_pull(
+        q,
+        k,
+        v,
+        blocks=blocks,
+        row_spans=spans.rows,
+        column_spans=spans.columns,
+        scale=options.scale,
+        left=options.left,
+        right=options.right,
+        block_rows=options.block_rows,
+        block_columns=options.block_columns,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        gpu=gpu,
+    )
 
 
 def forward(
@@ -111,23 +142,28 @@ def forward(
     out, lse_low = q.new_empty(*rows, v.shape[3]), torch.empty_like(lse)
     out_low = low_words(out, compensated)
     kernel = kernel_of(program, kernels.FORWARD, q, v, spans, options, plan)
-    filled: Any = (out, lse, lse_low, present(out_low), present(statistics(q, plan.scratch)))
-    arguments: Any = (
+    table, table_index = tables
+    _C.modified_attention_fold(
         q,
         k,
         v,
-        *tables,
+        table,
+        table_index,
         blocks,
         sinks,
-        *spans,
-        *filled,
+        spans.rows,
+        spans.columns,
+        out,
+        lse,
+        lse_low,
+        present(out_low),
+        present(statistics(q, plan.scratch)),
         kernel,
         sizes,
         *options,
         *launch(q),
         plan,
     )
-    _C.modified_attention_fold(*arguments)
     if v.shape[3] != width:
         out, out_low = first(width, out), first(width, out_low) if out_low.numel() else out_low
     return out, lse, lse_low, out_low
@@ -155,7 +191,7 @@ def backward(
     needed: which of the three gradients are needed; others may be returned too.
     """
     out, lse, lse_low, low = residuals
-    if sinks is not None and dsinks is not None and (is_empty(q, k) or options[0] == 0):
+    if sinks is not None and dsinks is not None and (is_empty(q, k) or options.scale == 0):
         # The kernels would not run, or (scale 0) only know delta times the scale.
         centre = torch.zeros_like(lse) if grad_lse is None else grad_lse
         if grad_out is not None:
@@ -165,12 +201,12 @@ def backward(
         dsinks = None
     if is_empty(q, k):
         return [torch.zeros_like(t) for t in (q, k, v)]
-    if options[-1]:  # `attend` has no lse, and its kernels do not read it
+    if options.weights:  # `attend` has no lse, and its kernels do not read it
         lse = lse_low = statistics(q, *q.shape[:3]).zero_()
     plan = plan_backward(q, k, v, options, spans=spans, blocks=blocks)
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out
     found: list[Tensor | None] = [gradient(t, wanted) for t, wanted in zip((q, k, v), needed, strict=True)]
-    if low is None and q.element_size() == 2 and k.shape[2] <= FEW_KEYS and not options[-1]:
+    if low is None and q.element_size() == 2 and k.shape[2] <= FEW_KEYS and not options.weights:
         out, _, _, low = forward(q, k, v, tables, blocks, sinks, spans, program, sizes, options, True)
     if plan.tensor_cores:
         out, low = readable_result(out), None if low is None else readable_result(low)
@@ -178,21 +214,32 @@ def backward(
         found = [accumulator(q), new(k), new(v)]
     which = kernels.BACKWARD_IN_TURN if plan.in_turn else kernels.BACKWARD
     kernel = kernel_of(program, which, q, v, spans, options, plan)
-    arguments: Any = (
+    (table, table_index), (dq, dk, dv) = tables, found
+    _C.modified_attention_pull(
         q,
         k,
         v,
-        *tables,
+        table,
+        table_index,
         blocks,
         sinks,
-        *spans,
+        spans.rows,
+        spans.columns,
         grad_out,
         grad_lse,
         out,
         lse.contiguous(),
         lse_low.contiguous(),
         low,
+        dq,
+        dk,
+        dv,
+        dsinks,
+        statistics(q, plan.scratch),
+        kernel,
+        sizes,
+        *options,
+        *launch(q),
+        plan,
     )
-    arguments += (*found, dsinks, statistics(q, plan.scratch), kernel, sizes, *options, *launch(q), plan)
-    _C.modified_attention_pull(*arguments)
     return found

@@ -7,7 +7,7 @@ at a time as fit in the workspace, and multiplies them with the operands.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -68,9 +68,21 @@ def fold(
     plan = _C.plan_statistics_fold(*operands, state_words=words)
     kernels = fold_kernels(program, counts, a.dtype, plan, widths_of(operands), a.device.index)
     scratch = statistics(a, plan.scratch)
-    given: Any = (*_as_kernels_read(operands, plan), *contiguous(data), *tables, *results, scratch)
-    given += (kernels, words, scale, *launch(a), plan)
-    _C.statistics_fold(*given)
+    values, low, indices = results
+    _C.statistics_fold(
+        *_as_kernels_read(operands, plan),
+        *contiguous(data),
+        *tables,
+        values,
+        low,
+        indices,
+        scratch,
+        kernels,
+        words,
+        scale,
+        *launch(a),
+        plan,
+    )
 
 
 def backward(
@@ -176,9 +188,24 @@ def _local_gradients(
         of_columns = [None if t is None else t[:, part] for t in (column, column_index)]
         of_second = None if other_b is None else other_b[part]
         data = (row, of_columns[0], row_index, of_columns[1])
-        arguments: Any = (a, b[part], other_a, of_second, *data, None, None, out, other_out)
-        arguments += (kernels, part.start, scale, bytes, *launch(a), plan)
-        _C.statistics_local_gradient(*arguments)
+        assert out is not None
+        _C.statistics_local_gradient(
+            a,
+            b[part],
+            other_a,
+            of_second,
+            *data,
+            None,  # tables
+            None,
+            out,
+            other_out,
+            kernels,
+            part.start,
+            scale,
+            bytes,
+            *launch(a),
+            plan,
+        )
 
     return plan, store, (a, b, other_a, other_b)
 

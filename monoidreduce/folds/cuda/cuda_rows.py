@@ -6,8 +6,6 @@ exchanged. No local gradients are stored, and no sum depends on the order in whi
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -93,9 +91,21 @@ def _sums(
         kernel = row_gradient_kernel(
             program, counts, of_columns, of_operands, by, a.dtype, plan, widths_of(operands), a.device.index
         )
-        arguments: Any = (*operands, *contiguous(data), None, None, *found)
-        arguments += (kernel, scale, workspace, *launch(a), plan)
-        _C.statistics_row_gradient(*arguments)
+        d_a, d_other_a, sums = found
+        _C.statistics_row_gradient(
+            *operands,
+            *contiguous(data),
+            None,  # tables
+            None,
+            d_a,
+            d_other_a,
+            sums,
+            kernel,
+            scale,
+            workspace,
+            *launch(a),
+            plan,
+        )
     return [None if t is None else t[0] if plan.parts == 1 else t.sum(0) for t in found]
 
 
