@@ -77,16 +77,14 @@ class AttentionOpOptions(NamedTuple):
     right: SymInt
     compensated: bool
 
-    def scores(self, q: Tensor) -> Scores:
-        return Scores(score_scale(q, self.scale), self.softcap, self.left, self.right)
-
 
 def score_scale(q: Tensor, scale: float | None) -> float:
     return (q.shape[-1] or 1) ** -0.5 if scale is None else scale
 
 
-def _score_bias(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor | None:
-    return None if bias is None else bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+def _score_bias(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
+    """[B, H, M, N], without a copy."""
+    return bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
 
 
 def sums_bias_gradient(q: Tensor, k: Tensor, bias: Tensor | None) -> bool:
@@ -212,7 +210,9 @@ def attention_forward(
     options: AttentionOpOptions,
     spans: Spans = NO_SPANS,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    score_bias, scores = _score_bias(q, k, bias), options.scores(q)
+    scale, softcap, left, right, _ = options
+    scores = Scores(score_scale(q, scale), softcap, left, right)
+    score_bias = None if bias is None else _score_bias(q, k, bias)
     width, plan, scratch, sinks = v.shape[3], None, None, score_sinks(q, sinks)
     if q.is_cuda and attention_wide.takes(q, k, v, bias, scores, spans is not NO_SPANS):
         results = attention_results(q, k, v, bias, sinks, options)
@@ -293,10 +293,12 @@ def attention_backward(
         if needed[2]:
             gradients[2] = v.new_zeros(v.shape)
         return gradients
-    score_bias, scores = _score_bias(q, k, bias), options.scores(q)
+    scale, softcap, left, right, _ = options
+    scores = Scores(score_scale(q, scale), softcap, left, right)
+    score_bias = None if bias is None else _score_bias(q, k, bias)
     plan, scratch, low, sinks = None, None, present(out_low), score_sinks(q, sinks)
-    wide = attention_wide.takes(q, k, v, bias, scores, spans is not NO_SPANS) and not unrounded_gradients
-    if wide and grad_out is not None:
+    may_be_wide = q.is_cuda and grad_out is not None and not unrounded_gradients
+    if may_be_wide and attention_wide.takes(q, k, v, bias, scores, spans is not NO_SPANS):
         residuals = (in_full(out, out_low), lse, lse_low)
         wide_attention = _yards.folds().wide_attention
         by_folds = wide_attention.backward(grad_out, grad_lse, q, k, v, sinks, residuals, scores, needed)
@@ -338,7 +340,7 @@ def attention_backward(
         dq,
         dk,
         dv,
-        _score_bias(q, k, dbias),
+        None if dbias is None else _score_bias(q, k, dbias),
         dsinks,
         scratch,
         *scores,

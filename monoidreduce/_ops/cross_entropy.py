@@ -181,7 +181,7 @@ def fold_cross_entropy(
     plan = scratch = classes_saved = unit = order = gathered = weights = None
     saved, class_weights = no_dlogits(x), with_mean(class_weight)
     mean = options.reduction == "mean" and class_weight is None
-    numbers = (*options.of_loss, options.first_class, options.classes)
+    numbers = options[1:8]  # logit_scale to classes
     if x.is_cuda:
         plan = _C.plan_cross_entropy_forward(
             x, weight, bias, target, class_weights, *_NO_RESULTS, mean, *numbers

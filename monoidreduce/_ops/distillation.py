@@ -100,10 +100,10 @@ def fold_distillation(
     plan = scratch = classes_saved = teacher_saved = unit = None
     order = gathered = teacher_gathered = None
     to_gradients: Callable[[Tensor], None] | None = None
-    saved, mean = no_dlogits(x), options.reduction == "mean"
+    saved, mean, of_loss = no_dlogits(x), options.reduction == "mean", options.of_loss
     if x.is_cuda:
         plan = _C.plan_distillation_forward(
-            x, weight, teacher_x, teacher_weight, *_NO_RESULTS, mean, *options.of_loss
+            x, weight, teacher_x, teacher_weight, *_NO_RESULTS, mean, *of_loss
         )
         if plan.skips_rows and mask is not None:
             order = order_rows(x, mask=mask)
@@ -140,7 +140,7 @@ def fold_distillation(
         gathered,
         teacher_gathered,
         mean,
-        *options.of_loss,
+        *of_loss,
         *launch(x),
         plan,
     )

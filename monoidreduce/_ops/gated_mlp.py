@@ -21,7 +21,7 @@ from monoidreduce._ops.memory import (
     new,
     rounded,
 )
-from monoidreduce._ops.mlp import MlpOpOptions, new_result
+from monoidreduce._ops.mlp import ACTIVATIONS, MlpOpOptions, new_result
 from monoidreduce._ops.mlp_parts import Total, columns_of, parts_of, rows_of, without_autocast
 from monoidreduce._ops.products import add_product, fills_a_gpu, write_product
 from monoidreduce._ops.registry import UNROUNDED, register
@@ -115,7 +115,11 @@ def gated_mlp_forward(
 ) -> Tensor:
     out = new_result(x, w2, options.unrounded_result)
     x, w1, w2, gate, bias1, gate_bias, bias2 = dense(x, w1, w2, gate, bias1, gate_bias, bias2)
-    kind, on_device, dtype = options.kind, launch(x), hidden_dtype(x.dtype, x.is_cuda)
+    kind, on_device, dtype = (
+        ACTIVATIONS.index(options.activation),
+        launch(x),
+        hidden_dtype(x.dtype, x.is_cuda),
+    )
     part = forward_part(len(x), len(w1), dtype, options.workspace)
     matrices = _Matrices(2, x, part, dtype)
     with without_autocast(x):
@@ -168,7 +172,11 @@ def _gradients(
     `_adds_rounded` says otherwise.
     """
     grad_out, x, w1, w2, gate, bias1, gate_bias = dense(grad_out, x, w1, w2, gate, bias1, gate_bias)
-    kind, on_device, dtype = options.kind, launch(x), hidden_dtype(x.dtype, x.is_cuda)
+    kind, on_device, dtype = (
+        ACTIVATIONS.index(options.activation),
+        launch(x),
+        hidden_dtype(x.dtype, x.is_cuda),
+    )
     part = backward_part(len(x), x.shape[1], len(w1), len(w2), dtype, options.workspace)
     matrices = _Matrices(3, x, part, dtype)
     row_parts, unit_parts = parts_of(len(x), max(part[0], 1)), parts_of(len(w1), max(part[1], 1))

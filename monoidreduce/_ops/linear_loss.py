@@ -109,7 +109,7 @@ def saved_classes(
 
 def no_dlogits(x: Tensor) -> Tensor:
     """What a forward pass returns that saves none."""
-    return _new_dlogits(x, 0)
+    return x.new_empty(x.shape[0], 0)
 
 
 def _new_dlogits(x: Tensor, classes: int) -> Tensor:

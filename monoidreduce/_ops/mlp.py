@@ -40,11 +40,6 @@ class MlpOpOptions(NamedTuple):
     unrounded_result: bool
     workspace: int | None
 
-    @property
-    def kind(self) -> int:
-        """The activation, as kernels take it."""
-        return ACTIVATIONS.index(self.activation)
-
 
 def new_result(x: Tensor, w2: Tensor, unrounded: bool) -> Tensor:
     """[N, outputs], empty. unrounded: in the accumulation dtype."""
@@ -123,7 +118,7 @@ def mlp_forward(
     bias2: Tensor | None,
     options: MlpOpOptions,
 ) -> Tensor:
-    kind, on_device, outputs = options.kind, launch(x), w2.shape[0]
+    kind, on_device, outputs = ACTIVATIONS.index(options.activation), launch(x), w2.shape[0]
     plan, part, scratch, unrounded = None, (0, 0), None, options.unrounded_result
     if x.is_cuda:
         plan = plan_mlp_forward(x, w1, w2, bias1, options.workspace)
@@ -157,7 +152,7 @@ def mlp_backward(
     needed: list[bool],
     unrounded: bool = False,
 ) -> list[Tensor]:
-    kind, on_device, inputs = options.kind, launch(x), (x, w1, w2, bias1, bias2)
+    kind, on_device, inputs = ACTIVATIONS.index(options.activation), launch(x), (x, w1, w2, bias1, bias2)
     dx = dw1 = dw2 = dbias1 = None
     plan, part, tensor_cores = None, (0, 0), False
     if x.is_cuda:

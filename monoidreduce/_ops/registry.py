@@ -236,17 +236,20 @@ def _with_record(described: dict[str, Any]) -> dict[str, Any]:
     """
     record: Any = described["options"]
     types = get_type_hints(record, include_extras=True)
+    options = ", ".join(types)
     inputs = len(_names(described["inputs"]))
     before = len(_names(described["differentiable"])) + inputs
     before += len(_names(described["residuals"])) if described["residuals"] else 0
 
-    def packed(function: Callable[..., Any], first: int) -> Callable[..., Any]:
-        last = first + len(types)
-
-        def flat(*args: Any) -> Any:
-            return function(*args[:first], record._make(args[first:last]), *args[last:])
-
+    def packed(function: Callable[..., Any], tensors: int, rest: str = "") -> Callable[..., Any]:
+        # All arguments have parameters: to slice one tuple of them would take a microsecond.
+        names = ", ".join(f"tensor_{i}" for i in range(tensors))
+        code = f"lambda {names}, {options}{rest}: function({names}, new(record, ({options},)){rest})"
+        flat: Callable[..., Any] = eval(code, {"function": function, "new": tuple.__new__, "record": record})
         return flat
+
+    def packed_backward(function: Callable[..., Any]) -> Callable[..., Any]:
+        return packed(function, before, ", *rest")  # needed, and options of the backward op
 
     in_place = described.get("in_place")
     return {
@@ -254,8 +257,8 @@ def _with_record(described: dict[str, Any]) -> dict[str, Any]:
         "options": ", ".join(f"{_SCHEMA_TYPES[kind]} {option}" for option, kind in types.items()),
         "forward": packed(described["forward"], inputs),
         "fake": packed(described["fake"], inputs),
-        "backward": packed(described["backward"], before),
-        "in_place": None if in_place is None else packed(in_place, before),
+        "backward": packed_backward(described["backward"]),
+        "in_place": None if in_place is None else packed_backward(in_place),
     }
 
 
