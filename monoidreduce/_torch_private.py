@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 __all__ = [
     "DispatchMode",
-    "FakeTensorMode",
     "SingleLevelFunction",
     "allows_tf32",
     "backend_is_next",
@@ -33,6 +32,7 @@ __all__ = [
     "mark_constant",
     "mark_untraced",
     "modes_are_active",
+    "plain_torch_function",
     "register_namedtuple",
     "register_namedtuples",
     "single_level",
@@ -71,15 +71,15 @@ _forward_ad: Any = _required("torch.autograd.forward_ad")
 forward_ad_on: Callable[[bool], Any] = _required("torch.autograd.forward_ad._set_fwd_grad_enabled")
 _required("torch.autograd.forward_ad._current_level")
 _forward_ad_enabled: Callable[[], bool] = _required("torch._C._is_fwd_grad_enabled")
-# Lets `explain` run the checks of a call without its work. No substitute.
-FakeTensorMode: Any = _required("torch._subclasses.fake_tensor.FakeTensorMode")
-# Records the ops of a dry run (theory/costs/dry_run.py) and their tensor arguments. No substitute.
+# Records the ops of a dry run (_ops/dry_run.py) and their tensor arguments. No substitute.
 DispatchMode: Any = _required("torch.utils._python_dispatch.TorchDispatchMode")
 _pytree: Any = _required("torch.utils._pytree")
 tree_leaves: Callable[[Any], list[Any]] = _required("torch.utils._pytree.tree_leaves")
 tree_map: Callable[..., Any] = _required("torch.utils._pytree.tree_map")
 # Number of active dispatch modes, such as a FLOP counter. If missing, one is assumed to be active.
 _count_modes: Any = _optional(torch._C, "_len_torch_dispatch_stack")
+# The `__torch_function__` of a tensor subclass that behaves as a plain tensor. No substitute.
+plain_torch_function: Any = _required("torch._C._disabled_torch_function_impl")
 # A dry run uses tensors of its own, even inside the caller's fake tensor mode. No substitute.
 without_fakes: Callable[[], Any] = _required("torch._subclasses.fake_tensor.unset_fake_temporarily")
 

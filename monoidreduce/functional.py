@@ -29,7 +29,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import reduce
-from inspect import signature
 from numbers import Integral
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, TypedDict, TypeVar, overload
@@ -762,11 +761,6 @@ def _check_cross_entropy(
         reduction, logit_scale, softcap_value(softcap), ignore_index, label_smoothing, z_loss
     )
     return (rows, weight, bias, targets, class_weight), numbers
-
-
-def checked_cross_entropy(call: dict[str, Any]) -> tuple[tuple[Any, ...], CrossEntropyNumbers]:
-    """The first arguments of the op, of a call by name."""
-    return _check_cross_entropy(**{name: call[name] for name in signature(_check_cross_entropy).parameters})
 
 
 class CrossEntropyTensors(TypedDict, total=False):

@@ -14,27 +14,16 @@ from torch import Tensor
 
 from monoidreduce import _C, functional, nn, varlen
 from monoidreduce._keywords import refuse
-from monoidreduce._ops import (
-    attention,
-    attention_wide,
-    cross_entropy,
-    gated_mlp,
-    linear_loss,
-    log_probs,
-    logsumexp,
-    memory,
-    mlp,
-)
+from monoidreduce._ops import attention_wide, memory
+from monoidreduce._ops.dry_run import DryRun, dry_run
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._ops.stored_scores import Layout
-from monoidreduce._torch_private import FakeTensorMode
 from monoidreduce._validate import FLOATING, mismatch, number_of
 from monoidreduce._version import __version__
-from monoidreduce.explanation import Explanation, architecture_of, name_of
-from monoidreduce.folds.attend import attend, dtype_of_weights, traced_mods
+from monoidreduce.explanation import Explanation, Pass, architecture_of, name_of, passes_of
+from monoidreduce.folds.attend import attend, dtype_of_weights
 from monoidreduce.folds.block_mask import as_block_mask
 from monoidreduce.folds.cpp_monoid import CppMonoid
-from monoidreduce.folds.cuda import attention_cuda
 from monoidreduce.folds.distillation import Distillation
 from monoidreduce.folds.program.program import parse
 from monoidreduce.folds.statistics import Statistics
@@ -58,8 +47,6 @@ FUNCTIONS: dict[str, Any] = {
     name: attend if name == "attend" else getattr(varlen if name == "attention_varlen" else functional, name)
     for name in KERNELS
 }
-# Operators whose gradients are products of local gradients on tensor cores; an MLP in parts is another.
-OF_PRODUCTS = ("linear_cross_entropy", "linear_distillation", "linear_log_probs", "logsumexp_matmul")
 MODULES = {
     nn.Attention.forward: functional.attention,
     nn.LinearCrossEntropyLoss.forward: functional.linear_cross_entropy,
@@ -158,83 +145,186 @@ def explain(
         *(call[name] for name in ("loss", "bias", "teacher_bias", "target", "hard_weight"))
     ):
         return _explain_distillation(call, hardware)
-    dtype = _checked_dtype(operator, call)
-    if call.get("normalized"):
-        dtype = dtype_of_weights(dtype)
-    modified = is_modified(operator, call)
-    passes = ["forward", "backward"]
-    device, tiles, in_parts = _leading(call).device, None, False
-    if hardware is None and device.type not in ("cpu", "cuda"):
-        raise ValueError(
-            mismatch("tensors", "tensors on the CPU or on a GPU, or the name of hardware", device)
-        )
-    if hardware is not None or device.type == "cuda":
-        if hardware is None and not _C.build_info()["cuda"]:
-            raise RuntimeError(f"the tensors are on {device} and this build of monoidreduce is CPU-only")
-        gpu = None if hardware is None else find(hardware).facts()
-        architecture = architecture_of(device) if gpu is None else f"sm_{gpu.major}{gpu.minor}"
-        if call.get("gate") is not None:
-            return _explain_gated_mlp(call, dtype, architecture, on_gpu=True)
-        if operator == "attention" and (wide := wide_plans(call, dtype, gpu)):
-            return _explain_wide_attention(wide, dtype, architecture, sinks=call["sinks"] is not None)
-        forward, backward, more = _plans(operator, call, dtype, gpu)
-        in_parts = all(backward.part)
-        asked = torch.are_deterministic_algorithms_enabled()
-        multiplied = operator in OF_PRODUCTS and backward.tensor_cores and not backward.narrow
-        products = in_parts or multiplied
-        deterministic = asked or products or not backward.adds_rows
-        ordered = "/deterministic" if asked and not products and not modified else ""
-        passes = ["fold", "pull"] if modified else passes
-        engines = [f"cuda/{forward.tier}", f"cuda/{backward.tier}{ordered}"]
-        reasons = [
+    device, gpu = _leading(call).device, _facts(_leading(call).device, hardware)
+    if call.get("block_mask") is not None:
+        call["block_mask"] = as_block_mask(call["block_mask"])
+    run = dry_run(
+        FUNCTIONS[operator],
+        call,
+        differentiated(operator, call),
+        gpu,
+        assumes_compiler=hardware is not None,
+    )
+    given = run.ops[-1].arguments
+    forward, backward = passes_of(run)
+    dtype = _leading(given).dtype
+    if gpu is None:
+        reasons = _of_cpu(forward)
+        deterministic, tiles = True, _cpu_tiles(operator, call, run)
+    else:
+        deterministic, order = _order(backward)
+        where = (
             f"the tensors are on {device}, {torch.cuda.get_device_name(device)}"
             if hardware is None
-            else f"the GPU is to be of the kind {hardware}",
-            "torch.use_deterministic_algorithms(True) is in force: gradients are added in a fixed order"
-            if asked
-            else "gradients are matrix products of local gradients, added in a fixed order"
-            if products
-            else "a gradient is summed by one block each, in a fixed order"
-            if not backward.adds_rows
-            else "gradients are added atomically; torch.use_deterministic_algorithms(True) fixes their order",
-            f"forward: {forward}",
-            f"backward: {backward}",
-            *more,
-        ]
-    elif call.get("gate") is not None:
-        return _explain_gated_mlp(call, dtype, _C.cpu_isa(), on_gpu=False)
-    else:
-        isa, architecture = _C.cpu_isa_of(torch.empty(0, dtype=dtype)), _C.cpu_isa()
-        engines, deterministic = [f"cpu/{isa}"] * 2, True
-        tiles = cpu_tiles(operator, call, dtype)
-        reasons = [
-            f"the tensors are on the CPU, which has {', '.join(_C.cpu_isas())}",
-            f"{_C.cpu_isa()} is the last of these, or what MONOIDREDUCE_CPU_ISA names",
-            *([] if isa == _C.cpu_isa() else [f"{_C.cpu_isa()} has nothing of its own for {name_of(dtype)}"]),
-            f"{torch.get_num_threads()} threads: for a given number of threads sums have a fixed order",
-        ]
-    if modified:
-        tiers = {engine.split("/")[1] for engine in engines if engine.startswith("cuda")}
-        reasons += _of_mods(operator, call, tiers)
+            else f"the GPU is to be of the kind {hardware}"
+        )
+        plans = (("forward", forward.plan), ("backward", backward.plan))
+        reasons = [where, order, *(f"{way}: {plan}" for way, plan in plans if plan is not None)]
+        reasons += [*_copies(operator, run), *_saved(forward, given)]
+        tiles = None
+    if forward.launch is None:
+        reasons.append("there is nothing to fold: torch fills the results")
+    workspace = given.get("workspace") if backward.of_products else None
+    if "workspace" in call:
+        workspace = functional.workspace_bytes(call["workspace"])
+    if is_wide(run):
+        workspace = attention_wide.WORKSPACE
+        reasons += OF_WIDE_HEADS
+    if "gate" in given:
+        reasons += _of_gate(run, forward)
+    if "program" in given:
+        tier = None if forward.plan is None else forward.plan.tier
+        reasons += _of_mods(operator, call, given["program"], gpu is not None, tier)
     reasons.append(
         f"the inputs are {name_of(dtype)}, sums and statistics {name_of(accumulation_dtype(dtype))}"
     )
-    if call.get("sinks") is not None:
-        reasons.append(_of_sinks(call))
-    workspace = get_workspace() if in_parts else None
-    if "workspace" in call:
-        workspace = functional.workspace_bytes(call["workspace"])
-    kernels = f"modified_{KERNELS[operator]}" if modified else KERNELS[operator]
+    if call.get("sinks") is not None and forward.launch is not None:
+        reasons.append(_of_sinks(call, run))
     return Explanation(
         operator=operator,
-        forward=f"{kernels}_{passes[0]}/{engines[0]}/{name_of(dtype)}",
-        backward=f"{kernels}_{passes[1]}/{engines[1]}/{name_of(dtype)}",
-        architecture=architecture,
+        forward=forward.path,
+        backward=backward.path,
+        architecture=_C.cpu_isa() if gpu is None else f"sm_{gpu.major}{gpu.minor}",
         tiles=tiles,
         workspace=workspace,
         deterministic=deterministic,
         reasons=tuple(reasons),
     )
+
+
+def _facts(device: torch.device, hardware: str | None) -> _C.DeviceFacts | None:
+    """The GPU that a call is explained for; None: the CPU."""
+    if hardware is not None:
+        return find(hardware).facts()
+    if device.type not in ("cpu", "cuda"):
+        expected = "tensors on the CPU or on a GPU, or the name of hardware"
+        raise ValueError(mismatch("tensors", expected, device))
+    if device.type == "cpu":
+        return None
+    if not _C.build_info()["cuda"]:
+        raise RuntimeError(f"the tensors are on {device} and this build of monoidreduce is CPU-only")
+    return _C.facts_of(device.index)
+
+
+def differentiated(operator: str, call: dict[str, Any]) -> tuple[str, ...]:
+    """The tensors that require gradients or, if there are none, the operator's matrices."""
+    frozen = () if call.get("teacher_grad") else ("teacher_x", "teacher_weight")
+    floating = [
+        name
+        for name, t in call.items()
+        if isinstance(t, Tensor) and t.is_floating_point() and name not in frozen
+    ]
+    matrices = (*OPERANDS[operator].values(), "gate")
+    wanted = tuple(name for name in floating if call[name].requires_grad)
+    return wanted or tuple(name for name in matrices if name in floating)
+
+
+def _order(backward: Pass) -> tuple[bool, str]:
+    """Whether two runs on a GPU give the same bits, and why."""
+    if torch.are_deterministic_algorithms_enabled():
+        asked = "torch.use_deterministic_algorithms(True) is in force: gradients are added in a fixed order"
+        return True, asked
+    if backward.of_products:
+        return True, "gradients are matrix products of local gradients, added in a fixed order"
+    if backward.plan is not None and backward.plan.adds_rows:
+        instead = "torch.use_deterministic_algorithms(True) fixes their order"
+        return False, f"gradients are added atomically; {instead}"
+    if backward.launch is None:
+        return True, "no kernel writes gradients"
+    return True, "a gradient is summed by one block each, in a fixed order"
+
+
+def _of_cpu(forward: Pass) -> list[str]:
+    _, _, isa, dtype = forward.path.split("/")
+    others = [] if isa == _C.cpu_isa() else [f"{_C.cpu_isa()} has nothing of its own for {dtype}"]
+    return [
+        f"the tensors are on the CPU, which has {', '.join(_C.cpu_isas())}",
+        f"{_C.cpu_isa()} is the last of these, or what MONOIDREDUCE_CPU_ISA names",
+        *others,
+        f"{torch.get_num_threads()} threads: for a given number of threads sums have a fixed order",
+    ]
+
+
+def _copies(operator: str, run: DryRun) -> list[str]:
+    """Which operands are copied for tensor cores, beside those whose width is padded: plans say so."""
+    given, reasons = run.ops[-1].arguments, []
+    on_tensor_cores = [x for x in run.launches if x.plan is not None and x.plan.tensor_cores]
+    for name in (*OPERANDS[operator].values(), "bias"):
+        copying = [x.plan for x in on_tensor_cores if name in x.copied]
+        if not copying:
+            continue
+        t, plan = given[name], copying[0]
+        assert plan is not None
+        is_bias = name == "bias"
+        if (is_bias and t.dim() > 1) or (not is_bias and t.shape[-1] % 8 == 0 and not memory.is_mapped(t)):
+            transposed = name in ("weight", "teacher_weight", "b") and plan.transposed and not plan.narrow
+            wanted = f"{LINES}, or its transpose's" if transposed else LINES
+            reasons.append(f"{name} is copied: its strides are {t.stride()}, not {wanted}")
+    return reasons
+
+
+def _saved(forward: Pass, given: dict[str, Any]) -> list[str]:
+    """What a forward pass of a linear loss saves, if its kernels can."""
+    if forward.plan is None or forward.launch is None or not forward.plan.keeps or "keep" not in given:
+        return []
+    classes, kept = len(given["weight"]), forward.launch.arguments.get("kept")
+    count = 0 if kept is None else kept.shape[1]
+    once = "top1" in given  # of log-probabilities
+    what = "softmax weights" if once else "local gradients"
+    reasons = [
+        f"a forward pass that will be differentiated keeps {what} of {count} of {classes} classes; "
+        f"the backward pass computes the other {classes - count} again"
+    ]
+    if once and count:
+        reasons.append("a backward pass of a graph that is retained computes those again too")
+    return reasons
+
+
+OF_WIDE_HEADS = (
+    "heads wider than 256 are folded by contractions, for which NVRTC compiles programs once",
+    "weights of all pairs are stored in 16 bits, of some keys at a time, and multiplied",
+    "a weight is 0 where a mask excludes a pair",
+)
+
+
+def is_wide(run: DryRun) -> bool:
+    """Whether a call of attention folds by programs, because its heads are wide."""
+    return run.ops[-1].name == "attention" and any(x.name == "statistics_fold" for x in run.launches)
+
+
+def _parts(run: DryRun) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The rows and hidden units that an MLP with a gate has at a time, forward and backward."""
+
+    def part(name: str) -> tuple[int, int]:
+        first = next((x for x in run.launches if x.name == name), None)
+        rows, units = (0, 0) if first is None else _leading(first.arguments).shape
+        return rows, units
+
+    return part("gated_hidden"), part("gated_gradient")
+
+
+def _of_gate(run: DryRun, forward: Pass) -> list[str]:
+    given = run.ops[-1].arguments
+    rows, units = len(given["x"]), len(given["w1"])
+    parts = zip(("forward", "backward"), _parts(run), strict=True)
+    return [
+        "with a gate torch takes all matrix products, and the kernel what is between them",
+        *(
+            f"{way}: parts of {part[0]} of {rows} rows and {part[1]} of {units} hidden units"
+            for way, part in parts
+        ),
+        f"hidden values are {forward.path.split('/')[-1]}",
+    ]
 
 
 def _explain_distillation(call: dict[str, Any], hardware: str | None) -> Explanation:
@@ -287,99 +377,20 @@ def _explain_stored_scores(folds: Distillation, call: dict[str, Any]) -> Explana
     )
 
 
-def _explain_gated_mlp(
-    call: dict[str, Any], dtype: torch.dtype, architecture: str, on_gpu: bool
-) -> Explanation:
-    """What an MLP with a gate would run, on any GPU or on the CPU."""
-    *rows, width = call["x"].shape
-    count, (outputs, units) = math.prod(rows), call["w2"].shape
-    hidden, workspace = gated_mlp.hidden_dtype(dtype, on_gpu), get_workspace()
-    parts = (
-        gated_mlp.forward_part(count, units, hidden, workspace),
-        gated_mlp.backward_part(count, width, units, outputs, hidden, workspace),
-    )
-    engine = "cuda/simt" if on_gpu else f"cpu/{_C.cpu_isa_of(torch.empty(0, dtype=hidden))}"
-    return Explanation(
-        operator="mlp",
-        forward=f"mlp_forward/{engine}/{name_of(hidden)}",
-        backward=f"mlp_backward/{engine}/{name_of(hidden)}",
-        architecture=architecture,
-        tiles=None if on_gpu else parts,
-        workspace=workspace,
-        deterministic=True,
-        reasons=(
-            "with a gate torch takes all matrix products, and the kernel what is between them",
-            *(
-                f"{way}: parts of {part[0]} of {count} rows and {part[1]} of {units} hidden units"
-                for way, part in zip(("forward", "backward"), parts, strict=True)
-            ),
-            "gradients are matrix products of local gradients, added in a fixed order",
-            f"the inputs are {name_of(dtype)}, hidden values {name_of(hidden)}, "
-            f"sums {name_of(accumulation_dtype(dtype))}",
-        ),
-    )
+def _of_sinks(call: dict[str, Any], run: DryRun) -> str:
+    if is_wide(run):
+        return "torch joins the sinks to the log-sum-exps of rows, before weights are computed"
+    if any("sinks" in x.arguments for x in run.launches):
+        return "the kernels join the sinks, where the fold of a row ends"
+    return "torch joins the sinks, behind a bias by rows: it reads and writes the output once more"
 
 
-def wide_plans(
-    call: dict[str, Any], dtype: torch.dtype, gpu: _C.DeviceFacts | None
-) -> tuple[_C.Plan, _C.Plan] | None:
-    """The plans of a call that folds by programs, because its heads are wide; else None."""
-    q, k, v = (call[name].detach().to(dtype) for name in "qkv")
-    scale = None if call["scale"] is None else float(call["scale"])
-    scores = attention.Scores(
-        attention.score_scale(q, scale),
-        functional.softcap_value(call["softcap"]),
-        *functional.bounds(call["causal"], call["window"]),
-    )
-    if is_modified("attention", call) or not attention_wide.takes(q, k, v, call["bias"], scores, False, gpu):
-        return None
-    return attention_wide.plans(q, k, v, gpu)
-
-
-def _explain_wide_attention(
-    plans: tuple[_C.Plan, _C.Plan], dtype: torch.dtype, architecture: str, sinks: bool
-) -> Explanation:
-    forward, backward = plans
-    of_sinks = ("torch joins the sinks to the log-sum-exps of rows, before weights are computed",)
-    return Explanation(
-        operator="attention",
-        forward=f"statistics_fold/cuda/{forward.tier}/{name_of(dtype)}",
-        backward=f"statistics_local_gradient/cuda/{backward.tier}/{name_of(dtype)}",
-        architecture=architecture,
-        tiles=None,
-        workspace=attention_wide.WORKSPACE,
-        deterministic=True,
-        reasons=(
-            "heads wider than 256 are folded by contractions, for which NVRTC compiles programs once",
-            f"forward: {forward}",
-            f"backward: {backward}",
-            "weights of all pairs are stored in 16 bits, of some keys at a time, and multiplied",
-            "a weight is 0 where a mask excludes a pair",
-            *(of_sinks if sinks else ()),
-            f"the inputs are {name_of(dtype)}, sums and statistics {name_of(accumulation_dtype(dtype))}",
-        ),
-    )
-
-
-def _of_sinks(call: dict[str, Any]) -> str:
-    bias = call.get("bias")
-    if bias is not None and functional.raises_rows(bias):
-        return "torch joins the sinks, behind a bias by rows: it reads and writes the output once more"
-    return "the kernels join the sinks, where the fold of a row ends"
-
-
-def is_modified(operator: str, call: dict[str, Any]) -> bool:
-    """Do the kernels of a call run a program."""
-    return operator == "attend" or any(call.get(name) is not None for name in MODS)
-
-
-def _of_mods(operator: str, call: dict[str, Any], tiers: set[str]) -> list[str]:
-    """What there is to say of functions that modify scores. tiers: of a GPU's kernels; none: on a CPU."""
-    weight, mods = call.get("weight"), (call.get(name) for name in MODS)
-    traced, blocks = traced_mods(*mods, weight=weight, packed="cu_seqlens_q" in call)
-    how = "kernels are compiled for, at the first call" if tiers else "the CPU engine interprets"
+def _of_mods(operator: str, call: dict[str, Any], program: str, on_gpu: bool, tier: str | None) -> list[str]:
+    """What there is to say of functions that modify scores. tier: of a GPU's kernels, if any run."""
+    blocks = call.get("block_mask")  # attention_varlen has none
+    how = "kernels are compiled for, at the first call" if on_gpu else "the CPU engine interprets"
     functions = "score_mod and mask_mod" if operator != "attend" else "weight and mask_mod"
-    reasons = [f"{functions} are a program of {len(parse(traced.text).nodes)} operations, which {how}"]
+    reasons = [f"{functions} are a program of {len(parse(program).nodes)} operations, which {how}"]
     if call.get("normalized"):
         wide = call["v"].shape[-1]
         reasons.append(
@@ -391,7 +402,7 @@ def _of_mods(operator: str, call: dict[str, Any], tiers: set[str]) -> list[str]:
             )
     if blocks is not None:
         skipped = f"of {blocks.kinds.numel()} blocks {int((blocks.kinds == 0).sum())} are skipped"
-        simt = any(not _C.FAMILIES[tier].tensor_cores for tier in tiers)
+        simt = tier is not None and not _C.FAMILIES[tier].tensor_cores
         tile = ", in tiles of 64 queries and 64 keys that meet no other block" if simt else ""
         reasons.append(skipped + tile)
     return reasons
@@ -476,158 +487,7 @@ def cpu_tiles(
     return _C.cpu_tiles(**operands, bias_gradient=gradient, threads=torch.get_num_threads())
 
 
-def _modified_plans(
-    tensors: tuple[Tensor, Tensor, Tensor],
-    options: attention_cuda.Options,
-    gpu: _C.DeviceFacts | None,
-    spans: attention.Spans = attention.NO_SPANS,
-    block_mask: Any = None,
-) -> tuple[_C.Plan, _C.Plan]:
-
-    kinds = None
-    if block_mask is not None:
-        blocks, q = as_block_mask(block_mask), tensors[0]
-        kinds = blocks.kinds.expand(q.shape[0], q.shape[1], -1, -1)
-        block_rows, block_columns = blocks.block
-        options = options._replace(block_rows=block_rows, block_columns=block_columns)
-    given = (*tensors, options, gpu, spans, kinds)
-    return attention_cuda.plan_forward(*given), attention_cuda.plan_backward(*given)
-
-
-def _plans(
-    operator: str, call: dict[str, Any], dtype: torch.dtype, gpu: _C.DeviceFacts | None
-) -> tuple[_C.Plan, _C.Plan, list[str]]:
-    """The plans of the forward and the backward pass of a call on a GPU, and what else there is to say."""
-    workspace = call.get("workspace")
-    workspace = get_workspace() if workspace is None else workspace
-    mode: dict[str, Any] = {"deterministic": torch.are_deterministic_algorithms_enabled(), "gpu": gpu}
-    tensors = {name: t.detach().to(dtype) for name, t in call.items() if name in OPERANDS[operator].values()}
-    needed = [call[name].requires_grad for name in OPERANDS[operator].values()]
-    if operator in ("attention", "attend"):
-        q, k, v = tensors.values()
-        bias, scale = call.get("bias"), call["scale"]
-        bias = None if bias is not None and functional.raises_rows(bias) else bias
-        sums = bias is not None and bias.requires_grad and attention.sums_bias_gradient(q, k, bias)
-        bias = None if bias is None else bias.detach().expand(*q.shape[:3], k.shape[2])
-        scores = attention.Scores(
-            attention.score_scale(q, None if scale is None else float(scale)),
-            functional.softcap_value(call.get("softcap")),
-            *functional.bounds(call["causal"], call["window"]),
-        )
-        if is_modified(operator, call):
-            if call.get("normalized"):  # with a column of ones
-                v = v.new_empty((*v.shape[:3], v.shape[3] + 1))
-            blocks, of_call = (
-                call["block_mask"],
-                attention_cuda.Options(scores.scale, scores.left, scores.right),
-            )
-            forward, backward = _modified_plans((q, k, v), of_call, gpu, block_mask=blocks)
-            return forward, backward, _copies(forward, backward, tensors)
-        grad_out = v.new_empty(()).expand(*q.shape[:3], v.shape[3])
-        forward = attention.plan_forward(q, k, v, bias, scores, gpu)
-        backward = attention.plan_backward(q, k, v, bias, grad_out, scores, needed, sums, gpu)
-        copied = bias is not None and (forward.bias_in_tiles or backward.bias_in_tiles)
-        if bias is not None and copied and not memory.is_mapped_bias(bias):
-            copies = [f"bias is copied: its strides are {bias.stride()}, not {LINES}"]
-            return forward, backward, _copies(forward, backward, tensors) + copies
-        return forward, backward, _copies(forward, backward, tensors)
-    if operator == "attention_varlen":
-        q, k, v = (t.transpose(0, 1)[None] for t in tensors.values())
-        spans = attention.Spans(*(t.new_empty((t.shape[2], 2), dtype=torch.int64) for t in (q, k)))
-        scale, softcap = call["scale"], functional.softcap_value(call["softcap"])
-        factor = attention.score_scale(q, None if scale is None else float(scale))
-        unbounded = attention.Scores(factor, softcap, -1, -1)
-        grad_out = v.new_empty(()).expand(*q.shape[:3], v.shape[3])
-        if is_modified(operator, call):
-            forward, backward = _modified_plans((q, k, v), attention_cuda.Options(factor, -1, -1), gpu, spans)
-        else:
-            forward = attention.plan_forward(q, k, v, None, unbounded, gpu, spans)
-            backward = attention.plan_backward(q, k, v, None, grad_out, unbounded, needed, False, gpu, spans)
-        return forward, backward, _copies(forward, backward, dict(zip("qkv", (q, k, v), strict=True)))
-    rows = next(iter(tensors))
-    tensors[rows] = x = tensors[rows].reshape(-1, tensors[rows].shape[-1])
-    if operator == "mlp":
-        bias1 = None if call["bias1"] is None else call["bias1"].detach().to(dtype)
-        forward = mlp.plan_mlp_forward(x, tensors["w1"], tensors["w2"], bias1, None, gpu)
-        backward = mlp.plan_mlp_backward(x, tensors["w1"], tensors["w2"], bias1, None, gpu)
-        return forward, backward, _copies(forward, backward, tensors)
-    if operator == "logsumexp_matmul":
-        scale = float(call["scale"])
-        needed = needed if any(needed) else [True, True]
-        mean = x if needed[0] else None
-        forward = _C.plan_logsumexp_forward(x, tensors["b"], mean=mean, scale=scale, gpu=gpu)
-        mean = mean if forward.narrow else None
-        backward = logsumexp.plan_logsumexp_backward(x, tensors["b"], mean, needed, scale, workspace, gpu)
-        return forward, backward, _copies(forward, backward, tensors)
-    weight, differentiated = tensors["weight"], _wanted(call["x"], call["weight"])
-    bias = call.get("bias")
-    operands = (x, weight, None if bias is None else bias.detach().to(dtype))
-    if operator == "linear_log_probs":
-        scale = float(call["logit_scale"])
-        score: dict[str, Any] = {"logit_scale": scale, "softcap": functional.softcap_value(call["softcap"])}
-        best = x.new_empty(len(x), dtype=torch.int64) if call["top1"] else None
-        forward = _C.plan_log_probs_forward(*operands, top1=best, **score, gpu=gpu)
-        backward = _C.plan_log_probs_backward(*operands, logit_scale=scale, workspace=workspace, **mode)
-        reasons = _copies(forward, backward, tensors)
-        if forward.keeps:
-            kept = linear_loss.saved_classes(x, weight, workspace, differentiated)
-            if not log_probs.weights_can_be_saved(operands[2], score["softcap"], call["top1"]):
-                kept = 0
-            reasons.append(_says_kept("softmax weights", kept, len(weight)))
-            if kept:
-                reasons.append("a backward pass of a graph that is retained computes those again too")
-        return forward, backward, reasons
-    if operator == "linear_cross_entropy":
-        with torch.no_grad():
-            of_op = functional.checked_cross_entropy(call)
-        (forward, backward, keeps), heads = cross_entropy.plan_cross_entropy(*of_op, workspace, gpu), 1
-    else:
-        teacher_x, scale = tensors["teacher_x"], float(call["temperature"])
-        tensors["teacher_x"] = teacher_x = teacher_x.reshape(-1, teacher_x.shape[-1])
-        of_heads = (x, weight, teacher_x, tensors["teacher_weight"])
-        of_head = workspace // 2 if call["teacher_grad"] else workspace
-        forward = _C.plan_distillation_forward(*of_heads, temperature=scale, gpu=gpu)
-        backward = _C.plan_distillation_backward(*of_heads, temperature=scale, workspace=of_head, **mode)
-        keeps, heads = call["loss"] != "reverse_kl" and not call["teacher_grad"], 2
-    reasons = _copies(forward, backward, tensors)
-    if forward.keeps:
-        kept = linear_loss.saved_classes(x, weight, workspace, differentiated, heads) if keeps else 0
-        reasons.append(_says_kept("local gradients", kept, len(weight)))
-    return forward, backward, reasons
-
-
-def _says_kept(what: str, kept: int, classes: int) -> str:
-    return (
-        f"a forward pass that will be differentiated keeps {what} of {kept} of {classes} "
-        f"classes; the backward pass computes the other {classes - kept} again"
-    )
-
-
-def _wanted(operand: Tensor, other: Tensor) -> bool:
-    """Is there to be a gradient of an operand: unless one is wanted of the other alone."""
-    return operand.requires_grad or not other.requires_grad
-
-
-def _copies(forward: _C.Plan, backward: _C.Plan, operands: dict[str, Tensor]) -> list[str]:
-    """Which operands are copied for tensor cores where no width is padded."""
-    if not (forward.tensor_cores or backward.tensor_cores):
-        return []
-    reasons = []
-    for name, t in operands.items():
-        of_weight = name in ("weight", "teacher_weight", "b")
-        transposed = of_weight and forward.transposed and not forward.narrow
-        readable = memory.is_mapped_weight(t, forward) if transposed else memory.is_mapped(t)
-        if not readable and t.shape[-1] % 8 == 0:
-            wanted = f"{LINES}, or its transpose's" if transposed else LINES
-            reasons.append(f"{name} is copied in each pass: its strides are {t.stride()}, not {wanted}")
-    return reasons
-
-
-def _checked_dtype(operator: str, call: dict[str, Any]) -> torch.dtype:
-    """The dtype that the kernels of a call work on, once its arguments have passed the call's own checks."""
-    with FakeTensorMode() as mode:
-        given = {n: a for n, a in call.items() if n not in MODS}  # whose tensors are not of this mode
-        fake = {n: mode.from_tensor(a) if isinstance(a, Tensor) else a for n, a in given.items()}
-        FUNCTIONS[operator](**fake)
-        tensor = _leading(fake)
-        return functional.autocast(tensor, functional.autocast_dtype(tensor)).dtype
+def _cpu_tiles(operator: str, call: dict[str, Any], run: DryRun) -> tuple[tuple[int, int], tuple[int, int]]:
+    if "gate" in run.ops[-1].arguments:
+        return _parts(run)
+    return cpu_tiles(operator, call, _leading(run.ops[-1].arguments).dtype)

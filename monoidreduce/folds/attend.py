@@ -18,11 +18,10 @@ from monoidreduce.folds.program.arguments import definition
 from monoidreduce.folds.program.errors import TraceError
 from monoidreduce.folds.program.integers import most_numbers
 from monoidreduce.folds.program.mods import STAND_INS, mods_in_graph, mods_of, tables
-from monoidreduce.folds.program.mods import Mods as Traced
 from monoidreduce.folds.program.sequences import line_numbers
 from monoidreduce.functional import MaskMod, ScoreMod, Window, attention_operands, bounds
 
-__all__ = ["attend", "dtype_of_weights", "modified_attention", "traced_mods"]
+__all__ = ["attend", "dtype_of_weights", "modified_attention"]
 
 Mods = tuple[ScoreMod | None, MaskMod | None, BlockMask | None]
 Starts = tuple[Tensor, Tensor]
@@ -177,23 +176,6 @@ def _check_fits(text: str, numbers: Sequence[int], inputs: tuple[Any, ...], func
         scores_code(text, tuple(numbers), most_numbers("q, k", *q.shape[:3], k.shape[2]), gradient)
     except TraceError as error:
         raise TraceError(error.reason, definition(function)) from None
-
-
-def traced_mods(
-    score_mod: ScoreMod | None,
-    mask_mod: MaskMod | None,
-    block_mask: Any,
-    *,
-    weight: Callable[[Any], Any] | None = None,
-    packed: bool = False,
-) -> tuple[Traced, BlockMask | None]:
-    """The program and the block mask of a call. weight: of `attend`. packed: a call of `attention_varlen`."""
-    blocks = None if block_mask is None else as_block_mask(block_mask)
-    listed = None
-    if blocks is not None:
-        mask_mod, listed = blocks.mask_mod, blocks.block if blocks.listed else None
-    of_score = score_mod if weight is None else weight
-    return mods_of(of_score, mask_mod, listed, weight is not None, packed), blocks
 
 
 def _given(tensor: Tensor, stand_ins: Sequence[Tensor], of_call: Sequence[Tensor | None]) -> Tensor | None:

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monoidreduce import _C
 from monoidreduce._ops.attention import NO_SPANS, Spans, low_words, present, score_scale
 from monoidreduce._ops.attention_varlen import UNBOUNDED, sequence_spans, undefine
+from monoidreduce._ops.engine import _C
 from monoidreduce._ops.memory import gradient, launch, rounded, statistics
 from monoidreduce._ops.sinks import score_sinks
 from monoidreduce.folds.cpu.bytecode import scores_code

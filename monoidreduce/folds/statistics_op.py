@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from monoidreduce import _C
+from monoidreduce._ops.engine import _C
 from monoidreduce._ops.memory import gradient, launch, rounded, statistics
 from monoidreduce.folds.cpu.bytecode import backward_code, forward_code
 from monoidreduce.folds.cuda import cuda_passes, cuda_rows, kernels

@@ -6,7 +6,7 @@ import torch
 
 from monoidreduce._validate import mismatch
 from monoidreduce.inspection import resolved
-from monoidreduce.theory.costs.dry_run import dry_run
+from monoidreduce.theory.costs.modelled import modelled_run
 from monoidreduce.theory.costs.sizes import call_of
 from monoidreduce.theory.hardware import find
 from monoidreduce.theory.io.ours import OurTiles
@@ -34,7 +34,7 @@ def our_tiles(
     check_sizes(n=n, d=d, heads=heads)
     tensors, options = call_of("attention", {"B": 1, "H": heads, "L": n, "d": d}, dtype)
     operator, call = resolved("attention", tuple(tensors), options)
-    run = dry_run(operator, call, ("q", "k", "v"), find(hardware).facts())
+    run = modelled_run(operator, call, ("q", "k", "v"), find(hardware).facts())
     plans = {launch.name: launch.plan for launch in run.launches if launch.plan is not None}
     forward, backward = plans["attention_forward"], plans["attention_backward"]
     if forward.few_rows or not all((*forward.tile, *backward.tile)):

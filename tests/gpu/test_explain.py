@@ -14,7 +14,7 @@ from monoidreduce import _C
 from monoidreduce._ops import engine
 from monoidreduce.hardware import find_gpu
 from monoidreduce.inspection import OPERANDS, resolved
-from monoidreduce.theory.costs.dry_run import dry_run
+from monoidreduce.theory.costs.modelled import modelled_run
 from monoidreduce.theory.costs.sizes import call_of
 
 
@@ -141,7 +141,7 @@ def test_the_passes_of_a_cost_are_those_that_run(
     (result.log_probs if operator == "linear_log_probs" else result).sum().backward()
     counted = {path for path, count in _C.path_counts().items() if count != before.get(path, 0)}
 
-    noted = dry_run(*resolved(operator, tuple(described), options), needed, entry.facts())
+    noted = modelled_run(*resolved(operator, tuple(described), options), needed, entry.facts())
     assert ran == [launch.name for launch in noted.launches if launch.name in _C.CALLS]
     explained = mr.explain(operator, *described, hardware=entry.name, **options)
     assert counted == {explained.forward, explained.backward}

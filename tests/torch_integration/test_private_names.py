@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from interpreter import Ended, run_after_torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import monoidreduce
@@ -93,7 +94,7 @@ def test_a_torch_without_another_is_refused_by_name(name: str) -> None:
 
 
 @pytest.mark.oldest
-@pytest.mark.parametrize("mode", [partial(FlopCounterMode, display=False), _torch_private.FakeTensorMode])
+@pytest.mark.parametrize("mode", [partial(FlopCounterMode, display=False), FakeTensorMode])
 def test_modes_that_look_on_at_ops(mode: Any) -> None:
     assert not _torch_private.modes_are_active()
     with mode():

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from monoidreduce import _C
 from monoidreduce._ops.attention import (
     FEW_KEYS,
     NO_SPANS,
@@ -18,6 +17,7 @@ from monoidreduce._ops.attention import (
     readable,
     readable_result,
 )
+from monoidreduce._ops.engine import _C
 from monoidreduce._ops.memory import accumulator, first, gradient, launch, new, statistics
 from monoidreduce._ops.sinks import sink_gradient
 from monoidreduce.folds.cuda import kernels

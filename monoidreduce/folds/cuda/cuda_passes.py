@@ -12,8 +12,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from monoidreduce import _C
 from monoidreduce._ops.dlogits import Head, HeadSlice, multiply_dlogits
+from monoidreduce._ops.engine import _C
 from monoidreduce._ops.memory import (
     accumulation_dtype,
     accumulator,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from monoidreduce import _C
+from monoidreduce._ops.engine import _C
 from monoidreduce._ops.memory import launch, statistics
 from monoidreduce.folds.cuda.cuda_passes import contiguous, widths_of
 from monoidreduce.folds.cuda.kernels import Counts, row_gradient_kernel

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from monoidreduce import _C
+from monoidreduce._ops.engine import user_kernels
 from monoidreduce._paths import get_include
 from monoidreduce.folds.cuda import cache, compiler
 from monoidreduce.folds.cuda.cache import Image
@@ -78,13 +79,15 @@ capability_of = lru_cache(64)(torch.cuda.get_device_capability)
 
 def is_available() -> bool:
     """Whether NVRTC is available to compile kernels."""
-    return compiler.find() is not None
+    return user_kernels.assumed or compiler.find() is not None
 
 
 def fold_kernels(
     program: str, counts: Counts, dtype: torch.dtype, plan: _C.Plan, widths: Widths, device: int
 ) -> int:
     """The handle of the kernel that folds rows; a second kernel, if any, combines partial states."""
+    if not user_kernels.load:
+        return 0
     owned = _owned(widths, plan.lanes, dtype) if plan.narrow else None
     capability = capability_of(device)
     return _loaded(_FOLD, program, counts, dtype, plan.tier, capability, owned)
@@ -97,6 +100,8 @@ def gradient_kernels(
 
     of_first: only for the first of two scores, on tensor cores.
     """
+    if not user_kernels.load:
+        return 0
     which = _GRADIENT_OF_FIRST if of_first else _GRADIENT
     return _loaded(which, program, counts, dtype, plan.tier, capability_of(device))
 
@@ -113,6 +118,8 @@ def row_gradient_kernel(
     device: int,
 ) -> int:
     """The handle of the kernel that sums gradients of rows. Arguments as in `compiled_row_gradient`."""
+    if not user_kernels.load:
+        return 0
     owned = _owned(widths, plan.lanes, dtype)
     capability = capability_of(device)
     return _loaded_row_gradient(program, counts, of_columns, operands, data, dtype, owned, capability)
@@ -228,6 +235,8 @@ def scores_kernel(
 
     Arguments as in `compiled_scores`. width: the larger width of the operands. scale: factor of dot products.
     """
+    if not user_kernels.load:
+        return 0
     family = _C.FAMILIES[tier]
     at_most = next(size for size in _WIDTHS if width <= size) if family.tensor_cores else _ANY_WIDTH
     capability = capability_of(device)

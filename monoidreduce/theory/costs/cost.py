@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from monoidreduce._ops.dry_run import DryRun
 from monoidreduce._validate import mismatch
-from monoidreduce.inspection import OPERANDS, resolved
+from monoidreduce.inspection import OPERANDS, differentiated, resolved
 from monoidreduce.theory.costs import cpu
-from monoidreduce.theory.costs.dry_run import DryRun, dry_run
 from monoidreduce.theory.costs.model import Time, time_of
+from monoidreduce.theory.costs.modelled import modelled_run
 from monoidreduce.theory.costs.work import Band, Work, work_of
 from monoidreduce.theory.hardware import CPU, Hardware, Processor, find, find_gpu, load
 from monoidreduce.theory.io import bounds
@@ -204,11 +205,11 @@ def _cost(
     device = _device(hardware, call)
     names = _needed(operator, call, needed)
     if isinstance(device, Processor):
-        run = dry_run(operator, call, names, None, keeps)
+        run = modelled_run(operator, call, names, None, keeps)
         timed = cpu.timed(operator, call, run, device)
         passes, sheet, bounds, advice = _grouped(timed), None, {}, CPU_ADVICE
     else:
-        run = dry_run(operator, call, names, device.facts(), keeps)
+        run = modelled_run(operator, call, names, device.facts(), keeps)
         timed = _timed(_works(run, device), device)
         passes, sheet, bounds = _grouped(timed), device.peak, _bounds(operator, call, run, device)
         advice = tuple(_advice(operator, names, run, passes, timed))
@@ -247,7 +248,7 @@ def kernels(
     """The kernels that `cost` adds up: (whether it belongs to the backward pass, its work)."""
     operator, call = resolved(op, arguments, options)
     gpu = find(hardware)
-    run = dry_run(operator, call, _needed(operator, call, needed), gpu.facts())
+    run = modelled_run(operator, call, _needed(operator, call, needed), gpu.facts())
     return _works(run, gpu)
 
 
@@ -267,7 +268,7 @@ def _timed(works: list[tuple[bool, Work]], gpu: Hardware) -> list[tuple[bool, Wo
 def cpu_folds(op: str, *arguments: Any, **options: Any) -> list[cpu.Fold]:
     """`kernels` for a CPU: the passes of the engine, of both directions."""
     operator, call = resolved(op, arguments, options)
-    return [*cpu.folds(operator, call, dry_run(operator, call, _needed(operator, call, None), None))]
+    return [*cpu.folds(operator, call, modelled_run(operator, call, _needed(operator, call, None), None))]
 
 
 def _device(hardware: str | Hardware | Processor | None, call: dict[str, Any]) -> Hardware | Processor:
@@ -287,10 +288,7 @@ def _device(hardware: str | Hardware | Processor | None, call: dict[str, Any]) -
 def _needed(operator: str, call: dict[str, Any], needed: Iterable[str] | None) -> tuple[str, ...]:
     floating = [n for n, t in call.items() if isinstance(t, Tensor) and t.is_floating_point()]
     if needed is None:
-        wanted = [name for name in floating if call[name].requires_grad]
-        frozen = () if call.get("teacher_grad") else ("teacher_x", "teacher_weight")
-        operands = [name for name in (*OPERANDS[operator].values(), "gate") if name in floating]
-        return tuple(wanted or (name for name in operands if name not in frozen))
+        return differentiated(operator, call)
     names = (needed,) if isinstance(needed, str) else tuple(needed)
     for name in names:
         if name not in floating:

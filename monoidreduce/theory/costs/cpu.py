@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from monoidreduce import _C
+from monoidreduce._ops.dry_run import DryRun, Launch
 from monoidreduce._validate import mismatch
 from monoidreduce.inspection import OPERANDS, cpu_tiles
-from monoidreduce.theory.costs.dry_run import DryRun, Launch
 from monoidreduce.theory.costs.model import Time
 from monoidreduce.theory.costs.work import Band, Work
 from monoidreduce.theory.hardware import Processor

@@ -16,8 +16,8 @@ from functools import lru_cache
 import torch
 
 from monoidreduce import _C
+from monoidreduce._ops.dry_run import Launch, Operand
 from monoidreduce._ops.slices import TILE_ROWS, product_waves
-from monoidreduce.theory.costs.dry_run import Launch, Operand
 from monoidreduce.theory.costs.steps import Job, job_steps, read_by, tile_steps
 from monoidreduce.theory.hardware import Hardware
 

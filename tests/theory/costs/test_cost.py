@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import monoidreduce as mr
 from bench import cost as bench
 from monoidreduce import _C
-from monoidreduce._torch_private import FakeTensorMode
 from monoidreduce.demo.memory import UNMEASURED, can_measure, measure
 from monoidreduce.hardware import CPU, HARDWARE, Measured, find_gpu
 from monoidreduce.theory.costs import cpu

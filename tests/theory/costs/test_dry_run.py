@@ -13,9 +13,10 @@ from torch import Tensor
 import monoidreduce as mr
 from monoidreduce import _C
 from monoidreduce._ops import engine
+from monoidreduce._ops.dry_run import DryRun
 from monoidreduce.hardware import find
 from monoidreduce.inspection import resolved
-from monoidreduce.theory.costs.dry_run import DryRun, dry_run
+from monoidreduce.theory.costs.modelled import modelled_run
 
 H100 = find("h100").facts()
 
@@ -25,7 +26,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def run(op: str, *tensors: Tensor, needed: tuple[str, ...] = (), **options: Any) -> DryRun:
-    return dry_run(*resolved(op, tensors, options), needed, H100)
+    return modelled_run(*resolved(op, tensors, options), needed, H100)
 
 
 def names(found: DryRun, backward: bool) -> list[str]:

@@ -12,7 +12,7 @@ import torch
 import monoidreduce as mr
 from monoidreduce._ops import slices
 from monoidreduce.hardware import HARDWARE
-from monoidreduce.theory.costs import dry_run, work
+from monoidreduce.theory.costs import modelled, work
 from monoidreduce.theory.costs.cost import kernels as kernels_of
 from monoidreduce.theory.costs.sizes import call_of
 from monoidreduce.theory.costs.work import Band, Work
@@ -94,7 +94,7 @@ def test_groups_of_a_contraction_that_are_left_out_read_as_the_others_do(
 @pytest.mark.parametrize("options", [{"causal": True}, {"window": (1023, 0)}, {}], ids=str)
 def test_a_longest_call_has_a_cost(hardware: str, options: dict[str, object]) -> None:
     """Of pairs that are counted in closed form, it has all."""
-    length = dry_run.MOST
+    length = modelled.MOST
     q = torch.empty(1, 1, length, 128, dtype=torch.bfloat16, device="meta")
     found = mr.cost("attention", q, q, q, hardware=hardware, **options)
     pairs = {1: length**2, 2: length * (length + 1) // 2, 3: 1024 * length - 1023 * 1024 // 2}
@@ -106,7 +106,7 @@ def test_a_longest_call_has_a_cost(hardware: str, options: dict[str, object]) ->
 def test_a_longer_call_is_refused(hardware: str) -> None:
     q = torch.empty(1, 1, 64, 64, device="meta")
     k = torch.empty(1, 1, 1 << 40, 64, device="meta")
-    complaint = rf"^k: expected at most {dry_run.MOST} along each axis, .*, got \[1, 1, {1 << 40}, 64\]$"
+    complaint = rf"^k: expected at most {modelled.MOST} along each axis, .*, got \[1, 1, {1 << 40}, 64\]$"
     with pytest.raises(ValueError, match=complaint):
         mr.cost("attention", q, k, k, hardware=hardware)
 

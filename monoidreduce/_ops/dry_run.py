@@ -1,7 +1,8 @@
-"""A dry run: the real ops of a call run on tensors without memory, and their launches and allocations are
-noted.
+"""A dry run: the real ops of a call run on tensors without memory, and their plans, launches and allocations
+are noted.
 
-The ops themselves make plans, allocate and loop over slices, so no schedule is described twice.
+The ops themselves make plans, copy, allocate and loop over slices, so no schedule is described twice.
+`explain` and the cost model (theory/costs) read the notes.
 """
 
 from __future__ import annotations
@@ -9,26 +10,29 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from monoidreduce import _C, functional
+from monoidreduce import _C
 from monoidreduce._ops import engine
 from monoidreduce._ops.cross_entropy import rank_may_save
 from monoidreduce._ops.registry import OPERATORS
-from monoidreduce._torch_private import DispatchMode, tree_leaves, without_fakes
-from monoidreduce._validate import check_choice, mismatch
+from monoidreduce._torch_private import (
+    DispatchMode,
+    plain_torch_function,
+    tree_leaves,
+    tree_map,
+    without_fakes,
+)
+from monoidreduce._validate import mismatch
 from monoidreduce.flops import FORMULAS
-from monoidreduce.inspection import MODS, wide_plans
-from monoidreduce.theory.costs.sizes import SIZES
 
-__all__ = ["DryRun", "Launch", "Operand", "dry_run"]
+__all__ = ["DryRun", "Launch", "Op", "Operand", "Planned", "dry_run"]
 
 _BLOCK = 512  # bytes; torch's CUDA allocator rounds sizes up to it
-MOST = 1 << 24  # largest axis of a tensor; with such an axis the model takes seconds
 
 
 class Operand(NamedTuple):
@@ -52,12 +56,32 @@ class Launch:
         arguments: arguments by their names in `_C.CALLS`, without those that are None. For a torch op: "read"
             and "written", lists of Operand.
         plan: the plan of the operator's pass; None on a CPU.
+        copied: the tensors of the op, by name, of which the kernel reads a copy.
     """
 
     name: str
     backward: bool
     arguments: dict[str, Any]
     plan: _C.Plan | None
+    copied: tuple[str, ...] = ()
+
+
+class Planned(NamedTuple):
+    """A plan that an op made. name: of the function of `_C` that it is for."""
+
+    name: str
+    backward: bool
+    plan: _C.Plan
+
+
+class Op(NamedTuple):
+    """An op of this library that the call ran.
+
+    arguments: by the names of its schema. Tensors have no memory.
+    """
+
+    name: str
+    arguments: dict[str, Any]
 
 
 @dataclass
@@ -67,12 +91,17 @@ class DryRun:
     Attributes:
         launches: functions of this library and of torch; one function of this library may launch several
             kernels.
+        plans: in the order in which they were made. A pass may need no kernel of its plan, as a backward pass
+            whose dlogits forward has saved.
+        ops: of the forward pass; the backward pass is that of the last one.
         peak: peak bytes beyond inputs, outputs and gradients, over all passes that ran.
         compulsory: bytes of inputs and upstream gradients, and of outputs and gradients.
         flops: FLOPs of matrix products by `monoidreduce.flops`, without recomputed scores.
     """
 
     launches: list[Launch] = field(default_factory=list)
+    plans: list[Planned] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
     peak: int = 0
     compulsory: int = 0
     flops: int = 0
@@ -85,48 +114,54 @@ def _described(value: Any) -> Any:
 class _OnGpu(Tensor):
     """A meta tensor that ops take for one on a GPU."""
 
-    is_cuda = True
+    is_cuda, is_cpu = True, False
+    __torch_function__ = plain_torch_function
 
 
 class _OnCpu(Tensor):
     """A meta tensor that ops take for one on a CPU."""
 
-    is_cuda = False
+    is_cuda, is_cpu = False, True
+    __torch_function__ = plain_torch_function
 
 
 class _Notes(DispatchMode):  # type: ignore[misc]
     """A dispatch mode that records torch ops which move elements, and counts the bytes that are alive.
 
-    Ops of this library run their forward implementation under it, and are recorded in `calls`.
+    Ops of this library run their forward implementation under it, and are recorded in `run.ops`.
     """
 
-    def __init__(self, run: DryRun, needed: tuple[str, ...], keeps: bool) -> None:
+    def __init__(self, run: DryRun, kind: type[Tensor], needed: tuple[str, ...], keeps: bool) -> None:
         super().__init__()
-        self.run, self.needed, self.keeps, self.backward, self.live, self.most = (
-            run,
-            needed,
-            keeps,
-            False,
-            0,
-            0,
-        )
+        self.run, self.kind, self.needed, self.keeps = run, kind, needed, keeps
+        self.backward, self.live, self.most = False, 0, 0
         self.known: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.calls: list[tuple[str, dict[str, Any], Any]] = []  # (op, arguments, results)
+        self.given: dict[str, Any] = {}  # arguments of the op that runs
+        self.results: Any = None  # of the last op
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "monoidreduce":
             name = func._schema.name.removeprefix("monoidreduce::")
             names = (a.name for a in func._schema.arguments)
             given = self.differentiated(name, dict(zip(names, args, strict=True)))
+            self.given = given
             with self:
-                results = OPERATORS[name].forward(*given.values())
-            self.calls.append((name, given, results))
-            return results
+                self.results = OPERATORS[name].forward(*given.values())
+            self.run.ops.append(Op(name, given))
+            return self.results
+        by_mask = func is torch.ops.aten.index.Tensor
+        if by_mask and any(t.dtype == torch.bool for t in tree_leaves(args[1]) if t is not None):
+            return args[0].new_empty(0)  # no value is known: a mask, as of wrong targets, selects nothing
         kwargs = kwargs or {}
         # A 16-bit product into a float32 result. On meta tensors, torch 2.11 mistakes out_dtype for beta.
         results = kwargs["out"] if func._overloadname == "dtype_out" else func(*args, **kwargs)
+        results = tree_map(self.placed, results)
         self.note(func, args, results)
         return results
+
+    def placed(self, result: Any) -> Any:
+        """A result as a tensor that ops take for one where the inputs are."""
+        return result.as_subclass(self.kind) if type(result) is Tensor else result
 
     def differentiated(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
         """The arguments that an op would get if autograd recorded the call; it cannot for these tensors."""
@@ -173,106 +208,106 @@ def _noting(name: str, notes: _Notes) -> Callable[..., None]:
     def call(*args: Any, **kwargs: Any) -> None:
         arguments = dict(zip(names, args, strict=False)) | kwargs
         plan = arguments.pop("plan", None)
+        copied = tuple(of for of, value in arguments.items() if _is_copy(value, notes.given.get(of)))
         known = {name: _described(value) for name, value in arguments.items() if value is not None}
-        notes.run.launches.append(Launch(name, notes.backward, known, plan))
+        notes.run.launches.append(Launch(name, notes.backward, known, plan, copied))
 
     return call
 
 
-def _planning(name: str, gpu: _C.DeviceFacts) -> Callable[..., _C.Plan]:
-    """A function that replaces a planning function of `_C` and plans for `gpu`, which need not be present."""
+def _is_copy(read: Any, given: Any) -> bool:
+    """Whether a kernel reads other memory than an op was given."""
+    both = isinstance(read, Tensor) and isinstance(given, Tensor)
+    return both and read.untyped_storage() is not given.untyped_storage()
+
+
+def _planning(name: str, notes: _Notes, gpu: _C.DeviceFacts) -> Callable[..., _C.Plan]:
+    """A function that replaces a planning function of `_C`: it plans for `gpu`, which need not be present."""
     plan: Callable[..., _C.Plan] = getattr(_C, name)
+    of = name.removeprefix("plan_")
 
     def call(*args: Any, **kwargs: Any) -> _C.Plan:
-        fields = len(_C.CALLS[name.removeprefix("plan_")])
-        return plan(*args[: fields + 2], **{**kwargs, "gpu": gpu})
+        made = plan(*args[: len(_C.CALLS[of]) + 2], **{**kwargs, "gpu": gpu})
+        notes.run.plans.append(Planned(of, notes.backward, made))
+        return made
 
     return call
-
-
-def _check_modelled(operator: str, call: dict[str, Any], gpu: _C.DeviceFacts | None) -> None:
-    """Raise ValueError for a call that the cost model does not cover."""
-    check_choice("op", operator, tuple(SIZES))
-    for name, value in call.items():
-        if isinstance(value, Tensor) and max(value.shape, default=0) > MOST:
-            expected = f"at most {MOST} along each axis, whose tiles the model goes through"
-            raise ValueError(mismatch(name, expected, [*value.shape]))
-    if operator == "attention" and gpu is not None and wide_plans(call, call["q"].dtype, gpu):
-        widths = [call["q"].shape[3], call["v"].shape[3]]
-        raise ValueError(
-            mismatch("q, v", "heads at most 256 wide: the folds of others have no model", widths)
-        )
-    for name in MODS:
-        if call.get(name) is not None:
-            raise ValueError(mismatch(name, "None: kernels of modified scores have no model", call[name]))
-    mixture = ("loss", "bias", "teacher_bias", "target", "hard_weight")
-    if operator == "linear_distillation" and functional.distils_by_statistics(*(call[n] for n in mixture)):
-        raise ValueError(mismatch("loss", "none by statistics: jsd, biases or a target", repr(call["loss"])))
 
 
 @contextmanager
-def _substituted(notes: _Notes, gpu: _C.DeviceFacts | None) -> Iterator[None]:
+def _substituted(notes: _Notes, gpu: _C.DeviceFacts | None, assumes_compiler: bool) -> Iterator[None]:
     """Context in which the ops of this thread record calls of `_C` instead of launching kernels."""
     calls: Any = {name: _noting(name, notes) for name in _C.CALLS}
     if gpu is not None:
-        calls |= {name: _planning(name, gpu) for name in vars(_C) if name.startswith("plan_")}
-    own, streams = vars(engine._C), vars(engine.streams)
-    own.update(calls)
-    streams["current"] = lambda index: 0
+        calls |= {name: _planning(name, notes, gpu) for name in vars(_C) if name.startswith("plan_")}
+    substitutes = {
+        engine._C: calls,
+        engine.streams: {"current": lambda index: 0},
+        engine.user_kernels: {"load": False, "assumed": assumes_compiler},
+    }
+    for holder, of_thread in substitutes.items():
+        vars(holder).update(of_thread)
     try:
         yield
     finally:
-        own.clear()
-        streams.clear()
+        for holder in substitutes:
+            vars(holder).clear()
 
 
 def dry_run(
-    operator: str,
+    function: Callable[..., Any],
     call: dict[str, Any],
     needed: tuple[str, ...],
     gpu: _C.DeviceFacts | None,
+    *,
     keeps: bool = True,
+    assumes_compiler: bool = True,
 ) -> DryRun:
-    """Dry-run an operator and, if gradients are needed, its backward pass.
+    """Dry-run a call and, if gradients are needed, the backward pass of its last op.
+
+    Nothing is computed, no device is used, and no kernel is compiled.
 
     Args:
-        operator: name of a function of `monoidreduce.functional`.
+        function: of this library, such as `monoidreduce.functional.attention`.
         call: all its arguments by name. The values of tensors are not read.
         needed: names of the tensors that need gradients.
         gpu: the GPU to plan for. None: a CPU, whose engine allocates scratch memory that is not counted here.
         keeps: whether the columns are all columns. False: they are one rank's shard, and forward may save
             less.
+        assumes_compiler: whether NVRTC is taken to be there, for kernels of users' functions.
 
     Raises:
-        TypeError, ValueError: the call itself would raise, or the cost model does not cover it; see
-            docs/cost.md, "What it does not know".
+        TypeError, ValueError: the call itself would raise.
     """
-    _check_modelled(operator, call, gpu)
+    _check_devices(call)
     run = DryRun()
-    notes = _Notes(run, needed, keeps)
+    kind = _OnCpu if gpu is None else _OnGpu
+    notes = _Notes(run, kind, needed, keeps)
 
     def emptied(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        alike = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-        return alike.as_subclass(_OnCpu if gpu is None else _OnGpu)
+        if isinstance(value, Tensor):
+            return _without_memory(value).as_subclass(kind)
+        if is_dataclass(value) and not isinstance(value, type):  # such as a BlockMask
+            return replace(value, **{f.name: emptied(getattr(value, f.name)) for f in fields(value)})
+        return value
 
-    with _substituted(notes, gpu), torch.no_grad(), without_fakes():
+    with _substituted(notes, gpu, assumes_compiler), torch.no_grad(), without_fakes():
         call = {name: emptied(value) for name, value in call.items()}
         inputs = {t.untyped_storage(): t.nbytes for t in call.values() if isinstance(t, Tensor)}
         notes.known.update(inputs)
         with notes:
-            output = getattr(functional, operator)(**call)
+            output = function(**call)
         outputs = sum(t.nbytes for t in tree_leaves(output) if isinstance(t, Tensor))
         run.peak = notes.most - outputs
         run.compulsory = sum(inputs.values()) + outputs
-        ((name, given, results),) = notes.calls
+        name, given = run.ops[-1]
         of = OPERATORS[name]
         run.flops = _flops(name, given)
         if needed:
-            results = results if isinstance(results, tuple) else (results,)
-            notes.calls, notes.backward = [], True
-            upstream, kept, arguments = torch.empty_like(results[0]), of.residuals(results), [*given.values()]
+            results = notes.results if isinstance(notes.results, tuple) else (notes.results,)
+            notes.results, notes.given, notes.backward = None, given, True
+            upstream = torch.empty_like(results[0]).as_subclass(kind)
+            kept, arguments = of.residuals(results), [*given.values()]
             wanted = [name in needed for name in given][: of.inputs]
             del results
             notes.known.add(upstream.untyped_storage())
@@ -283,9 +318,32 @@ def dry_run(
             gradients = sum(t.nbytes for t in found)
             run.peak = max(run.peak, notes.most - outputs - gradients)
             run.compulsory += sum(inputs.values()) + upstream.nbytes + gradients
-            run.flops += FORMULAS[f"{name}_backward"](*map(_shape, of_backward))
-            run.flops -= _flops(name, given, scores=True)
+            if name in FORMULAS:
+                run.flops += FORMULAS[f"{name}_backward"](*map(_shape, of_backward))
+                run.flops -= _flops(name, given, scores=True)
     return run
+
+
+def _check_devices(call: dict[str, Any]) -> None:
+    """Raise ValueError for tensors on several devices. Those without memory are all on one."""
+    tensors = {name: t for name, t in call.items() if isinstance(t, Tensor)}
+    first = next(iter(tensors))
+    device = tensors[first].device
+    for name, t in tensors.items():
+        if t.device != device and t.dim():  # a number may be anywhere
+            raise ValueError(mismatch(name, f"a tensor on {device} as {first}", t.device))
+
+
+def _without_memory(t: Tensor) -> Tensor:
+    """A meta tensor of the same shape and strides, whose address is as far from a multiple of 16 bytes.
+
+    The address is not 0: ops refuse tensors without one whose values they read.
+    """
+    misaligned = t.data_ptr() % 16 if type(t) in (Tensor, torch.nn.Parameter) else 0
+    first = (16 + misaligned) // t.element_size()
+    extent = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+    memory = torch.empty(first + max(extent, 0) + 1, dtype=t.dtype, device="meta")
+    return memory.as_strided(t.shape, t.stride(), first)
 
 
 def _shape(value: Any) -> Any:
@@ -294,6 +352,8 @@ def _shape(value: Any) -> Any:
 
 def _flops(op: str, given: dict[str, Any], scores: bool = False) -> int:
     """FLOPs of an op's forward pass. scores: only of its scores, by counting payloads as of width 0."""
+    if op not in FORMULAS:
+        return 0
     shapes = {name: _shape(value) for name, value in given.items()}
     if scores and op == "attention":
         shapes["v"] = (*shapes["v"][:3], 0)
