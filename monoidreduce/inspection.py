@@ -124,6 +124,8 @@ def explain(
 ) -> Explanation:
     """Which kernels `op(*arguments, **options)` would run, and why. Nothing is computed.
 
+    The call runs forward and backward on tensors without memory, and its plans are noted (_ops/dry_run.py).
+
     Args:
         op: an operator that has kernels of its own, as `monoidreduce.mlp`, or its name, as "mlp". Or a module
             of `monoidreduce.nn`, or a `functools.partial` of one of them. Without hardware it may also be
@@ -136,7 +138,8 @@ def explain(
     Raises:
         TypeError, ValueError: the call would, op is none of these, or the tensors are on another device than
             a CPU or a GPU.
-        RuntimeError: the tensors are on a GPU and this build is CPU-only.
+        RuntimeError: the tensors are on a GPU and this build is CPU-only, or the call needs NVRTC there and
+            finds none.
     """
     if isinstance(op, (Statistics, CppMonoid)) and hardware is None:
         return op.explain(*arguments, **options)

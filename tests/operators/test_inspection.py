@@ -10,6 +10,7 @@ from specimens import DTYPES, ONE_EACH, Specimen, name_of
 
 import monoidreduce as mr
 from monoidreduce.__main__ import main
+from monoidreduce._ops import engine
 
 WITH_KERNELS = [specimen for specimen in ONE_EACH if specimen.operator != "merge_attention"]
 
@@ -343,6 +344,56 @@ def test_gradients_of_attention_that_are_computed(width: int, names: str, said: 
     assert said in texts["h100"] if said else "alone" not in texts["h100"]
     (bias,) = meta((4096, 4096))
     assert "alone" not in str(mr.explain("attention", *leaves, bias=bias, hardware="h100"))
+
+
+def test_a_bias_by_rows_takes_no_call_from_tensor_cores() -> None:
+    """It leaves the weights as they are, so the kernels never see it."""
+    (wide,), (bias,) = meta((1, 4, 256, 512)), meta((256, 1))
+    found = mr.explain("attention", wide, wide, wide, bias=bias, hardware="h100")
+    assert found.forward == "statistics_fold/cuda/sm90/bfloat16"
+
+
+def test_the_options_of_functions_that_modify_scores_are_checked() -> None:
+    (q,) = meta((1, 1, 64, 64))
+    with pytest.raises(ValueError, match="softcap: expected None beside a score_mod"):
+        mr.explain("attention", q, q, q, softcap=5.0, mask_mod=lambda b, h, i, j: i >= j, hardware="h100")
+
+
+def test_where_there_is_nothing_to_fold_torch_fills_the_results() -> None:
+    q, k = meta((1, 1, 64, 64), (1, 1, 0, 64))
+    found = mr.explain("attend", q, k, k, weight=torch.sigmoid, hardware="h100")
+    assert found.forward == "modified_attention_forward/cuda/torch/bfloat16" and found.deterministic
+    assert "there is nothing to fold: torch fills the results" in found.reasons
+
+
+def test_tensors_on_several_devices_are_refused() -> None:
+    q, (k,) = torch.randn(1, 1, 4, 8), meta((1, 1, 4, 8), dtype=torch.float32)
+    for hardware in (None, "h100"):
+        with pytest.raises(ValueError, match="k: expected a tensor on cpu as q, got meta"):
+            mr.explain("attention", q, k, q, hardware=hardware)
+
+
+def test_copies_by_alignment_and_strides() -> None:
+    """As kernels would make them of these tensors, which may be views at any address."""
+    (q,), (memory,) = meta((1, 4, 512, 64)), meta((4 * 512 * 64 + 1,))
+    shifted, transposed = memory[1:].view(q.shape), meta((1, 4, 64, 512))[0].mT
+    for other in (shifted, transposed):
+        for mods in ({}, {"mask_mod": lambda b, h, i, j: i >= j}):
+            reasons = mr.explain("attention", q, other, q, **mods, hardware="h100").reasons
+            assert [reason.split()[0] for reason in reasons if "is copied" in reason] == ["k"]
+
+
+def test_nothing_of_the_caller_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither tensors nor the mode of autograd, nor what this thread's ops call; and no target is read."""
+    monkeypatch.setenv("MONOIDREDUCE_DEBUG", "1")
+    x, weight = (torch.randn(9, 8, requires_grad=True) for _ in range(2))
+    target = torch.full((9,), 1000)
+    versions = [t._version for t in (x, weight, target)]
+    for hardware in (None, "h100"):
+        mr.explain("linear_cross_entropy", x, weight, target, hardware=hardware)
+    assert versions == [t._version for t in (x, weight, target)] and x.grad is weight.grad is None
+    assert torch.is_grad_enabled() and x.requires_grad
+    assert vars(engine._C) == vars(engine.streams) == vars(engine.user_kernels) == {}
 
 
 def test_hardware_is_a_gpu() -> None:
