@@ -19,16 +19,16 @@ from monoidreduce._ops.memory import (
     accumulation_dtype,
     accumulator,
     allows_tf32,
-    bias_gradient,
-    first,
-    gradient,
-    launch,
+    cut_to_width,
+    empty_dense,
+    empty_statistics,
+    launch_on,
     mapped,
     mapped_bias,
-    new,
+    new_bias_gradient,
+    new_gradient,
     padded,
-    rounded,
-    statistics,
+    rounded_gradients,
 )
 from monoidreduce._ops.registry import SymInt, register
 from monoidreduce._ops.sinks import score_sinks
@@ -182,7 +182,7 @@ def attention_results(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """out, lse in two words, and out_low: for an output of 16 bits if it is `compensated`, else empty."""
     *rows, _ = q.shape
-    out, lse = q.new_empty(*rows, v.shape[3]), statistics(q, *rows)
+    out, lse = q.new_empty(*rows, v.shape[3]), empty_statistics(q, *rows)
     return out, lse, torch.empty_like(lse), low_words(out, options.compensated)
 
 
@@ -225,7 +225,7 @@ def attention_forward(
         if score_bias is not None and plan.bias_in_tiles:
             score_bias = mapped_bias(score_bias)
         if elements := plan.scratch:
-            scratch = statistics(q, elements)
+            scratch = empty_statistics(q, elements)
     out, lse, lse_low, out_low = attention_results(q, k, v, bias, sinks, options)
     _C.attention_forward(
         q,
@@ -241,12 +241,17 @@ def attention_forward(
         present(out_low),
         scratch,
         *scores,
-        *launch(q),
+        *launch_on(q),
         plan,
     )
     if v.shape[3] == width:
         return out, lse, lse_low, out_low
-    return first(width, out), lse, lse_low, first(width, out_low) if out_low.numel() else out_low
+    return (
+        cut_to_width(width, out),
+        lse,
+        lse_low,
+        cut_to_width(width, out_low) if out_low.numel() else out_low,
+    )
 
 
 def attention_backward(
@@ -302,11 +307,11 @@ def attention_backward(
         residuals = (in_full(out, out_low), lse, lse_low)
         wide_attention = _yards.folds().wide_attention
         by_folds = wide_attention.backward(grad_out, grad_lse, q, k, v, sinks, residuals, scores, needed)
-        return rounded(by_folds, inputs, needed)
+        return rounded_gradients(by_folds, inputs, needed)
     if q.is_cuda:
         sums = needed[3] and sums_bias_gradient(q, k, bias)
         plan = plan_backward(q, k, v, score_bias, grad_out, scores, needed, sums, spans=spans)
-        scratch = statistics(q, plan.scratch)
+        scratch = empty_statistics(q, plan.scratch)
     if plan is not None and grad_out is not None and plan.tensor_cores:
         if k.shape[2] <= FEW_KEYS and q.element_size() == 2 and low is None:
             again = options._replace(compensated=True)
@@ -315,13 +320,13 @@ def attention_backward(
         grad_out, q, k, v = readable(q, v, grad_out, q, k, v)
         if score_bias is not None and plan.bias_in_tiles:
             score_bias = mapped_bias(score_bias)
-        makers = (accumulator if plan.adds_rows else new, new, new)
+        makers = (accumulator if plan.adds_rows else empty_dense, empty_dense, empty_dense)
         computed = zip(makers, (q, k, v), plan.computed, strict=True)  # needed or not
         dq, dk, dv = (make(t) if written else None for make, t, written in computed)
     else:
         of = zip((q, k, v), needed[:3], strict=True)
-        dq, dk, dv = (gradient(t, wanted, unrounded_gradients) for t, wanted in of)
-    dbias = bias_gradient(bias, needed[3])
+        dq, dk, dv = (new_gradient(t, wanted, unrounded_gradients) for t, wanted in of)
+    dbias = new_bias_gradient(bias, needed[3])
     dsinks = None if sinks is None or not needed[4] else torch.empty_like(sinks)
     _C.attention_backward(
         q,
@@ -345,10 +350,10 @@ def attention_backward(
         scratch,
         *scores,
         whole,
-        *launch(q),
+        *launch_on(q),
         plan,
     )
-    return rounded((dq, dk, dv, dbias, dsinks), inputs, needed, unrounded_gradients)
+    return rounded_gradients((dq, dk, dv, dbias, dsinks), inputs, needed, unrounded_gradients)
 
 
 register(

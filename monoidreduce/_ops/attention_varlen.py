@@ -19,7 +19,7 @@ from monoidreduce._ops.attention import (
     attention_results,
 )
 from monoidreduce._ops.engine import _C
-from monoidreduce._ops.memory import launch
+from monoidreduce._ops.memory import launch_on
 from monoidreduce._ops.registry import SymInt, register
 from monoidreduce._validate import mismatch
 
@@ -50,7 +50,7 @@ def sequence_spans(
             raise TypeError(mismatch(name, "a tensor with memory of its own", type(t)))
     query_starts = starts[0].long().contiguous()
     key_starts = query_starts if starts[1] is starts[0] else starts[1].long().contiguous()
-    _C.sequence_spans(of_queries, of_keys, query_starts, key_starts, *window, *launch(q))
+    _C.sequence_spans(of_queries, of_keys, query_starts, key_starts, *window, *launch_on(q))
     if queries == tokens:
         return Spans(of_queries, of_keys)
     return Spans(of_queries[first : first + queries], (of_keys - first).clamp_(0, queries))
@@ -61,7 +61,7 @@ def undefine(spans: Spans, *results: Tensor) -> None:
     has raised an error before."""
     for result in results:
         if result.is_cuda and spans.rows is not None and spans.columns is not None:
-            _C.undefine(result.view(-1), spans.rows if len(spans.rows) else spans.columns, *launch(result))
+            _C.undefine(result.view(-1), spans.rows if len(spans.rows) else spans.columns, *launch_on(result))
 
 
 class VarlenOpOptions(NamedTuple):

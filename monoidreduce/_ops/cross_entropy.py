@@ -25,7 +25,13 @@ from monoidreduce._ops.linear_loss import (
     traced_dlogits,
     unreduced,
 )
-from monoidreduce._ops.memory import bias_gradient, gradient, launch, rounded, statistics
+from monoidreduce._ops.memory import (
+    empty_statistics,
+    launch_on,
+    new_bias_gradient,
+    new_gradient,
+    rounded_gradients,
+)
 from monoidreduce._ops.registry import UNROUNDED, register
 from monoidreduce._ops.slices import Needed
 from monoidreduce.workspace import get_workspace
@@ -129,7 +135,7 @@ def cross_entropy_results(
     options: CrossEntropyOpOptions,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The loss; the log-sum-exps of tokens in two words; saved dlogits."""
-    lse = statistics(x, x.shape[0])
+    lse = empty_statistics(x, x.shape[0])
     loss = torch.empty_like(lse) if options.reduction == "none" else lse.new_empty(())
     keep = options.keep and dlogits_can_be_saved(bias, class_weight, options.softcap, options.label_smoothing)
     saved = traced_dlogits(x, weight, options.workspace, options.x_differentiated, keep, options.logit_scale)
@@ -176,7 +182,7 @@ def fold_cross_entropy(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, KeptWeights | None]:
     """What the op returns, and of a rank's classes what their dlogits are made of."""
     check_targets(target, weight.shape[0] if options.classes < 0 else options.classes, options.ignore_index)
-    losses = statistics(x, x.shape[0])
+    losses = empty_statistics(x, x.shape[0])
     lse, lse_low = torch.empty_like(losses), torch.empty_like(losses)
     plan = scratch = classes_saved = unit = order = gathered = weights = None
     saved, class_weights = no_dlogits(x), with_mean(class_weight)
@@ -215,7 +221,7 @@ def fold_cross_entropy(
         gathered,
         mean,
         *numbers,
-        *launch(x),
+        *launch_on(x),
         plan,
     )
     if of_rank and plan is not None and scratch is not None and classes_saved is not None:
@@ -238,7 +244,7 @@ def fold_cross_entropy(
                 *options._replace(z_loss=z_loss).of_loss,
                 options.first_class,
                 options.classes,
-                *launch(x),
+                *launch_on(x),
                 plan,
             )
 
@@ -318,7 +324,7 @@ def cross_entropy_backward(
                 *options.of_loss,
                 options.first_class + part.start,
                 classes,
-                *launch(x),
+                *launch_on(x),
                 plan,
             )
 
@@ -336,10 +342,10 @@ def cross_entropy_backward(
             slope=options.logit_scale,
             unrounded=unrounded,
         ).gradients()
-        return rounded(found, inputs, needed[:3], unrounded)
-    dx = gradient(x, needed[0], unrounded)
-    dweight = gradient(weight, needed[1])
-    dbias = bias_gradient(bias, needed[2])
+        return rounded_gradients(found, inputs, needed[:3], unrounded)
+    dx = new_gradient(x, needed[0], unrounded)
+    dweight = new_gradient(weight, needed[1])
+    dbias = new_bias_gradient(bias, needed[2])
     _C.cross_entropy_backward(
         x,
         weight,
@@ -357,10 +363,10 @@ def cross_entropy_backward(
         options.first_class,
         classes,
         workspace,
-        *launch(x),
+        *launch_on(x),
         plan,
     )
-    return rounded((dx, dweight, dbias), inputs, needed[:3], unrounded)
+    return rounded_gradients((dx, dweight, dbias), inputs, needed[:3], unrounded)
 
 
 register(

@@ -21,7 +21,7 @@ from monoidreduce._ops.linear_loss import (
     traced_dlogits,
     unreduced,
 )
-from monoidreduce._ops.memory import gradient, launch, rounded, statistics
+from monoidreduce._ops.memory import empty_statistics, launch_on, new_gradient, rounded_gradients
 from monoidreduce._ops.registry import UNROUNDED, choices, register
 from monoidreduce._ops.slices import Needed
 from monoidreduce.workspace import get_workspace
@@ -68,7 +68,7 @@ def distillation_results(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The loss; [6, tokens]: lse of P, lse of Q and their centre in two words each; saved dlogits."""
     tokens = x.shape[0]
-    stats = statistics(x, 6, tokens)
+    stats = empty_statistics(x, 6, tokens)
     loss = stats.new_empty(tokens) if options.reduction == "none" else stats.new_empty(())
     saved = traced_dlogits(
         x,
@@ -96,7 +96,7 @@ def fold_distillation(
     of_rank: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Callable[[Tensor], None] | None]:
     """What the op returns, and of a rank's classes what makes dlogits of what was saved, from stats."""
-    losses, stats = statistics(x, x.shape[0]), statistics(x, 6, x.shape[0])
+    losses, stats = empty_statistics(x, x.shape[0]), empty_statistics(x, 6, x.shape[0])
     plan = scratch = classes_saved = teacher_saved = unit = None
     order = gathered = teacher_gathered = None
     to_gradients: Callable[[Tensor], None] | None = None
@@ -141,7 +141,7 @@ def fold_distillation(
         teacher_gathered,
         mean,
         *of_loss,
-        *launch(x),
+        *launch_on(x),
         plan,
     )
     if of_rank and plan is not None and scratch is not None and classes_saved is not None:
@@ -163,7 +163,7 @@ def fold_distillation(
                 unit_upstream,
                 order,
                 *options.of_loss,
-                *launch(x),
+                *launch_on(x),
                 plan,
             )
 
@@ -230,7 +230,7 @@ def distillation_backward(
                     teacher.dlogits,
                     order,
                     *options.of_loss,
-                    *launch(x),
+                    *launch_on(x),
                     plan,
                 )
 
@@ -253,11 +253,11 @@ def distillation_backward(
             ).gradients()
             gradients = [t for head in found for t in (head.rows, head.columns)]
             gradients += [None] * (len(inputs) - len(gradients))  # a frozen teacher has none
-            return rounded(gradients, inputs, needed[:4], unrounded)
+            return rounded_gradients(gradients, inputs, needed[:4], unrounded)
     dx, dteacher_x = (
-        gradient(t, wanted, unrounded) for t, wanted in ((x, needed[0]), (teacher_x, needed[2]))
+        new_gradient(t, wanted, unrounded) for t, wanted in ((x, needed[0]), (teacher_x, needed[2]))
     )
-    dweight, dteacher_weight = gradient(weight, needed[1]), gradient(teacher_weight, needed[3])
+    dweight, dteacher_weight = new_gradient(weight, needed[1]), new_gradient(teacher_weight, needed[3])
     _C.distillation_backward(
         x,
         weight,
@@ -272,10 +272,10 @@ def distillation_backward(
         dteacher_weight,
         *options.of_loss,
         workspace,
-        *launch(x),
+        *launch_on(x),
         plan,
     )
-    return rounded((dx, dweight, dteacher_x, dteacher_weight), inputs, needed[:4], unrounded)
+    return rounded_gradients((dx, dweight, dteacher_x, dteacher_weight), inputs, needed[:4], unrounded)
 
 
 register(

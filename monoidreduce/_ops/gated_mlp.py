@@ -15,11 +15,11 @@ from monoidreduce._ops.engine import _C
 from monoidreduce._ops.memory import (
     accumulation_dtype,
     accumulator,
-    bias_gradient,
-    dense,
-    launch,
-    new,
-    rounded,
+    all_dense,
+    empty_dense,
+    launch_on,
+    new_bias_gradient,
+    rounded_gradients,
 )
 from monoidreduce._ops.mlp import ACTIVATIONS, MlpOpOptions, new_result
 from monoidreduce._ops.mlp_parts import Total, columns_of, parts_of, rows_of, without_autocast
@@ -114,10 +114,10 @@ def gated_mlp_forward(
     options: MlpOpOptions,
 ) -> Tensor:
     out = new_result(x, w2, options.unrounded_result)
-    x, w1, w2, gate, bias1, gate_bias, bias2 = dense(x, w1, w2, gate, bias1, gate_bias, bias2)
+    x, w1, w2, gate, bias1, gate_bias, bias2 = all_dense(x, w1, w2, gate, bias1, gate_bias, bias2)
     kind, on_device, dtype = (
         ACTIVATIONS.index(options.activation),
-        launch(x),
+        launch_on(x),
         hidden_dtype(x.dtype, x.is_cuda),
     )
     part = forward_part(len(x), len(w1), dtype, options.workspace)
@@ -151,7 +151,7 @@ def gated_mlp_backward(
     if any(needed[:6]):
         gradients = _gradients(grad_out, *inputs[:6], options, needed, unrounded)
     dbias2 = grad_out.sum(0) if needed[6] else None  # in float32 where its result is of 16 bits
-    return rounded((*gradients, dbias2), inputs, needed, unrounded)
+    return rounded_gradients((*gradients, dbias2), inputs, needed, unrounded)
 
 
 def _gradients(
@@ -171,10 +171,10 @@ def _gradients(
     That of x is two products for each part of units. They are summed in the accumulation dtype, but where
     `_adds_rounded` says otherwise.
     """
-    grad_out, x, w1, w2, gate, bias1, gate_bias = dense(grad_out, x, w1, w2, gate, bias1, gate_bias)
+    grad_out, x, w1, w2, gate, bias1, gate_bias = all_dense(grad_out, x, w1, w2, gate, bias1, gate_bias)
     kind, on_device, dtype = (
         ACTIVATIONS.index(options.activation),
-        launch(x),
+        launch_on(x),
         hidden_dtype(x.dtype, x.is_cuda),
     )
     part = backward_part(len(x), x.shape[1], len(w1), len(w2), dtype, options.workspace)
@@ -183,13 +183,13 @@ def _gradients(
     one_sum = len(unit_parts) == 1 and not unrounded  # of a row's gradient: it is rounded at once
     dx = None
     if needed[0]:
-        dx = new(x) if one_sum else _sums(x) if unit_parts else accumulator(x)
+        dx = empty_dense(x) if one_sum else _sums(x) if unit_parts else accumulator(x)
     dw1, dw2, dgate = (
         Total(weight, len(row_parts)) if wanted else None
         for weight, wanted in zip((w1, w2, gate), needed[1:4], strict=True)
     )
     by_hidden = any(needed[i] for i in (0, 1, 3, 4, 5))  # else what the kernel makes of it is not read
-    dbias1, dgate_bias = bias_gradient(bias1, needed[4]), bias_gradient(gate_bias, needed[5])
+    dbias1, dgate_bias = new_bias_gradient(bias1, needed[4]), new_bias_gradient(gate_bias, needed[5])
     with without_autocast(x):
         for units in unit_parts:
             w1_there, w2_there, gate_there = rows_of(w1, units), columns_of(w2, units), rows_of(gate, units)

@@ -27,7 +27,7 @@ from monoidreduce._ops.dlogits import (
     multiply_dlogits,
 )
 from monoidreduce._ops.engine import _C
-from monoidreduce._ops.memory import padded, padded_weight, statistics
+from monoidreduce._ops.memory import empty_statistics, padded, padded_weight
 from monoidreduce._ops.slices import Needed, columns_in, columns_to_save
 from monoidreduce._validate import mismatch
 
@@ -179,7 +179,7 @@ def prepare_forward(
         plan.keep(saved_of_heads[0].shape[1])
     if plan.tensor_cores:
         xs, weights = [padded(t) for t in xs], [padded_weight(t, plan) for t in weights]
-        scratch = statistics(x, plan.scratch)
+        scratch = empty_statistics(x, plan.scratch)
     gathered = None if order is None else room_to_gather(*xs)
     return LinearForward(xs, weights, scratch, saved, saved_of_heads, gathered)
 
@@ -234,7 +234,7 @@ class LinearBackward:
     unrounded: bool = False
 
     def gradients(self) -> list[HeadGradients]:
-        """By the operands as kernels read them: perhaps padded, or in float32 (memory.rounded)."""
+        """By the operands as kernels read them: perhaps padded, or in float32 (memory.rounded_gradients)."""
         xs = [padded(head.x) for head in self.heads]
         weights = [padded_weight(head.weight, self.plan) for head in self.heads]
         saved = no_dlogits(xs[0]) if self.saved is None else self.saved

@@ -27,7 +27,13 @@ from monoidreduce._ops.linear_loss import (
     prepare_forward,
     traced_dlogits,
 )
-from monoidreduce._ops.memory import bias_gradient, gradient, launch, rounded, statistics
+from monoidreduce._ops.memory import (
+    empty_statistics,
+    launch_on,
+    new_bias_gradient,
+    new_gradient,
+    rounded_gradients,
+)
 from monoidreduce._ops.registry import UNROUNDED, register
 from monoidreduce._ops.slices import TILE_COLUMNS, Needed
 from monoidreduce.workspace import get_workspace
@@ -87,7 +93,7 @@ def log_probs_results(
     Then what a forward pass saves: row maxima [tokens, tiles], and weights [tokens, classes] in 16 bits,
     relative to the maximum of their row and tile.
     """
-    log_probs, entropy, lse, lse_low = (statistics(x, x.shape[0]) for _ in range(4))
+    log_probs, entropy, lse, lse_low = (empty_statistics(x, x.shape[0]) for _ in range(4))
     keep = options.keep and weights_can_be_saved(bias, options.softcap, options.top1)
     saved = traced_dlogits(x, weight, options.workspace, options.x_differentiated, keep, options.logit_scale)
     row_max = lse.new_empty(x.shape[0], _tiles(saved.shape[1]))
@@ -104,7 +110,7 @@ def log_probs_forward(
     options: LogProbsOpOptions,
 ) -> Results:
     check_targets(target, weight.shape[0] if options.classes < 0 else options.classes, options.ignore_index)
-    log_probs, entropy, lse, lse_low = (statistics(x, x.shape[0]) for _ in range(4))
+    log_probs, entropy, lse, lse_low = (empty_statistics(x, x.shape[0]) for _ in range(4))
     best = target.new_empty(x.shape[:1]) if options.top1 else None
     plan = scratch = weights_saved = order = gathered = None
     saved = no_dlogits(x)
@@ -141,7 +147,7 @@ def log_probs_forward(
         *options.of_loss,
         options.first_class,
         options.classes,
-        *launch(x),
+        *launch_on(x),
         plan,
     )
     row_max = lse.new_empty(len(x), 0)
@@ -219,7 +225,7 @@ def log_probs_backward(
                 *options.of_loss,
                 options.first_class + part.start,
                 classes,
-                *launch(x),
+                *launch_on(x),
                 plan,
             )
 
@@ -242,10 +248,10 @@ def log_probs_backward(
             slope=options.logit_scale,
             unrounded=unrounded,
         ).gradients()
-        return rounded(found, inputs, needed[:3], unrounded)
-    dx = gradient(x, needed[0], unrounded)
-    dweight = gradient(weight, needed[1])
-    dbias = bias_gradient(bias, needed[2])
+        return rounded_gradients(found, inputs, needed[:3], unrounded)
+    dx = new_gradient(x, needed[0], unrounded)
+    dweight = new_gradient(weight, needed[1])
+    dbias = new_bias_gradient(bias, needed[2])
     _C.log_probs_backward(
         x,
         weight,
@@ -265,10 +271,10 @@ def log_probs_backward(
         options.first_class,
         classes,
         workspace,
-        *launch(x),
+        *launch_on(x),
         plan,
     )
-    return rounded((dx, dweight, dbias), inputs, needed[:3], unrounded)
+    return rounded_gradients((dx, dweight, dbias), inputs, needed[:3], unrounded)
 
 
 register(

@@ -17,7 +17,15 @@ from torch import Tensor
 from monoidreduce._ops.dlogits import HeadSlice
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.linear_loss import LinearBackward, LinearHead
-from monoidreduce._ops.memory import gradient, launch, new, padded, padded_weight, rounded, statistics
+from monoidreduce._ops.memory import (
+    empty_dense,
+    empty_statistics,
+    launch_on,
+    new_gradient,
+    padded,
+    padded_weight,
+    rounded_gradients,
+)
 from monoidreduce._ops.registry import UNROUNDED, register
 from monoidreduce._ops.slices import Needed
 from monoidreduce.workspace import get_workspace
@@ -28,7 +36,7 @@ __all__ = ["plan_logsumexp_backward"]
 def logsumexp_results(
     a: Tensor, b: Tensor, scale: float, a_differentiated: bool, workspace: int | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    lse = statistics(a, a.shape[0])
+    lse = empty_statistics(a, a.shape[0])
     keeps = a_differentiated and _traced_narrow(a, b, scale)
     mean = a.new_empty(len(a), -(-a.shape[1] // 8) * 8) if keeps else a.new_empty(0, 0)
     return lse, torch.empty_like(lse), mean
@@ -47,17 +55,17 @@ def _traced_narrow(a: Tensor, b: Tensor, scale: float) -> bool:
 def logsumexp_forward(
     a: Tensor, b: Tensor, scale: float, a_differentiated: bool, workspace: int | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    lse = statistics(a, a.shape[0])
+    lse = empty_statistics(a, a.shape[0])
     lse_low, plan, scratch, mean = torch.empty_like(lse), None, None, None
     if a.is_cuda:
         kept = a if a_differentiated else None
         plan = _C.plan_logsumexp_forward(a, b, None, None, kept, None, scale)
         if plan.narrow:
             a, b = padded(a), padded(b)
-            mean = new(a)
+            mean = empty_dense(a)
         elif plan.tensor_cores:
-            a, b, scratch = padded(a), padded_weight(b, plan), statistics(a, plan.scratch)
-    _C.logsumexp_forward(a, b, lse, lse_low, mean, scratch, scale, *launch(a), plan)
+            a, b, scratch = padded(a), padded_weight(b, plan), empty_statistics(a, plan.scratch)
+    _C.logsumexp_forward(a, b, lse, lse_low, mean, scratch, scale, *launch_on(a), plan)
     return lse, lse_low, a.new_empty(0, 0) if mean is None else mean
 
 
@@ -85,23 +93,23 @@ def logsumexp_backward(
                 (head,) = heads
                 assert head.dlogits is not None
                 _C.logsumexp_local_gradient(
-                    head.rows, head.columns, grad_lse, lse, lse_low, head.dlogits, scale, *launch(a), plan
+                    head.rows, head.columns, grad_lse, lse, lse_low, head.dlogits, scale, *launch_on(a), plan
                 )
 
             head = LinearHead(a, b, Needed(*needed))
             (found,) = LinearBackward(plan, [head], store, workspace).gradients()
-            return rounded(found[:2], inputs, needed)
+            return rounded_gradients(found[:2], inputs, needed)
     if plan is not None and plan.narrow:
         a, b = padded(a), padded(b)
         saved = saved.contiguous() if needed[0] and saved is not None else None
-        da, db = (new(t) if wanted else None for t, wanted in zip((a, b), needed, strict=True))
-        scratch = statistics(a, plan.scratch)
+        da, db = (empty_dense(t) if wanted else None for t, wanted in zip((a, b), needed, strict=True))
+        scratch = empty_statistics(a, plan.scratch)
     else:
-        saved, da, db = None, gradient(a, needed[0], unrounded), gradient(b, needed[1])
+        saved, da, db = None, new_gradient(a, needed[0], unrounded), new_gradient(b, needed[1])
     _C.logsumexp_backward(
-        a, b, grad_lse, lse, lse_low, saved, da, db, scratch, scale, workspace or 0, *launch(a), plan
+        a, b, grad_lse, lse, lse_low, saved, da, db, scratch, scale, workspace or 0, *launch_on(a), plan
     )
-    return rounded((da, db), inputs, needed, unrounded)
+    return rounded_gradients((da, db), inputs, needed, unrounded)
 
 
 def plan_logsumexp_backward(

@@ -25,23 +25,24 @@ def allows_tf32(x: Tensor) -> bool:
     return x.dtype == torch.float32 and _torch_private.allows_tf32()
 
 
-def statistics(like: Tensor, *shape: int) -> Tensor:
+def empty_statistics(like: Tensor, *shape: int) -> Tensor:
     # Here and elsewhere torch parses sizes as arguments in 2/3 of the time that it takes for a tuple.
     return like.new_empty(*shape, dtype=accumulation_dtype(like.dtype))
 
 
-def new(like: Tensor) -> Tensor:
+def empty_dense(like: Tensor) -> Tensor:
     return torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
-def gradient(of: Tensor, needed: bool, unrounded: bool = False) -> Tensor | None:
-    """What a kernel writes a gradient to: on the CPU each element once, on a GPU by addition."""
+def new_gradient(of: Tensor, needed: bool, unrounded: bool = False) -> Tensor | None:
+    """Memory for a gradient: empty on the CPU, where a kernel writes each element once; on a GPU zeros in the
+    accumulation dtype, to which kernels add."""
     if not needed:
         return None
-    return accumulator(of) if of.is_cuda or unrounded else new(of)
+    return accumulator(of) if of.is_cuda or unrounded else empty_dense(of)
 
 
-def bias_gradient(of: Tensor | None, needed: bool) -> Tensor | None:
+def new_bias_gradient(of: Tensor | None, needed: bool) -> Tensor | None:
     """What a kernel adds a bias gradient to."""
     return accumulator(of) if of is not None and needed else None
 
@@ -50,7 +51,7 @@ def accumulator(of: Tensor) -> Tensor:
     return torch.zeros_like(of, dtype=accumulation_dtype(of.dtype), memory_format=torch.contiguous_format)
 
 
-def dense(*tensors: Tensor | None) -> list[Any]:
+def all_dense(*tensors: Tensor | None) -> list[Any]:
     """The tensors, or copies, that lie in one piece in the order of their axes."""
     return [None if t is None else t.contiguous() for t in tensors]
 
@@ -90,7 +91,7 @@ def mapped(t: Tensor) -> Tensor:
     return t if is_mapped(t) else t.clone(memory_format=torch.contiguous_format)
 
 
-def fit(t: Tensor, out: Tensor) -> Tensor:
+def copy_fitted(t: Tensor, out: Tensor) -> Tensor:
     """out, with t in it: the last two axes cut or filled up with zeros to out's sizes."""
     leading = (None,) * (4 - t.dim())
     _C.copy_fitted(t[leading], out[leading], 1, streams.current(t.device.index))
@@ -106,7 +107,7 @@ def padded(t: Tensor, axes: int = 1) -> Tensor:
     sizes = [*t.shape]
     for axis in short:
         sizes[axis] += -sizes[axis] % 8
-    return fit(t, t.new_empty(*sizes))
+    return copy_fitted(t, t.new_empty(*sizes))
 
 
 def is_mapped_weight(t: Tensor, plan: _C.Plan) -> bool:
@@ -137,7 +138,7 @@ def mapped_bias(bias: Tensor) -> Tensor:
     return copy.copy_(given).expand(bias.shape)
 
 
-def rounded(
+def rounded_gradients(
     gradients: Iterable[Tensor | None],
     of: Sequence[Tensor | None],
     needed: Iterable[bool],
@@ -165,14 +166,14 @@ def _cut(result: Tensor, like: Tensor) -> Tensor:
     """The first elements of the last axes, in the shape and dtype of `like`, in one pass."""
     if result.shape == like.shape:
         return result if result.dtype == like.dtype else result.to(like.dtype)
-    return fit(result, like.new_empty(like.shape))
+    return copy_fitted(result, like.new_empty(like.shape))
 
 
-def first(width: int, out: Tensor) -> Tensor:
+def cut_to_width(width: int, out: Tensor) -> Tensor:
     """The first elements of a result's rows, in memory of their own."""
-    return fit(out, out.new_empty(*out.shape[:-1], width))
+    return copy_fitted(out, out.new_empty(*out.shape[:-1], width))
 
 
-def launch(on: Tensor) -> tuple[int, int]:
+def launch_on(on: Tensor) -> tuple[int, int]:
     """The threads of the CPU engine, or a GPU's stream."""
     return (1, streams.current(on.device.index)) if on.is_cuda else (torch.get_num_threads(), 0)

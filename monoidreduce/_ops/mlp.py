@@ -12,15 +12,15 @@ from monoidreduce._ops.memory import (
     accumulation_dtype,
     accumulator,
     allows_tf32,
-    bias_gradient,
-    first,
-    gradient,
-    launch,
+    cut_to_width,
+    empty_dense,
+    empty_statistics,
+    launch_on,
     mapped,
-    new,
+    new_bias_gradient,
+    new_gradient,
     padded,
-    rounded,
-    statistics,
+    rounded_gradients,
 )
 from monoidreduce._ops.mlp_parts import HiddenPart, multiply_hidden, multiply_hidden_gradients
 from monoidreduce._ops.registry import UNROUNDED, choices, register
@@ -44,7 +44,7 @@ class MlpOpOptions(NamedTuple):
 def new_result(x: Tensor, w2: Tensor, unrounded: bool) -> Tensor:
     """[N, outputs], empty. unrounded: in the accumulation dtype."""
     shape = (x.shape[0], w2.shape[0])
-    return statistics(x, *shape) if unrounded else x.new_empty(*shape)
+    return empty_statistics(x, *shape) if unrounded else x.new_empty(*shape)
 
 
 def mlp_result(
@@ -118,7 +118,7 @@ def mlp_forward(
     bias2: Tensor | None,
     options: MlpOpOptions,
 ) -> Tensor:
-    kind, on_device, outputs = ACTIVATIONS.index(options.activation), launch(x), w2.shape[0]
+    kind, on_device, outputs = ACTIVATIONS.index(options.activation), launch_on(x), w2.shape[0]
     plan, part, scratch, unrounded = None, (0, 0), None, options.unrounded_result
     if x.is_cuda:
         plan = plan_mlp_forward(x, w1, w2, bias1, options.workspace)
@@ -126,7 +126,7 @@ def mlp_forward(
         if plan.tensor_cores:
             x, w1, w2, bias1, bias2 = _readable_mlp(x, w1, w2, bias1, bias2)
         if elements := plan.scratch:
-            scratch = statistics(x, elements)
+            scratch = empty_statistics(x, elements)
     out = new_result(x, w2, unrounded)
     if all(part):
 
@@ -137,7 +137,7 @@ def mlp_forward(
     else:
         _C.mlp_forward(x, w1, w2, bias1, bias2, out, scratch, kind, 0, *on_device, plan)
     if out.shape[1] != outputs:
-        out = first(outputs, out)
+        out = cut_to_width(outputs, out)
     return out.to(accumulation_dtype(x.dtype)) if options.unrounded_result != unrounded else out
 
 
@@ -152,7 +152,7 @@ def mlp_backward(
     needed: list[bool],
     unrounded: bool = False,
 ) -> list[Tensor]:
-    kind, on_device, inputs = ACTIVATIONS.index(options.activation), launch(x), (x, w1, w2, bias1, bias2)
+    kind, on_device, inputs = ACTIVATIONS.index(options.activation), launch_on(x), (x, w1, w2, bias1, bias2)
     dx = dw1 = dw2 = dbias1 = None
     plan, part, tensor_cores = None, (0, 0), False
     if x.is_cuda:
@@ -170,14 +170,14 @@ def mlp_backward(
         dx, dw1, dw2, dbias1 = multiply_hidden_gradients(store, part, grad_out, x, w1, w2, bias1, needed)
     elif any(needed[:4]):
         if plan is not None and tensor_cores:  # all of them, whatever is needed
-            dx = accumulator(x) if plan.adds_rows else new(x)
-            dw1, dw2 = new(w1), new(w2)
+            dx = accumulator(x) if plan.adds_rows else empty_dense(x)
+            dw1, dw2 = empty_dense(w1), empty_dense(w2)
         else:
-            dx = gradient(x, needed[0], unrounded)
-            dw1, dw2 = gradient(w1, needed[1]), gradient(w2, needed[2])
-        dbias1 = bias_gradient(bias1, needed[3])
+            dx = new_gradient(x, needed[0], unrounded)
+            dw1, dw2 = new_gradient(w1, needed[1]), new_gradient(w2, needed[2])
+        dbias1 = new_bias_gradient(bias1, needed[3])
         _C.mlp_backward(x, w1, w2, bias1, grad_out, dx, dw1, dw2, dbias1, kind, 0, *on_device, plan)
-    return rounded((dx, dw1, dw2, dbias1, dbias2), inputs, needed, unrounded)
+    return rounded_gradients((dx, dw1, dw2, dbias1, dbias2), inputs, needed, unrounded)
 
 
 register(

@@ -20,7 +20,15 @@ from torch.autograd.graph import increment_version
 
 from monoidreduce._ops.engine import _C, streams
 from monoidreduce._ops.linear_loss import mean_divisor
-from monoidreduce._ops.memory import is_mapped, launch, mapped, new, no_gradient, padded, statistics
+from monoidreduce._ops.memory import (
+    empty_dense,
+    empty_statistics,
+    is_mapped,
+    launch_on,
+    mapped,
+    no_gradient,
+    padded,
+)
 from monoidreduce._ops.mlp_parts import parts_of, without_autocast
 from monoidreduce._ops.products import multipliable, write_product
 from monoidreduce._ops.registry import any_requires_grad, register
@@ -111,8 +119,8 @@ class Scores:
     ) -> None:
         self.operands, self.used, self.numbers, self.factor = operands, used, numbers, factor
         self.memory = memory
-        self.losses = statistics(operands[0], len(operands[0]))
-        self.stats = statistics(operands[0], len(operands[0]), _STATISTICS)
+        self.losses = empty_statistics(operands[0], len(operands[0]))
+        self.stats = empty_statistics(operands[0], len(operands[0]), _STATISTICS)
         self.on_device = (1, streams.current(memory.device.index))
 
     def _multiplied(self, rows: slice, classes: slice) -> tuple[Tensor, Tensor]:
@@ -249,7 +257,7 @@ def linear_jsd_forward(
         if layout.again:
             for part in parts_of(layout.own.start, layout.again):
                 _weight_gradient(scores.of_classes(part), operands[0], dweight[part])
-    _C.reduce_losses(scores.losses, None, mask, loss, 0, mean, *launch(x))
+    _C.reduce_losses(scores.losses, None, mask, loss, 0, mean, *launch_on(x))
     return results
 
 
@@ -270,7 +278,9 @@ def linear_jsd_backward(
     needed: list[bool],
 ) -> list[Tensor]:
     found = zip((dx, dweight), needed, strict=False)
-    return [_scaled(t, grad_loss, new(t)) if is_needed else no_gradient([x]) for t, is_needed in found]
+    return [
+        _scaled(t, grad_loss, empty_dense(t)) if is_needed else no_gradient([x]) for t, is_needed in found
+    ]
 
 
 def linear_jsd_backward_in_place(grad_loss: Tensor, *rest: Any) -> list[Tensor]:

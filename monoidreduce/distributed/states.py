@@ -16,7 +16,7 @@ from monoidreduce._ops.cross_entropy import target_weights, with_mean
 from monoidreduce._ops.distillation import DISTILLATION_LOSSES
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.linear_loss import mean_divisor
-from monoidreduce._ops.memory import launch
+from monoidreduce._ops.memory import launch_on
 from monoidreduce.distributed.group import Columns
 
 __all__ = ["Loss", "cross_entropy", "distillation", "log_probs", "log_sum_exp", "two_words"]
@@ -38,7 +38,7 @@ def _rows(states: Tensor, count: int) -> list[Tensor]:
 def log_sum_exp(states: Tensor) -> tuple[Tensor, Tensor]:
     """Combine log-sum-exps in two words: [ranks, 2, rows] -> two words [rows]."""
     lse, lse_low = _rows(states, 2)
-    _C.combine_logsumexp(states, lse, lse_low, *launch(states))
+    _C.combine_logsumexp(states, lse, lse_low, *launch_on(states))
     return lse, lse_low
 
 
@@ -92,7 +92,7 @@ def cross_entropy(
         *columns.numbers,
         ignore_index,
         mean,
-        *launch(states),
+        *launch_on(states),
     )
     if weights is not None and reduction == "mean":
         counted = target != ignore_index
@@ -106,7 +106,7 @@ def log_probs(states: Tensor, target: Tensor, columns: Columns, ignore_index: in
     """log_probs, entropy, lse and lse_low, [rows] each, from the states [ranks, 4, rows] of all ranks."""
     log_probs, entropy, lse, lse_low = _rows(states, 4)
     _C.combine_log_probs(
-        states, target, log_probs, entropy, lse, lse_low, *columns.numbers, ignore_index, *launch(states)
+        states, target, log_probs, entropy, lse, lse_low, *columns.numbers, ignore_index, *launch_on(states)
     )
     return [log_probs, entropy, lse, lse_low]
 
@@ -123,5 +123,5 @@ def distillation(
     stats = states.new_empty(6, states.shape[2])
     reduced = None if reduction == "none" else states.new_empty(())
     kind_number, mean = DISTILLATION_LOSSES.index(kind), reduction == "mean"
-    _C.combine_distillation(states, mask, loss, reduced, stats, kind_number, mean, *launch(states))
+    _C.combine_distillation(states, mask, loss, reduced, stats, kind_number, mean, *launch_on(states))
     return loss if reduced is None else reduced, stats

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce import _C
-from monoidreduce._ops.memory import launch, rounded, statistics
+from monoidreduce._ops.memory import empty_statistics, launch_on, rounded_gradients
 from monoidreduce.folds.cpp.cpp_kernels import FOLD, GRADIENT, fold_plan, gradient_plan, loaded
 from monoidreduce.folds.cpp.cpp_laws import check
 from monoidreduce.folds.cpp.cpp_source import CppSource, parse
@@ -32,8 +32,8 @@ def check_device(a: Tensor) -> None:
 
 def _results(monoid: CppSource, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (
-        statistics(a, monoid.count("real"), len(a)),
-        statistics(a, monoid.count("kept"), len(a)),
+        empty_statistics(a, monoid.count("real"), len(a)),
+        empty_statistics(a, monoid.count("kept"), len(a)),
         a.new_empty(monoid.count("index"), len(a), dtype=torch.int64),
     )
 
@@ -84,11 +84,11 @@ def forward(
         values,
         kept,
         indices,
-        statistics(a, plan.scratch),
+        empty_statistics(a, plan.scratch),
         loaded(FOLD, monoid, a.dtype, a.device.index),
         1,
         scale,
-        *launch(a),
+        *launch_on(a),
         plan,
     )
     return folded
@@ -139,9 +139,9 @@ def backward(
             part.start,
             scale,
             bytes,
-            *launch(a),
+            *launch_on(a),
             plan,
         )
 
     found = multiplied_by_torch(operands, store, bytes, needed[:4])
-    return rounded(found, operands, needed[:4], unrounded)
+    return rounded_gradients(found, operands, needed[:4], unrounded)

@@ -15,7 +15,7 @@ from torch import Tensor
 from monoidreduce._ops.attention import NO_SPANS, Spans, low_words, present, score_scale
 from monoidreduce._ops.attention_varlen import UNBOUNDED, sequence_spans, undefine
 from monoidreduce._ops.engine import _C
-from monoidreduce._ops.memory import gradient, launch, rounded, statistics
+from monoidreduce._ops.memory import empty_statistics, launch_on, new_gradient, rounded_gradients
 from monoidreduce._ops.sinks import score_sinks
 from monoidreduce.folds.cpu.bytecode import scores_code
 from monoidreduce.folds.cuda import attention_cuda
@@ -33,7 +33,7 @@ def results(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor
     """Empty results. rest: the other arguments of the op, which end with `weights` and `compensated`."""
     *rows, _ = q.shape
     *_, weights, compensated = rest
-    out, lse = q.new_empty(*rows, v.shape[3]), statistics(q, *((0,) if weights else rows))
+    out, lse = q.new_empty(*rows, v.shape[3]), empty_statistics(q, *((0,) if weights else rows))
     return out, lse, torch.empty_like(lse), low_words(out, compensated)
 
 
@@ -96,7 +96,7 @@ def forward(
         present(out_low),
         scores_code(program, tuple(sizes), most_numbers("q, k", *q.shape[:3], k.shape[2]), False),
         *options,
-        *launch(q),
+        *launch_on(q),
     )
     return out, lse, lse_low, out_low
 
@@ -151,7 +151,7 @@ def backward(
         )
         found = [*attention_cuda.backward(grad_out, grad_lse, q, k, v, *given)]
     else:
-        found = [gradient(t, wanted) for t, wanted in zip((q, k, v), needed[:3], strict=True)]
+        found = [new_gradient(t, wanted) for t, wanted in zip((q, k, v), needed[:3], strict=True)]
         dq, dk, dv = found
         _C.modified_attention_backward(
             q,
@@ -175,7 +175,7 @@ def backward(
             dsinks,
             scores_code(program, tuple(sizes), most_numbers("q, k", *q.shape[:3], k.shape[2]), True),
             *options,
-            *launch(q),
+            *launch_on(q),
         )
     d_table = None
     if needed[3] and table is not None:
@@ -190,7 +190,7 @@ def backward(
             factor,
             _kept_columns(q, k, spans, window),
         )
-    found = rounded((*found, d_table, dsinks), (q, k, v, table, sinks), needed[:5])
+    found = rounded_gradients((*found, d_table, dsinks), (q, k, v, table, sinks), needed[:5])
     undefine(spans, *found)
     return found
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce._ops.engine import _C
-from monoidreduce._ops.memory import gradient, launch, rounded, statistics
+from monoidreduce._ops.memory import empty_statistics, launch_on, new_gradient, rounded_gradients
 from monoidreduce.folds.cpu.bytecode import backward_code, forward_code
 from monoidreduce.folds.cuda import cuda_passes, cuda_rows, kernels
 from monoidreduce.folds.operands import Data, Operands, Tables, place
@@ -71,8 +71,8 @@ def results(
 def _results(program: Program, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rows = a.shape[0]
     return (
-        statistics(a, program.values, rows),
-        statistics(a, len(program.softmaxes), rows),
+        empty_statistics(a, program.values, rows),
+        empty_statistics(a, len(program.softmaxes), rows),
         a.new_empty(program.indices, rows, dtype=torch.int64),
     )
 
@@ -93,7 +93,7 @@ def fold(
         cuda_passes.fold(program, operands, data, counts, folded, scale, tables)
     else:
         code = forward_code(program, *counts)
-        _C.statistics_forward(*operands, *data, *tables, *folded, code, scale, *launch(a))
+        _C.statistics_forward(*operands, *data, *tables, *folded, code, scale, *launch_on(a))
     return folded
 
 
@@ -147,7 +147,7 @@ def backward(
     if not _has_kernels(a):
         chunked = Chunked(program, operands, (row, column, row_index, column_index), scale, workspace)
         found = chunked.backward(known, known_index, counts, needed)
-        return rounded(found, inputs, needed[:6], unrounded)
+        return rounded_gradients(found, inputs, needed[:6], unrounded)
     data = (known, column, known_index, column_index)
     if a.is_cuda:
         of_columns = (_count(column), _count(column_index))
@@ -155,18 +155,18 @@ def backward(
         sizes = (*counts, *of_columns)
         if cuda_rows.takes(operands, bytes):
             found = cuda_rows.backward(program, operands, data, sizes, scale, bytes, needed[:6])
-            return rounded(found, inputs, needed[:6], unrounded)
+            return rounded_gradients(found, inputs, needed[:6], unrounded)
         d_operands = cuda_passes.backward(program, operands, data, sizes, scale, bytes, needed[:4], unrounded)
     else:
         d_operands = [
-            gradient(t, wanted, unrounded and (t is a or t is other_a)) if t is not None else None
+            new_gradient(t, wanted, unrounded and (t is a or t is other_a)) if t is not None else None
             for t, wanted in zip(operands, needed, strict=False)
         ]
         if any(t is not None for t in d_operands):
             code = backward_code(program, *counts, _count(column), _count(column_index))
             d_a, d_b, d_other_a, d_other_b = d_operands
             _C.statistics_backward(
-                *operands, *data, None, None, d_a, d_b, d_other_a, d_other_b, code, scale, *launch(a)
+                *operands, *data, None, None, d_a, d_b, d_other_a, d_other_b, code, scale, *launch_on(a)
             )
     d_row = d_column = None
     if needed[4] and row is not None:
@@ -177,7 +177,7 @@ def backward(
         exchanged = (column, known, indices_of_rows, known_index)
         sums = column_sums(program, *counts)
         d_column = totals(sums, column, (b, a, other_b, other_a), exchanged, scale)
-    return rounded((*d_operands, d_row, d_column), inputs, needed[:6], unrounded)
+    return rounded_gradients((*d_operands, d_row, d_column), inputs, needed[:6], unrounded)
 
 
 def totals(

@@ -36,19 +36,19 @@ def test_padded_and_cut(exact: bool, to: torch.dtype, gpu: torch.device) -> None
     ):
         t = source.to(dtype)
         t[..., :1] = torch.nan  # the bits of what is not finite are kept, and reach no other element
-        found = memory.fit(t, torch.full(shape, 7.0, dtype=to, device=gpu))
+        found = memory.copy_fitted(t, torch.full(shape, 7.0, dtype=to, device=gpu))
         torch.testing.assert_close(found, expected(t, shape, to), rtol=0, atol=0, equal_nan=True)
 
 
 def test_more_than_2_to_the_31_elements(gpu: torch.device) -> None:
     t = torch.zeros(1, 1, (1 << 31) // 56 + 3, 57, dtype=torch.float16, device=gpu)
     t[..., -1, :] = 3.0
-    found = memory.fit(t, t.new_empty((*t.shape[:-1], 64)))
+    found = memory.copy_fitted(t, t.new_empty((*t.shape[:-1], 64)))
     assert (found[0, 0, -1, :57] == 3).all() and found.count_nonzero() == 57
 
 
 def test_strided_target(gpu: torch.device) -> None:
     t, whole = torch.randn(3, 5, 6, device=gpu), torch.ones(5, 3, 16, device=gpu)
-    memory.fit(t, whole.transpose(0, 1)[..., ::2])
+    memory.copy_fitted(t, whole.transpose(0, 1)[..., ::2])
     assert torch.equal(whole[..., ::2], expected(t.transpose(0, 1), (5, 3, 8), torch.float32))
     assert (whole[..., 1::2] == 1).all()

@@ -52,7 +52,7 @@ class TensorCores:
 
 
 def fit(t: Tensor, out: Tensor) -> Tensor:
-    """As memory.fit does it on a GPU."""
+    """As memory.copy_fitted does it on a GPU."""
     both = tuple(slice(min(sizes)) for sizes in zip(t.shape, out.shape, strict=True))
     out.zero_()[both].copy_(t[both])
     return out
@@ -60,7 +60,7 @@ def fit(t: Tensor, out: Tensor) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def fit_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "fit", fit)
+    monkeypatch.setattr(memory, "copy_fitted", fit)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def tensor_cores(monkeypatch: pytest.MonkeyPatch) -> TensorCores:
     kernels = TensorCores()
     for module in (attention, mlp):
         monkeypatch.setattr(module, "_C", kernels)
-        monkeypatch.setattr(module, "launch", lambda on: (1, 0))
+        monkeypatch.setattr(module, "launch_on", lambda on: (1, 0))
     return kernels
 
 
@@ -93,9 +93,9 @@ def test_padding_is_zeros_behind_the_values() -> None:
 
 def test_gradients_are_cut_and_rounded() -> None:
     wide, t = torch.randn(2, 3, 16), torch.empty(2, 3, 11, dtype=torch.bfloat16)
-    (found,) = memory.rounded([wide], [t], [True])
+    (found,) = memory.rounded_gradients([wide], [t], [True])
     assert found.is_contiguous() and torch.equal(found, wide[..., :11].to(torch.bfloat16))
-    assert memory.rounded([t, None, t], [t, t, t], [True, True, False])[0] is t
+    assert memory.rounded_gradients([t, None, t], [t, t, t], [True, True, False])[0] is t
 
 
 def on_gpu(inputs: Inputs) -> dict[str, Tensor]:

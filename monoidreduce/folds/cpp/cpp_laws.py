@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce import _C
-from monoidreduce._ops.memory import launch
+from monoidreduce._ops.memory import launch_on
 from monoidreduce.folds.cpp.cpp_kernels import LAWS, fold_plan, key_of_verdict, loaded, no_operands
 from monoidreduce.folds.cpp.cpp_source import CppSource, parse
 from monoidreduce.folds.cuda import cache
@@ -136,7 +136,7 @@ def _tried(monoid: str, device: torch.device) -> dict[str, Any] | None:
         loaded(LAWS, monoid, a.dtype, a.device.index),
         1,
         1.0,
-        *launch(a),
+        *launch_on(a),
         plan,
     )
     return judge(of, samples, numbers.cpu())

@@ -18,7 +18,14 @@ from monoidreduce._ops.attention import (
     readable_result,
 )
 from monoidreduce._ops.engine import _C
-from monoidreduce._ops.memory import accumulator, first, gradient, launch, new, statistics
+from monoidreduce._ops.memory import (
+    accumulator,
+    cut_to_width,
+    empty_dense,
+    empty_statistics,
+    launch_on,
+    new_gradient,
+)
 from monoidreduce._ops.sinks import sink_gradient
 from monoidreduce.folds.cuda import kernels
 from monoidreduce.folds.program.integers import most_numbers
@@ -131,7 +138,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """out, lse, lse_low and out_low, as the op returns them. sinks: [H] in the accumulation dtype."""
     *rows, _ = q.shape
-    width, lse = v.shape[3], statistics(q, *rows)
+    width, lse = v.shape[3], empty_statistics(q, *rows)
     if is_empty(q, k):
         out = q.new_zeros((*rows, width))
         lse = lse.fill_(-torch.inf) if sinks is None else lse.copy_(sinks[:, None].expand_as(lse))
@@ -157,15 +164,15 @@ def forward(
         lse,
         lse_low,
         present(out_low),
-        present(statistics(q, plan.scratch)),
+        present(empty_statistics(q, plan.scratch)),
         kernel,
         sizes,
         *options,
-        *launch(q),
+        *launch_on(q),
         plan,
     )
     if v.shape[3] != width:
-        out, out_low = first(width, out), first(width, out_low) if out_low.numel() else out_low
+        out, out_low = cut_to_width(width, out), cut_to_width(width, out_low) if out_low.numel() else out_low
     return out, lse, lse_low, out_low
 
 
@@ -202,16 +209,18 @@ def backward(
     if is_empty(q, k):
         return [torch.zeros_like(t) for t in (q, k, v)]
     if options.weights:  # `attend` has no lse, and its kernels do not read it
-        lse = lse_low = statistics(q, *q.shape[:3]).zero_()
+        lse = lse_low = empty_statistics(q, *q.shape[:3]).zero_()
     plan = plan_backward(q, k, v, options, spans=spans, blocks=blocks)
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out
-    found: list[Tensor | None] = [gradient(t, wanted) for t, wanted in zip((q, k, v), needed, strict=True)]
+    found: list[Tensor | None] = [
+        new_gradient(t, wanted) for t, wanted in zip((q, k, v), needed, strict=True)
+    ]
     if low is None and q.element_size() == 2 and k.shape[2] <= FEW_KEYS and not options.weights:
         out, _, _, low = forward(q, k, v, tables, blocks, sinks, spans, program, sizes, options, True)
     if plan.tensor_cores:
         out, low = readable_result(out), None if low is None else readable_result(low)
         grad_out, q, k, v = readable(q, v, grad_out, q, k, v)
-        found = [accumulator(q), new(k), new(v)]
+        found = [accumulator(q), empty_dense(k), empty_dense(v)]
     which = kernels.BACKWARD_IN_TURN if plan.in_turn else kernels.BACKWARD
     kernel = kernel_of(program, which, q, v, spans, options, plan)
     (table, table_index), (dq, dk, dv) = tables, found
@@ -235,11 +244,11 @@ def backward(
         dk,
         dv,
         dsinks,
-        statistics(q, plan.scratch),
+        empty_statistics(q, plan.scratch),
         kernel,
         sizes,
         *options,
-        *launch(q),
+        *launch_on(q),
         plan,
     )
     return found

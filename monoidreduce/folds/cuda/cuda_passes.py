@@ -17,10 +17,10 @@ from monoidreduce._ops.engine import _C
 from monoidreduce._ops.memory import (
     accumulation_dtype,
     accumulator,
-    launch,
+    empty_statistics,
+    launch_on,
     padded,
     padded_weight,
-    statistics,
 )
 from monoidreduce._ops.slices import Needed, columns_in
 from monoidreduce.folds.cuda.cuda_source import state_words
@@ -67,7 +67,7 @@ def fold(
     a, words = operands[0], state_words(program)
     plan = _C.plan_statistics_fold(*operands, state_words=words)
     kernels = fold_kernels(program, counts, a.dtype, plan, widths_of(operands), a.device.index)
-    scratch = statistics(a, plan.scratch)
+    scratch = empty_statistics(a, plan.scratch)
     values, low, indices = results
     _C.statistics_fold(
         *_as_kernels_read(operands, plan),
@@ -80,7 +80,7 @@ def fold(
         kernels,
         words,
         scale,
-        *launch(a),
+        *launch_on(a),
         plan,
     )
 
@@ -203,7 +203,7 @@ def _local_gradients(
             part.start,
             scale,
             bytes,
-            *launch(a),
+            *launch_on(a),
             plan,
         )
 

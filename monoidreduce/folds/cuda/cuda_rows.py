@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce._ops.engine import _C
-from monoidreduce._ops.memory import launch, statistics
+from monoidreduce._ops.memory import empty_statistics, launch_on
 from monoidreduce.folds.cuda.cuda_passes import contiguous, widths_of
 from monoidreduce.folds.cuda.kernels import Counts, row_gradient_kernel
 from monoidreduce.folds.operands import Data, Operands, place
@@ -86,7 +86,7 @@ def _sums(
         (len(a), width) if width and of_operands else None for width in widths_of(operands)
     ]
     shapes.append((len(by), len(a)) if needed[2] else None)
-    found = [None if shape is None else statistics(a, plan.parts, *shape) for shape in shapes]
+    found = [None if shape is None else empty_statistics(a, plan.parts, *shape) for shape in shapes]
     if of_operands or by:
         kernel = row_gradient_kernel(
             program, counts, of_columns, of_operands, by, a.dtype, plan, widths_of(operands), a.device.index
@@ -103,7 +103,7 @@ def _sums(
             kernel,
             scale,
             workspace,
-            *launch(a),
+            *launch_on(a),
             plan,
         )
     return [None if t is None else t[0] if plan.parts == 1 else t.sum(0) for t in found]
