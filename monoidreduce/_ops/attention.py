@@ -103,10 +103,9 @@ def plan_forward(
     v: Tensor,
     bias: Tensor | None,
     scores: Scores,
-    gpu: _C.DeviceFacts | None = None,
     spans: Spans = NO_SPANS,
 ) -> _C.Plan:
-    """bias: [B, H, M, N]. gpu: plans for it, wherever the tensors are."""
+    """bias: [B, H, M, N]."""
     sinks, deterministic = None, False
     return _C.plan_attention_forward(
         q,
@@ -120,7 +119,6 @@ def plan_forward(
         *scores,
         deterministic,
         allows_tf32(q),
-        gpu,
     )
 
 
@@ -133,7 +131,6 @@ def plan_backward(
     scores: Scores,
     needed: list[bool],
     sums: bool,
-    gpu: _C.DeviceFacts | None = None,
     spans: Spans = NO_SPANS,
 ) -> _C.Plan:
     """Arguments as in `plan_forward`.
@@ -163,7 +160,6 @@ def plan_backward(
         True,  # whole
         torch.are_deterministic_algorithms_enabled(),
         allows_tf32(q),
-        gpu,
     )
 
 

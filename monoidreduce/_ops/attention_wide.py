@@ -27,11 +27,10 @@ def takes(
     bias: Tensor | None,
     options: tuple[float, float, int, int],
     packed: bool,
-    gpu: _C.DeviceFacts | None = None,
 ) -> bool:
-    """Is this the way of a call on a GPU: widths are multiples of 8, scores have no bias and no softcap.
+    """True if a call on a GPU takes this way: widths are multiples of 8, scores have no bias and no softcap.
 
-    options: scale, softcap, left, right. gpu: the one that is planned for, wherever the tensors are.
+    options: scale, softcap, left, right.
     """
     widths = q.shape[3], v.shape[3]
     if not WIDEST_RESIDENT < max(widths) <= WIDEST:
@@ -43,16 +42,14 @@ def takes(
     scale, softcap, *_ = options
     if bias is not None or packed or scale == 0 or softcap != 0.0:
         return False
-    if gpu is None and not q.is_cuda:
-        return False
-    return (gpu is not None or _yards.folds().is_available()) and plans(q, k, v, gpu)[1].tensor_cores
+    return q.is_cuda and _yards.folds().is_available() and plans(q, k, v)[1].tensor_cores
 
 
-def plans(q: Tensor, k: Tensor, v: Tensor, gpu: _C.DeviceFacts | None = None) -> tuple[_C.Plan, _C.Plan]:
-    """Of the fold and of the backward pass of a head."""
+def plans(q: Tensor, k: Tensor, v: Tensor) -> tuple[_C.Plan, _C.Plan]:
+    """The plans of a head's fold and of its backward pass."""
     keys, values, rows = k[0, 0], v[0, 0], q.shape[2] * q.shape[1] // k.shape[1]
     of_queries, upstream = (q.new_empty(1, t.shape[3]).expand(rows, -1) for t in (q, v))
-    fold = _C.plan_statistics_fold(of_queries, keys, None, None, state_words=2, gpu=gpu)
+    fold = _C.plan_statistics_fold(of_queries, keys, None, None, state_words=2)
     gradient = _C.plan_statistics_local_gradient(
         of_queries,
         keys,
@@ -60,6 +57,5 @@ def plans(q: Tensor, k: Tensor, v: Tensor, gpu: _C.DeviceFacts | None = None) ->
         values,
         workspace=WORKSPACE // 2,
         deterministic=torch.are_deterministic_algorithms_enabled(),
-        gpu=gpu,
     )
     return fold, gradient

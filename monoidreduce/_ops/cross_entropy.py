@@ -6,7 +6,7 @@ A log-sum-exp is kept in two words: `lse`, and in `lse_low` what was lost in rou
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,7 +40,6 @@ __all__ = [
     "CrossEntropyNumbers",
     "KeptWeights",
     "fold_cross_entropy",
-    "plan_cross_entropy",
     "rank_may_save",
     "target_weights",
     "with_mean",
@@ -140,31 +139,6 @@ def cross_entropy_results(
     keep = options.keep and dlogits_can_be_saved(bias, class_weight, options.softcap, options.label_smoothing)
     saved = traced_dlogits(x, weight, options.workspace, options.x_differentiated, keep, options.logit_scale)
     return loss, lse, torch.empty_like(lse), saved
-
-
-def plan_cross_entropy(
-    tensors: tuple[Any, ...], numbers: CrossEntropyNumbers, workspace: int, gpu: _C.DeviceFacts | None
-) -> tuple[_C.Plan, _C.Plan, bool]:
-    """The plans of both passes, and whether the forward pass may save dlogits.
-
-    tensors: the first arguments of the op. gpu: plans for it, wherever the tensors are.
-    """
-    x, weight, bias, _, class_weight = tensors
-    scale, softcap, smoothing = numbers.logit_scale, numbers.softcap, numbers.label_smoothing
-    forward = _C.plan_cross_entropy_forward(
-        x,
-        weight,
-        bias,
-        class_weight=with_mean(class_weight),
-        logit_scale=scale,
-        label_smoothing=smoothing,
-        gpu=gpu,
-    )
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    backward = _C.plan_cross_entropy_backward(
-        x, weight, bias, logit_scale=scale, workspace=workspace, deterministic=deterministic, gpu=gpu
-    )
-    return forward, backward, dlogits_can_be_saved(bias, class_weight, softcap, smoothing)
 
 
 # Of a forward plan, loss to gathered: it depends on none of them.

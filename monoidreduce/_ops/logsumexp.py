@@ -119,9 +119,8 @@ def plan_logsumexp_backward(
     needed: list[bool],
     scale: float,
     workspace: int,
-    gpu: _C.DeviceFacts | None = None,
 ) -> _C.Plan:
-    """needed: the gradients that are wanted. gpu: plans for it, wherever the tensors are."""
+    """needed: the gradients that are wanted."""
     da, db = (t if wanted else None for t, wanted in zip((a, b), needed, strict=True))
     deterministic = torch.are_deterministic_algorithms_enabled()
     return _C.plan_logsumexp_backward(
@@ -133,7 +132,6 @@ def plan_logsumexp_backward(
         scale=scale,
         workspace=workspace,
         deterministic=deterministic,
-        gpu=gpu,
     )
 
 

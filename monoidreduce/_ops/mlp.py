@@ -74,9 +74,7 @@ def plan_mlp_forward(
     w2: Tensor,
     bias1: Tensor | None,
     workspace: int | None,
-    gpu: _C.DeviceFacts | None = None,
 ) -> _C.Plan:
-    """gpu: plans for it, wherever the tensors are."""
     return _C.plan_mlp_forward(
         x,
         w1,
@@ -85,7 +83,6 @@ def plan_mlp_forward(
         workspace=get_workspace() if workspace is None else workspace,
         deterministic=torch.are_deterministic_algorithms_enabled(),
         tf32=allows_tf32(x),
-        gpu=gpu,
     )
 
 
@@ -95,7 +92,6 @@ def plan_mlp_backward(
     w2: Tensor,
     bias1: Tensor | None,
     workspace: int | None,
-    gpu: _C.DeviceFacts | None = None,
 ) -> _C.Plan:
     """Arguments as in `plan_mlp_forward`."""
     return _C.plan_mlp_backward(
@@ -106,7 +102,6 @@ def plan_mlp_backward(
         workspace=get_workspace() if workspace is None else workspace,
         deterministic=torch.are_deterministic_algorithms_enabled(),
         tf32=allows_tf32(x),
-        gpu=gpu,
     )
 
 

@@ -75,11 +75,10 @@ def plan_forward(
     k: Tensor,
     v: Tensor,
     options: Options,
-    gpu: _C.DeviceFacts | None = None,
     spans: Spans = NO_SPANS,
     blocks: Tensor | None = None,
 ) -> _C.Plan:
-    """The plan of the forward pass. gpu: GPU to plan for, whatever device the tensors are on."""
+    """The plan of the forward pass."""
     return _C.plan_modified_attention_fold(
         q,
         k,
@@ -92,7 +91,6 @@ def plan_forward(
         right=options.right,
         block_rows=options.block_rows,
         block_columns=options.block_columns,
-        gpu=gpu,
     )
 
 
@@ -101,7 +99,6 @@ def plan_backward(
     k: Tensor,
     v: Tensor,
     options: Options,
-    gpu: _C.DeviceFacts | None = None,
     spans: Spans = NO_SPANS,
     blocks: Tensor | None = None,
 ) -> _C.Plan:
@@ -119,7 +116,6 @@ def plan_backward(
         block_rows=options.block_rows,
         block_columns=options.block_columns,
         deterministic=torch.are_deterministic_algorithms_enabled(),
-        gpu=gpu,
     )
 
 
