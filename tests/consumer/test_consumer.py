@@ -54,6 +54,7 @@ def test_fold_and_gradients_equal_autograd_through_the_product(noisy_or, threads
     torch.testing.assert_close(d_b, expected_d_b, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_a_fold_over_no_columns_is_the_identity(noisy_or):
     p = torch.full((3, 1), torch.nan, dtype=torch.float64)

@@ -314,6 +314,7 @@ def _compiled(group: Any, tensors: dict[str, Any]) -> tuple[torch.Tensor, torch.
     return attend(**tensors), torch.compile(attend, backend="eager")(**tensors)
 
 
+@pytest.mark.release
 def test_under_torch_compile() -> None:
     """Which breaks the graph at the call."""
     for eager, compiled in on_ranks(2, _compiled, _good()):

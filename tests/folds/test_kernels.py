@@ -43,9 +43,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("which", ("fold", "gradient", "gradient of first"))
 @pytest.mark.parametrize(
     ("name", "tier"),
-    (
-        *(("token_stats", tier) for tier in ("sm90", "sm80", "simt")),
-        ("reference_kl", "sm90"),
+    sampled(
+        (*(("token_stats", tier) for tier in ("sm90", "sm80", "simt")), ("reference_kl", "sm90")),
+        (("token_stats", "sm90"),),
     ),
 )
 def test_compiles_and_hardly_spills(nvrtc: Compiler, name: str, tier: str, which: str) -> None:
