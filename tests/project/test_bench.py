@@ -1141,7 +1141,7 @@ def test_a_headline_that_was_not_measured_is_an_error(committed: list[dict[str, 
 
 
 def test_what_the_readme_says_of_the_results(committed: list[dict[str, Any]]) -> None:
-    """The numbers of "How it compares"."""
+    """The numbers beside those of the table."""
     text = " ".join(publish.README.read_text("utf-8").split())
     rows: dict[bool, list[dict[str, Any]]] = {False: [], True: []}  # the short calls, beside torch alone
     for document in committed:
@@ -1185,8 +1185,14 @@ def test_what_the_readme_says_of_the_results(committed: list[dict[str, Any]]) ->
         f"{step['milliseconds'][name]['total']['median']:.0f} ms and {step['peak_bytes'][name] / gib:.1f} GiB"
         for name in (models.OURS, models.THEIRS, models.LIGER)
     )
-    told = f"takes {ours}. As it is it takes {theirs}, with Liger's patches {ligers}."
-    assert f"of Llama-3.2-1B's shape, 2 x 4096 tokens, {told}" in text
+    told = f"takes {ours} on an H100. transformers alone takes {theirs}, Liger's patches {ligers}"
+    assert f"of Llama-3.2-1B's shape with 2 x 4096 tokens {told}" in text
+    head = {"N": 8192, "V": 128256, "D": 4096}
+    row = publish.find(committed, publish.Headline("", "fold token_stats", head, False))
+    ours, theirs = (publish.cost(row, name) for name in ("monoidreduce", "torch"))
+    told = "for 8192 tokens, 128256 classes and width 4096 on an H100"
+    assert f"takes {ours.milliseconds:.1f} ms and {ours.mebibytes:.0f} MiB {told}" in text
+    assert f"torch takes {theirs.milliseconds:.0f} ms and {theirs.mebibytes / 1024:.1f} GiB" in text
 
 
 # Command
