@@ -93,7 +93,7 @@ def sums_bias_gradient(q: Tensor, k: Tensor, bias: Tensor | None) -> bool:
     return bias is not None and bias.numel() < scores
 
 
-# Of plans: the results of the forward pass, and its scratch, which they do not depend on.
+# The results of the forward pass and its scratch, on which no plan depends.
 _NO_RESULTS = (None, None, None, None, None)
 
 

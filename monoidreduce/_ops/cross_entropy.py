@@ -141,7 +141,7 @@ def cross_entropy_results(
     return loss, lse, torch.empty_like(lse), saved
 
 
-# Of a forward plan, loss to gathered: it depends on none of them.
+# The arguments from loss to gathered, on which no forward plan depends.
 _NO_RESULTS = (None, None, None, None, None, None, None, None, None)
 
 
