@@ -82,7 +82,7 @@ def distillation_results(
     return loss, stats, saved
 
 
-# Of a forward plan, mask to teacher_gathered: it depends on none of them.
+# The arguments from mask to teacher_gathered, on which no forward plan depends.
 _NO_RESULTS = (None, None, None, None, None, None, None, None, None, None, None)
 
 
