@@ -170,7 +170,7 @@ $(VENV)/wheel.done: $(VENV)/builder.done $(SOURCES)
 	MONOIDREDUCE_CUDA_ARCHS='$(ARCHS)' $(BIN)/python -m build --no-isolation --sdist --wheel --outdir $(TESTED)
 	@touch $@
 
-# Built from the source distribution, both in isolated environments; for CPUs alone, which takes 2 minutes in place of 9.
+# Built from the source distribution, both in isolated environments; for CPUs alone, which leaves out most of the compiler's time.
 $(VENV)/isolated.done: $(VENV)/builder.done $(SOURCES)
 	rm -rf $(ISOLATED)
 	MONOIDREDUCE_CUDA=OFF $(BIN)/python -m build --outdir $(ISOLATED)

@@ -211,9 +211,9 @@ def _logits(
 
 
 def _used_and_outside(target: Tensor, ignore_index: int, classes: int) -> tuple[Tensor, Tensor]:
-    """(targets that are not ignored, those of them outside [0, classes)).
+    """Two masks of the tokens: the target is not ignored; it is not ignored and lies outside [0, classes).
 
-    On the CPU the latter raise IndexError.
+    Raises IndexError on the CPU if a token is in the second.
     """
     used = target != ignore_index
     outside = used & ((target < 0) | (target >= classes))

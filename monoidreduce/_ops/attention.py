@@ -271,7 +271,8 @@ def attention_backward(
     lse, lse_low = lse.contiguous(), lse_low.contiguous()  # hooks on saved tensors return any strides
     inputs = (q, k, v, bias, sinks)
     if grad_out is None and q.is_cuda:
-        # The gradient of lse alone is that of attention to zeros, whatever v holds; so tensor cores take it.
+        # Only lse has an upstream gradient, and lse does not depend on v. Attention over values of zero has
+        # the same gradients of q and k, and is a call that the tensor-core kernels take.
         zeros = q.new_zeros((*q.shape[:3], 8))
         gradients = attention_backward(
             zeros,

@@ -28,7 +28,7 @@ ROW_NUMBERS = ("batch", "head", "query")  # integers that identify a row of atte
 ROW_DATA = ("row", "row_index", "wide_row_index")
 CONSTANTS = ("real", "integer", "boolean", "wide_integer")
 GATHERS = ("gather", "index_gather", "wide_gather")
-# Nodes whose instruction has another name.
+# The names of the instructions that are not called as their nodes are.
 NAMES = {"within_from_0": "within", "column_index": "column", "wide_column_index": "wide_column"}
 
 

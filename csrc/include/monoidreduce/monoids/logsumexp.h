@@ -61,7 +61,7 @@ MR_HD LogNumber<T> rounded(LogNumber<R> x) {
 
 // The log-sum-exp from which backward recomputes the softmax probabilities, exp(score - lse). A +inf score makes an
 // attention output NaN, and so the row's centre (g_lse - delta). All probabilities must then be NaN, as in torch's softmax.
-// Without a payload the centre is not NaN, and lse = +inf is used as it is.
+// logsumexp_matmul has no payload, so such a score leaves its centre, g_lse, as it is, and lse = +inf is kept.
 template <class T>
 MR_HD T softmax_product(T lse, T centre) {
   return lse == infinity<T>() && centre != centre ? centre : lse;

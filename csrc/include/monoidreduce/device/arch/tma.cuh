@@ -11,7 +11,7 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
-// Where a box starts in the tensor, innermost dimension first.
+// Coordinates of the first element of the box that TMA copies, innermost dimension of the tensor first.
 struct Box {
   int inner, row, head, batch;
 };

@@ -148,8 +148,8 @@ struct StatisticsState {
       MR_UNROLL for (int end = k + P::kMeans[s]; k < end; ++k) sums.mean[k] = sums.mean[k] * factor;
     }
   }
-  // Adds an element that comes after all earlier ones, and whose log weights the frames hold. part: the sums
-  // that it is added to.
+  // Adds an element to the sums `part`. Elements come in the order of their columns. The frames must
+  // already have taken its log weights into account, so that no exponential overflows.
   MR_HD void add(const ElementStatistics<P>& e, I column, bool present, StatisticsSums<P>& part) {
     int k = 0;
     MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) {
