@@ -269,7 +269,7 @@ def _copies(operator: str, run: DryRun) -> list[str]:
         t, plan = given[name], copying[0]
         assert plan is not None
         is_bias = name == "bias"
-        if (is_bias and t.dim() > 1) or (not is_bias and t.shape[-1] % 8 == 0 and not memory.is_mapped(t)):
+        if (is_bias and t.dim() > 1) or (not is_bias and t.shape[-1] % 8 == 0 and not memory.is_aligned(t)):
             transposed = name in ("weight", "teacher_weight", "b") and plan.transposed and not plan.narrow
             wanted = f"{LINES}, or its transpose's" if transposed else LINES
             reasons.append(f"{name} is copied: its strides are {t.stride()}, not {wanted}")

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from monoidreduce._ops.engine import _C, streams
 
-__all__ = ["gather_rows", "order_rows", "room_to_gather", "scale_rows"]
+__all__ = ["gather_rows", "new_gather_buffers", "order_rows", "scale_rows"]
 
 # What a forward pass gathers at a time: where all dlogits are saved it adds to the peak of memory. But
 # a part ends with some clusters idle. On an H100 (width 4096, 32000 classes) parts of 4864 rows take 36 waves
 # of tiles for the work of 35.98. Parts of 4096 rows take 31 waves for the work of 30.3.
-_BYTES_OF_GATHERED = 38 << 20
+_GATHER_BUFFER_BYTES = 38 << 20
 
 
 def order_rows(
@@ -31,11 +31,11 @@ def order_rows(
     return order
 
 
-def room_to_gather(*operands: Tensor) -> list[Tensor]:
+def new_gather_buffers(*operands: Tensor) -> list[Tensor]:
     """For each operand memory for some of its rows, which a forward pass gathers and folds at a time."""
     row_block = 256
     bytes_of_row = sum(rows.element_size() * rows.shape[1] for rows in operands)
-    fitting = max(_BYTES_OF_GATHERED // bytes_of_row // row_block, 1) * row_block
+    fitting = max(_GATHER_BUFFER_BYTES // bytes_of_row // row_block, 1) * row_block
     return [rows.new_empty(min(len(rows), fitting), rows.shape[1]) for rows in operands]
 
 

@@ -18,13 +18,13 @@ from monoidreduce._ops.engine import _C
 from monoidreduce._ops.memory import (
     accumulation_dtype,
     accumulator,
+    aligned,
+    aligned_bias,
     allows_tf32,
     cut_to_width,
     empty_dense,
     empty_statistics,
     launch_on,
-    mapped,
-    mapped_bias,
     new_bias_gradient,
     new_gradient,
     padded,
@@ -165,12 +165,12 @@ def plan_backward(
 
 def readable(a: Tensor, payload: Tensor, *tensors: Tensor) -> Iterator[Tensor]:
     """Tensors [B, H, rows, width] as tensor-core kernels read them, in a call with these widths."""
-    return map(padded if (a.shape[3] | payload.shape[3]) % 8 else mapped, tensors)
+    return map(padded if (a.shape[3] | payload.shape[3]) % 8 else aligned, tensors)
 
 
 def readable_result(out: Tensor) -> Tensor:
     """An output [B, H, M, width], or its low words, as backward passes read it: no width is padded."""
-    return out.contiguous() if out.shape[3] % 8 else mapped(out)
+    return out.contiguous() if out.shape[3] % 8 else aligned(out)
 
 
 def attention_results(
@@ -219,7 +219,7 @@ def attention_forward(
         if plan.tensor_cores:
             q, k, v = readable(q, v, q, k, v)
         if score_bias is not None and plan.bias_in_tiles:
-            score_bias = mapped_bias(score_bias)
+            score_bias = aligned_bias(score_bias)
         if elements := plan.scratch:
             scratch = empty_statistics(q, elements)
     out, lse, lse_low, out_low = attention_results(q, k, v, bias, sinks, options)
@@ -316,7 +316,7 @@ def attention_backward(
         out, low = readable_result(out), None if low is None else readable_result(low)
         grad_out, q, k, v = readable(q, v, grad_out, q, k, v)
         if score_bias is not None and plan.bias_in_tiles:
-            score_bias = mapped_bias(score_bias)
+            score_bias = aligned_bias(score_bias)
         makers = (accumulator if plan.adds_rows else empty_dense, empty_dense, empty_dense)
         computed = zip(makers, (q, k, v), plan.computed, strict=True)  # needed or not
         dq, dk, dv = (make(t) if written else None for make, t, written in computed)

@@ -38,7 +38,7 @@ from monoidreduce.workspace import get_workspace
 
 __all__ = [
     "CrossEntropyNumbers",
-    "KeptWeights",
+    "SavedWeights",
     "fold_cross_entropy",
     "rank_may_save",
     "target_weights",
@@ -81,7 +81,7 @@ class CrossEntropyOpOptions(NamedTuple):
     workspace: int | None
 
     @property
-    def of_loss(self) -> tuple[float, float, int, float, float]:
+    def loss_options(self) -> tuple[float, float, int, float, float]:
         """logit_scale to z_loss, which every kernel of the loss takes."""
         return self[1:6]
 
@@ -99,7 +99,7 @@ def rank_may_save(class_weight: Tensor | None, label_smoothing: float, **_: obje
     return class_weight is None and label_smoothing == 0
 
 
-class KeptWeights(NamedTuple):
+class SavedWeights(NamedTuple):
     """Softmax weights that a rank's forward pass has saved: dlogits need the log-sum-exps of all classes.
 
     miss: [tokens], to be filled: the target's share of the softmax less 1. to_gradients: makes dlogits of the
@@ -153,7 +153,7 @@ def fold_cross_entropy(
     class_weight: Tensor | None,
     options: CrossEntropyOpOptions,
     of_rank: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, KeptWeights | None]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, SavedWeights | None]:
     """What the op returns, and of a rank's classes what their dlogits are made of."""
     check_targets(target, weight.shape[0] if options.classes < 0 else options.classes, options.ignore_index)
     losses = empty_statistics(x, x.shape[0])
@@ -172,9 +172,9 @@ def fold_cross_entropy(
         prepared = prepare_forward(
             plan, (x,), (weight,), order, options.keep and saves, options.x_differentiated, options.workspace
         )
-        ((x,), (weight,), scratch, saved, saved_of_heads, gathered_rows) = prepared
-        if saved_of_heads is not None:
-            (classes_saved,), unit = saved_of_heads, lse.new_full((1,), UNIT_UPSTREAM)
+        ((x,), (weight,), scratch, saved, saved_by_head, gathered_rows) = prepared
+        if saved_by_head is not None:
+            (classes_saved,), unit = saved_by_head, lse.new_full((1,), UNIT_UPSTREAM)
         if gathered_rows is not None:
             (gathered,) = gathered_rows
     reduced = reduced_loss(losses, options.reduction)
@@ -215,14 +215,14 @@ def fold_cross_entropy(
                 saved_weights,
                 unit_upstream,
                 order,
-                *options._replace(z_loss=z_loss).of_loss,
+                *options._replace(z_loss=z_loss).loss_options,
                 options.first_class,
                 options.classes,
                 *launch_on(x),
                 plan,
             )
 
-        weights = KeptWeights(row_max[-len(x) :], to_gradients)
+        weights = SavedWeights(row_max[-len(x) :], to_gradients)
     if class_weights is not None and reduced is not None:
         counted = target != options.ignore_index
         count = mean_divisor(counted, options.reduction, lse, target_weights(class_weights, target, counted))
@@ -295,7 +295,7 @@ def cross_entropy_backward(
                 head.dlogits,
                 head.bias_sums,
                 order,
-                *options.of_loss,
+                *options.loss_options,
                 options.first_class + part.start,
                 classes,
                 *launch_on(x),
@@ -333,7 +333,7 @@ def cross_entropy_backward(
         dx,
         dweight,
         dbias,
-        *options.of_loss,
+        *options.loss_options,
         options.first_class,
         classes,
         workspace,

@@ -48,7 +48,7 @@ class DistillationOpOptions(NamedTuple):
     workspace: int | None
 
     @property
-    def of_loss(self) -> tuple[int, float]:
+    def loss_options(self) -> tuple[int, float]:
         """What every kernel of the loss takes."""
         return DISTILLATION_LOSSES.index(self.kind), self.temperature
 
@@ -100,10 +100,10 @@ def fold_distillation(
     plan = scratch = classes_saved = teacher_saved = unit = None
     order = gathered = teacher_gathered = None
     to_gradients: Callable[[Tensor], None] | None = None
-    saved, mean, of_loss = no_dlogits(x), options.reduction == "mean", options.of_loss
+    saved, mean, loss_options = no_dlogits(x), options.reduction == "mean", options.loss_options
     if x.is_cuda:
         plan = _C.plan_distillation_forward(
-            x, weight, teacher_x, teacher_weight, *_NO_RESULTS, mean, *of_loss
+            x, weight, teacher_x, teacher_weight, *_NO_RESULTS, mean, *loss_options
         )
         if plan.skips_rows and mask is not None:
             order = order_rows(x, mask=mask)
@@ -116,9 +116,9 @@ def fold_distillation(
             options.x_differentiated,
             options.workspace,
         )
-        ((x, teacher_x), (weight, teacher_weight), scratch, saved, saved_of_heads, gathered_rows) = prepared
-        if saved_of_heads is not None:
-            classes_saved, teacher_saved = saved_of_heads
+        ((x, teacher_x), (weight, teacher_weight), scratch, saved, saved_by_head, gathered_rows) = prepared
+        if saved_by_head is not None:
+            classes_saved, teacher_saved = saved_by_head
             unit = losses.new_full((1,), UNIT_UPSTREAM)
         if gathered_rows is not None:
             gathered, teacher_gathered = gathered_rows
@@ -140,7 +140,7 @@ def fold_distillation(
         gathered,
         teacher_gathered,
         mean,
-        *of_loss,
+        *loss_options,
         *launch_on(x),
         plan,
     )
@@ -162,7 +162,7 @@ def fold_distillation(
                 teacher_scores,
                 unit_upstream,
                 order,
-                *options.of_loss,
+                *options.loss_options,
                 *launch_on(x),
                 plan,
             )
@@ -201,15 +201,15 @@ def distillation_backward(
     workspace, plan = get_workspace() if options.workspace is None else options.workspace, None
     inputs = (x, weight, teacher_x, teacher_weight)
     if x.is_cuda:
-        of_teacher = needed[2] or needed[3]
-        of_head = workspace // 2 if of_teacher else workspace
+        teacher_needed = needed[2] or needed[3]
+        head_workspace = workspace // 2 if teacher_needed else workspace
         plan = _C.plan_distillation_backward(
             x,
             weight,
             teacher_x,
             teacher_weight,
             temperature=options.temperature,
-            workspace=of_head,
+            workspace=head_workspace,
             deterministic=torch.are_deterministic_algorithms_enabled(),
         )
         if plan.tensor_cores:
@@ -229,7 +229,7 @@ def distillation_backward(
                     student.dlogits,
                     teacher.dlogits,
                     order,
-                    *options.of_loss,
+                    *options.loss_options,
                     *launch_on(x),
                     plan,
                 )
@@ -242,8 +242,8 @@ def distillation_backward(
                 plan,
                 heads,
                 store,
-                of_head,
-                saved=None if of_teacher else saved,  # saved dlogits are of the student alone
+                head_workspace,
+                saved=None if teacher_needed else saved,  # saved dlogits are of the student alone
                 counted=mask,
                 order=order,
                 grad=grad_losses,
@@ -270,7 +270,7 @@ def distillation_backward(
         dweight,
         dteacher_x,
         dteacher_weight,
-        *options.of_loss,
+        *options.loss_options,
         workspace,
         *launch_on(x),
         plan,

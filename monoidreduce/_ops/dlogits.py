@@ -285,11 +285,11 @@ def multiply_dlogits(
     trained = [head for head in heads if isinstance(head, Head)]
     with torch.autocast("cuda", enabled=False):
         for part in slices([head.space for head in trained], trained[0].clusters):
-            of_heads = [head.slice_at(part) for head in heads]
-            store(part, of_heads)
-            for head, of_head in zip(trained, of_heads, strict=False):
-                assert of_head.dlogits is not None
-                head.add_products(part, of_head.dlogits, of_head.columns)
+            head_slices = [head.slice_at(part) for head in heads]
+            store(part, head_slices)
+            for head, head_slice in zip(trained, head_slices, strict=False):
+                assert head_slice.dlogits is not None
+                head.add_products(part, head_slice.dlogits, head_slice.columns)
         for head in trained:
             head.add_saved_products()
     return [head.gradients() for head in trained]

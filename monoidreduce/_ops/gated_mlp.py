@@ -15,7 +15,7 @@ from monoidreduce._ops.engine import _C
 from monoidreduce._ops.memory import (
     accumulation_dtype,
     accumulator,
-    all_dense,
+    all_contiguous,
     empty_dense,
     launch_on,
     new_bias_gradient,
@@ -114,7 +114,7 @@ def gated_mlp_forward(
     options: MlpOpOptions,
 ) -> Tensor:
     out = new_result(x, w2, options.unrounded_result)
-    x, w1, w2, gate, bias1, gate_bias, bias2 = all_dense(x, w1, w2, gate, bias1, gate_bias, bias2)
+    x, w1, w2, gate, bias1, gate_bias, bias2 = all_contiguous(x, w1, w2, gate, bias1, gate_bias, bias2)
     kind, on_device, dtype = (
         ACTIVATIONS.index(options.activation),
         launch_on(x),
@@ -171,7 +171,7 @@ def _gradients(
     That of x is two products for each part of units. They are summed in the accumulation dtype, but where
     `_adds_rounded` says otherwise.
     """
-    grad_out, x, w1, w2, gate, bias1, gate_bias = all_dense(grad_out, x, w1, w2, gate, bias1, gate_bias)
+    grad_out, x, w1, w2, gate, bias1, gate_bias = all_contiguous(grad_out, x, w1, w2, gate, bias1, gate_bias)
     kind, on_device, dtype = (
         ACTIVATIONS.index(options.activation),
         launch_on(x),
@@ -188,7 +188,8 @@ def _gradients(
         Total(weight, len(row_parts)) if wanted else None
         for weight, wanted in zip((w1, w2, gate), needed[1:4], strict=True)
     )
-    by_hidden = any(needed[i] for i in (0, 1, 3, 4, 5))  # else what the kernel makes of it is not read
+    # Only the gradient of w2 does not need it; the kernel then writes what nobody reads.
+    needs_hidden_gradient = any(needed[i] for i in (0, 1, 3, 4, 5))
     dbias1, dgate_bias = new_bias_gradient(bias1, needed[4]), new_bias_gradient(gate_bias, needed[5])
     with without_autocast(x):
         for units in unit_parts:
@@ -198,7 +199,7 @@ def _gradients(
                 gates, ups, hidden = matrices.of(len(x_there), len(w1_there))
                 write_product(gates, x_there, gate_there.T, None if gate_bias is None else gate_bias[units])
                 write_product(ups, x_there, w1_there.T, None if bias1 is None else bias1[units])
-                if by_hidden:
+                if needs_hidden_gradient:
                     write_product(hidden, grad_there, w2_there)
                 _C.gated_gradient(gates, ups, hidden, kind, *on_device)
                 if dx is not None:

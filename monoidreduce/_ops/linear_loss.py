@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from monoidreduce._ops.active_rows import room_to_gather
+from monoidreduce._ops.active_rows import new_gather_buffers
 from monoidreduce._ops.dlogits import (
     UNIT_UPSTREAM,
     FrozenHead,
@@ -140,7 +140,7 @@ class LinearForward(NamedTuple):
     xs, weights: of the student and, for distillation, the teacher, as the kernels read them.
     scratch: as large as the plan says; None: it has none.
     saved: [N, V' rounded up to 8], to be filled with dlogits of the first V' classes; what the op returns.
-    saved_of_heads: [N, V'] of each head: `saved`, and memory of the same size for the pass alone. None:
+    saved_by_head: [N, V'] of each head: `saved`, and memory of the same size for the pass alone. None:
         nothing is saved.
     gathered: for each head memory for some of its rows in the order of tokens. None: they are folded as they
         lie.
@@ -150,7 +150,7 @@ class LinearForward(NamedTuple):
     weights: Sequence[Tensor]
     scratch: Tensor | None
     saved: Tensor
-    saved_of_heads: Sequence[Tensor] | None
+    saved_by_head: Sequence[Tensor] | None
     gathered: Sequence[Tensor] | None
 
 
@@ -168,20 +168,20 @@ def prepare_forward(
     order: of tokens, those that count first (order_rows); None: all are folded. saves: dlogits, if the
     kernels can.
     """
-    x, weight, scratch, saved_of_heads = xs[0], weights[0], None, None
+    x, weight, scratch, saved_by_head = xs[0], weights[0], None, None
     classes = 0
     if saves and plan.keeps:
         classes = saved_classes(x, weight, workspace, x_differentiated, len(xs))
     saved = _new_dlogits(x, classes)
     if saved.numel():
         whole = [saved, *(torch.empty_like(saved) for _ in xs[1:])]
-        saved_of_heads = [t[:, : len(weight)] for t in whole]
-        plan.keep(saved_of_heads[0].shape[1])
+        saved_by_head = [t[:, : len(weight)] for t in whole]
+        plan.keep(saved_by_head[0].shape[1])
     if plan.tensor_cores:
         xs, weights = [padded(t) for t in xs], [padded_weight(t, plan) for t in weights]
         scratch = empty_statistics(x, plan.scratch)
-    gathered = None if order is None else room_to_gather(*xs)
-    return LinearForward(xs, weights, scratch, saved, saved_of_heads, gathered)
+    gathered = None if order is None else new_gather_buffers(*xs)
+    return LinearForward(xs, weights, scratch, saved, saved_by_head, gathered)
 
 
 # Backward on tensor cores
@@ -266,8 +266,8 @@ class LinearBackward:
         xs.clear()  # copies of which heads have gathered rows are not read again
         if self.finish_saved is not None and saved.numel():
             student, first = heads[0], slice(0, min(saved.shape[1], len(weights[0])))
-            of_first = HeadSlice(student.rows, student.columns[first], saved[:, first], None)
-            self.finish_saved(of_first)
+            first_classes = HeadSlice(student.rows, student.columns[first], saved[:, first], None)
+            self.finish_saved(first_classes)
         found = multiply_dlogits(heads, lambda part, of_heads: self.store(part, of_heads, grad))
         return [self._by_terms(gradients) for gradients in found]
 

@@ -66,7 +66,7 @@ class LogProbsOpOptions(NamedTuple):
     workspace: int | None
 
     @property
-    def of_loss(self) -> tuple[float, float, float, int]:
+    def loss_options(self) -> tuple[float, float, float, int]:
         """logit_scale to ignore_index, which every kernel of the operator takes."""
         return self[:4]
 
@@ -124,9 +124,9 @@ def log_probs_forward(
         prepared = prepare_forward(
             plan, (x,), (weight,), order, saves, options.x_differentiated, options.workspace
         )
-        ((x,), (weight,), scratch, saved, saved_of_heads, gathered_rows) = prepared
-        if saved_of_heads is not None:
-            (weights_saved,) = saved_of_heads
+        ((x,), (weight,), scratch, saved, saved_by_head, gathered_rows) = prepared
+        if saved_by_head is not None:
+            (weights_saved,) = saved_by_head
         if gathered_rows is not None:
             (gathered,) = gathered_rows
     _C.log_probs_forward(
@@ -144,7 +144,7 @@ def log_probs_forward(
         weights_saved,
         order,
         gathered,
-        *options.of_loss,
+        *options.loss_options,
         options.first_class,
         options.classes,
         *launch_on(x),
@@ -222,7 +222,7 @@ def log_probs_backward(
                 order,
                 row_max,
                 log_probs,
-                *options.of_loss,
+                *options.loss_options,
                 options.first_class + part.start,
                 classes,
                 *launch_on(x),
@@ -267,7 +267,7 @@ def log_probs_backward(
         dx,
         dweight,
         dbias,
-        *options.of_loss,
+        *options.loss_options,
         options.first_class,
         classes,
         workspace,

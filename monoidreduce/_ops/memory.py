@@ -51,12 +51,12 @@ def accumulator(of: Tensor) -> Tensor:
     return torch.zeros_like(of, dtype=accumulation_dtype(of.dtype), memory_format=torch.contiguous_format)
 
 
-def all_dense(*tensors: Tensor | None) -> list[Any]:
+def all_contiguous(*tensors: Tensor | None) -> list[Any]:
     """The tensors, or copies, that lie in one piece in the order of their axes."""
     return [None if t is None else t.contiguous() for t in tensors]
 
 
-def in_words(t: Tensor) -> Tensor:
+def in_16_byte_words(t: Tensor) -> Tensor:
     """The tensor in elements of 16 bytes, where its lines are made of such: torch copies strided tensors by
     elements."""
     step = 16 // t.element_size()
@@ -68,12 +68,12 @@ def in_words(t: Tensor) -> Tensor:
     return t if any(distance % step for distance in distances) else t.view(torch.complex128)
 
 
-def one_piece(t: Tensor) -> Tensor:
+def contiguous(t: Tensor) -> Tensor:
     """The tensor, or a copy, that lies in one piece in the order of its axes."""
-    return t if t.is_contiguous() else in_words(t).contiguous().view(t.dtype)
+    return t if t.is_contiguous() else in_16_byte_words(t).contiguous().view(t.dtype)
 
 
-def is_mapped(t: Tensor) -> bool:
+def is_aligned(t: Tensor) -> bool:
     """Do tensor-core kernels read the tensor as it lies: rows dense, all else on 16 bytes."""
     if t.data_ptr() % 16 != 0:
         return False
@@ -86,9 +86,9 @@ def is_mapped(t: Tensor) -> bool:
     return last == 1
 
 
-def mapped(t: Tensor) -> Tensor:
+def aligned(t: Tensor) -> Tensor:
     """The tensor, or a copy, as tensor-core kernels read it."""
-    return t if is_mapped(t) else t.clone(memory_format=torch.contiguous_format)
+    return t if is_aligned(t) else t.clone(memory_format=torch.contiguous_format)
 
 
 def copy_fitted(t: Tensor, out: Tensor) -> Tensor:
@@ -103,24 +103,24 @@ def padded(t: Tensor, axes: int = 1) -> Tensor:
     multiples of 8. Zeros do not change a product."""
     short = [axis for axis in range(-axes, 0) if t.shape[axis] % 8]
     if not short:
-        return mapped(t)
+        return aligned(t)
     sizes = [*t.shape]
     for axis in short:
         sizes[axis] += -sizes[axis] % 8
     return copy_fitted(t, t.new_empty(*sizes))
 
 
-def is_mapped_weight(t: Tensor, plan: _C.Plan) -> bool:
+def is_aligned_weight(t: Tensor, plan: _C.Plan) -> bool:
     """Do a plan's kernels read weights [V, D] as they lie: row by row or, where they can, as [D, V]."""
-    return is_mapped(t) or (plan.transposed and is_mapped(t.mT))
+    return is_aligned(t) or (plan.transposed and is_aligned(t.mT))
 
 
 def padded_weight(t: Tensor, plan: _C.Plan) -> Tensor:
     """The weights, or a copy, as a plan's kernels read them."""
-    return t if t.shape[1] % 8 == 0 and is_mapped_weight(t, plan) else padded(t)
+    return t if t.shape[1] % 8 == 0 and is_aligned_weight(t, plan) else padded(t)
 
 
-def is_mapped_bias(bias: Tensor) -> bool:
+def is_aligned_bias(bias: Tensor) -> bool:
     """Are the rows of a bias [B, H, M, N] dense and all else on 16 bytes, as kernels read it in tiles."""
     step = 16 // bias.element_size()
     strides = [stride for stride, size in zip(bias.stride()[:-1], bias.shape[:-1], strict=True) if size > 1]
@@ -128,9 +128,9 @@ def is_mapped_bias(bias: Tensor) -> bool:
     return bias.data_ptr() % 16 == 0 and dense and all(s % step == 0 for s in strides)
 
 
-def mapped_bias(bias: Tensor) -> Tensor:
+def aligned_bias(bias: Tensor) -> Tensor:
     """The bias, or a copy, as kernels read it in tiles."""
-    if is_mapped_bias(bias):
+    if is_aligned_bias(bias):
         return bias
     step = 16 // bias.element_size()
     given = bias[tuple(slice(None if stride else 1) for stride in bias.stride())]

@@ -11,12 +11,12 @@ from monoidreduce._ops.engine import _C
 from monoidreduce._ops.memory import (
     accumulation_dtype,
     accumulator,
+    aligned,
     allows_tf32,
     cut_to_width,
     empty_dense,
     empty_statistics,
     launch_on,
-    mapped,
     new_bias_gradient,
     new_gradient,
     padded,
@@ -63,7 +63,7 @@ def _readable_mlp(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """The operands as tensor-core kernels read them."""
     if (x.shape[1] | w1.shape[0] | w2.shape[0]) % 8 == 0:
-        return mapped(x), mapped(w1), mapped(w2), bias1, bias2
+        return aligned(x), aligned(w1), aligned(w2), bias1, bias2
     bias1, bias2 = (None if bias is None else padded(bias) for bias in (bias1, bias2))
     return padded(x), padded(w1, 2), padded(w2, 2), bias1, bias2
 

@@ -21,11 +21,11 @@ from torch.autograd.graph import increment_version
 from monoidreduce._ops.engine import _C, streams
 from monoidreduce._ops.linear_loss import mean_divisor
 from monoidreduce._ops.memory import (
+    aligned,
     empty_dense,
     empty_statistics,
-    is_mapped,
+    is_aligned,
     launch_on,
-    mapped,
     no_gradient,
     padded,
 )
@@ -157,7 +157,7 @@ class Scores:
 
 def _weights(t: Tensor) -> Tensor:
     """[V, D] or a copy, as the kernels read it: row by row, or as [D, V]."""
-    return t if t.shape[1] % 8 == 0 and is_mapped(t.mT) else padded(t)
+    return t if t.shape[1] % 8 == 0 and is_aligned(t.mT) else padded(t)
 
 
 def _in_16_bits(scores: Tensor) -> Tensor:
@@ -223,7 +223,7 @@ def linear_jsd_forward(
         x, weight, teacher_x, teacher_weight, mask, mean, temperature, beta, wanted, workspace
     )
     loss, dx, dweight = results
-    operands = mapped(x), _weights(weight), padded(teacher_x), _weights(teacher_weight)
+    operands = aligned(x), _weights(weight), padded(teacher_x), _weights(teacher_weight)
     factor = None
     if any(wanted):
         factor = loss.new_full((1,), (1 - beta) / temperature)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monoidreduce._ops.memory import accumulation_dtype, accumulator, in_words
+from monoidreduce._ops.memory import accumulation_dtype, accumulator, in_16_byte_words
 from monoidreduce._ops.registry import unrecorded
 from monoidreduce.distributed.split import Split
 
@@ -147,7 +147,7 @@ class KeyGradient:
                 self.parts[rank].narrow(POSITIONS, place, count).add_(found.narrow(POSITIONS, first, count))
             return
         self.parts = self.split.room(found, POSITIONS, accumulation_dtype(found.dtype))
-        to, of = in_words(self.parts), in_words(found)
+        to, of = in_16_byte_words(self.parts), in_16_byte_words(found)
         if found.dtype != self.parts.dtype or to.dtype != of.dtype:
             to, of = self.parts, found
         for rank, place, first, count in pieces:

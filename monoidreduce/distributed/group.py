@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from monoidreduce._ops.memory import one_piece
+from monoidreduce._ops.memory import contiguous
 from monoidreduce._validate import FLOATING, check_bool, check_int, mismatch
 from monoidreduce.distributed.messages import NO_CALL, Arrival, Call, Channel, Facts
 
@@ -58,12 +58,12 @@ class Group:
 
     def start_gather(self, t: Tensor, headed: bool = True) -> Arrival:
         """Start `gather` without blocking the stream. headed: see Channel.start."""
-        arrival = Channel.of(self).start(self, "gather", one_piece(t).view(-1), headed)
+        arrival = Channel.of(self).start(self, "gather", contiguous(t).view(-1), headed)
         return lambda: arrival().view(self.size, *t.shape)
 
     def start_exchange(self, parts: Tensor, headed: bool = True) -> Arrival:
         """All-to-all: parts[i] goes to rank i; element i of the result [ranks, ...] came from rank i."""
-        sent = one_piece(parts).view(self.size, parts.numel() // self.size)
+        sent = contiguous(parts).view(self.size, parts.numel() // self.size)
         arrival = Channel.of(self).start(self, "exchange", sent, headed)
         return lambda: arrival().view(parts.shape)
 

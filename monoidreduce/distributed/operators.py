@@ -13,7 +13,7 @@ from torch import Tensor
 from monoidreduce._ops.cross_entropy import (
     CrossEntropyNumbers,
     CrossEntropyOpOptions,
-    KeptWeights,
+    SavedWeights,
     fold_cross_entropy,
     rank_may_save,
 )
@@ -139,7 +139,7 @@ class Sharded:
 
         # Only `combine` needs these, so the host prepares them while the device runs the fold.
         def combine(
-            gathered: Tensor, kept: Tensor, weights: KeptWeights | None = None
+            gathered: Tensor, kept: Tensor, weights: SavedWeights | None = None
         ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
             of_loss = (reduction, ignore_index, smoothing, z_loss, weights and weights.miss)
             found = states.cross_entropy(gathered, target, class_weight, columns, *of_loss)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monoidreduce._ops.memory import in_words
+from monoidreduce._ops.memory import in_16_byte_words
 from monoidreduce._validate import check_choice, check_int, check_tensor, mismatch
 from monoidreduce.distributed.group import Group, facts_of, key_of, together
 from monoidreduce.distributed.messages import Arrival, Call, Facts
@@ -123,7 +123,7 @@ class Split:
         if self.even:
             shape = (*whole.shape[:axis], self.group.size, self.chunk, *whole.shape[axis + 1 :])
             return whole.view(shape).movedim(axis, 0)
-        words = whole if axis == whole.dim() - 1 else in_words(whole)
+        words = whole if axis == whole.dim() - 1 else in_16_byte_words(whole)
         found = self.room(words, axis)
         for rank, place, first, count in self.pieces(slice(0, self.length)):
             found[rank].narrow(axis, place, count).copy_(words.narrow(axis, first, count))
@@ -131,7 +131,7 @@ class Split:
 
     def joined(self, parts: Tensor, axis: int) -> Tensor:
         """The inverse of `parts`: [ranks, ..., longest, ...] -> [..., length, ...]."""
-        words = parts if axis == parts.dim() - 2 else in_words(parts)
+        words = parts if axis == parts.dim() - 2 else in_16_byte_words(parts)
         if self.even:
             return words.movedim(0, axis).flatten(axis, axis + 1).view(parts.dtype)
         found = {}

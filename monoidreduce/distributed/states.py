@@ -69,7 +69,7 @@ def cross_entropy(
     The fields of a rank's state are sum_c weight_c (lse - score_c) over its classes, with its own lse, and
     that lse in two words.
 
-    class_weight: [V], of all ranks. miss: [rows], written for `KeptWeights` if given.
+    class_weight: [V], of all ranks. miss: [rows], written for `SavedWeights` if given.
     """
     loss, lse, lse_low = _rows(states, 3)
     sums, reduced = None, None if reduction == "none" else states.new_empty(())

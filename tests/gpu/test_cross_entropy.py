@@ -403,8 +403,8 @@ def test_rows_gathered_in_parts(
     """Parts that are full, ragged and empty."""
     inputs = inputs_of("many_rows", torch.bfloat16, gpu, bias=bias, ignored=ignored)
     rows = len(inputs["x"])
-    monkeypatch.setattr(active_rows, "_BYTES_OF_GATHERED", 1)
-    (room,) = active_rows.room_to_gather(inputs["x"])
+    monkeypatch.setattr(active_rows, "_GATHER_BUFFER_BYTES", 1)
+    (room,) = active_rows.new_gather_buffers(inputs["x"])
     assert len(room) < rows / 10 and rows % len(room) != 0
     options = {"reduction": "none", "workspace": EVERYTHING}
     check_operator("linear_cross_entropy", inputs, options)

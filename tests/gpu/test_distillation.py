@@ -212,8 +212,8 @@ def test_rows_gathered_in_parts(workspace: int, gpu: torch.device, monkeypatch: 
     inputs = inputs_of("many_rows", torch.bfloat16, gpu)
     rows = len(inputs["x"])
     inputs["mask"] = torch.rand(rows, device=gpu) < 0.6
-    monkeypatch.setattr(active_rows, "_BYTES_OF_GATHERED", 1)
-    room, _ = active_rows.room_to_gather(inputs["x"], inputs["teacher_x"])
+    monkeypatch.setattr(active_rows, "_GATHER_BUFFER_BYTES", 1)
+    room, _ = active_rows.new_gather_buffers(inputs["x"], inputs["teacher_x"])
     assert len(room) < rows / 10 and rows % len(room) != 0
     options = {"reduction": "none", "workspace": workspace * rows * 1024, "loss": "forward_kl"}
     check_operator("linear_distillation", inputs, options)

@@ -216,9 +216,9 @@ def test_mlp_in_parts(
 def test_words_are_of_tensors_that_are_made_of_them(dtype: torch.dtype) -> None:
     whole = torch.randn(3, 5, 64).to(dtype)
     for t in (whole, whole.transpose(0, 1), whole[1:, 2:4, 16:48]):
-        words = memory.in_words(t)
+        words = memory.in_16_byte_words(t)
         assert words.dtype == torch.complex128 and words.numel() == t.numel() * t.element_size() // 16
-        copy = memory.one_piece(t)
+        copy = memory.contiguous(t)
         assert copy.is_contiguous() and torch.equal(copy, t)
     odd = (
         whole[..., 1:33],
@@ -229,5 +229,5 @@ def test_words_are_of_tensors_that_are_made_of_them(dtype: torch.dtype) -> None:
         whole[..., ::2],
     )
     for t in odd:
-        assert memory.in_words(t) is t and torch.equal(memory.one_piece(t), t)
-    assert memory.one_piece(whole) is whole
+        assert memory.in_16_byte_words(t) is t and torch.equal(memory.contiguous(t), t)
+    assert memory.contiguous(whole) is whole
