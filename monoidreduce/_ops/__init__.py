@@ -1,4 +1,4 @@
-"""The operators as `torch.library` ops, one file an operator: `torch.ops.monoidreduce.*`."""
+"""The operators as `torch.library` ops, `torch.ops.monoidreduce.*`, with one file for each operator."""
 
 from monoidreduce._ops import (
     attention,

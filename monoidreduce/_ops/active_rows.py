@@ -1,7 +1,7 @@
-"""Rows that count, and rows that do not: ignored or masked tokens, which kernels for Hopper leave out.
+"""Compaction of rows: Hopper kernels skip ignored and masked tokens.
 
-A kernel lists the rows that count and counts them, on the device. Rows are gathered in that order into a
-copy, and kernels read the count, so the host never waits for it.
+A kernel writes the indices of the active rows and their number, on the device. Another gathers those rows
+into a compact copy. Later kernels read the number on the device, so the host never synchronizes.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from monoidreduce._ops.engine import _C, streams
 
 __all__ = ["gather_rows", "new_gather_buffers", "order_rows", "scale_rows"]
 
-# What a forward pass gathers at a time: where all dlogits are saved it adds to the peak of memory. But
-# a part ends with some clusters idle. On an H100 (width 4096, 32000 classes) parts of 4864 rows take 36 waves
-# of tiles for the work of 35.98. Parts of 4096 rows take 31 waves for the work of 30.3.
+# The size of the buffer into which a forward pass gathers rows, part after part. If all dlogits are saved,
+# the buffer adds to the peak of memory. A smaller one leaves clusters idle at the end of each part: on an
+# H100 (width 4096, 32000 classes) a part of 4864 rows is 35.98 waves of tiles and takes 36; a part of 4096
+# rows is 30.3 and takes 31.
 _GATHER_BUFFER_BYTES = 38 << 20
 
 
 def order_rows(
     rows: Tensor, *, target: Tensor | None = None, mask: Tensor | None = None, ignore_index: int = 0
 ) -> Tensor:
-    """[N + 1]: the indices of rows that count, then of the others; last, how many count.
+    """[N + 1] int64: the indices of the active rows, then of the other rows; last, the number of active rows.
 
-    A row counts if the mask has it, or if its target is not ignore_index.
+    A row is active if mask is True there, or if its target is not ignore_index. Give one of the two.
     """
     order = rows.new_empty(len(rows) + 1, dtype=torch.int64)
     _C.order_rows(order, target, mask, ignore_index, 1, streams.current(rows.device.index))
@@ -32,7 +33,7 @@ def order_rows(
 
 
 def new_gather_buffers(*operands: Tensor) -> list[Tensor]:
-    """For each operand memory for some of its rows, which a forward pass gathers and folds at a time."""
+    """A buffer for each operand, into which a forward pass gathers some of its rows at a time."""
     row_block = 256
     bytes_of_row = sum(rows.element_size() * rows.shape[1] for rows in operands)
     fitting = max(_GATHER_BUFFER_BYTES // bytes_of_row // row_block, 1) * row_block
@@ -40,17 +41,19 @@ def new_gather_buffers(*operands: Tensor) -> list[Tensor]:
 
 
 def gather_rows(rows: Tensor, order: Tensor, out: Tensor) -> Tensor:
-    """out = the rows in this order, with zeros for those that do not count."""
+    """out[i] = rows[order[i]]; the rows of out behind the active ones are 0."""
     return scale_rows(rows, None, out, order)
 
 
 def scale_rows(
     rows: Tensor, factor: Tensor | None, out: Tensor, order: Tensor | None, *, scatters: bool = False
 ) -> Tensor:
-    """out = factor[:, None] * rows, in one pass, and 0 where the factor is 0: 0 times NaN is NaN.
+    """out = factor[:, None] * rows in one kernel. A row with factor 0 becomes 0 even if it holds NaN.
 
-    factor: None is 1 for rows that count, 0 for others. order: of the factors. The rows are taken in that
-    order; with `scatters` they have it, and are put back where they belong.
+    Args:
+        factor: [N]; None: 1 for active rows, 0 for other rows.
+        order: from order_rows. The kernel gathers: out[i] = factor[i] * rows[order[i]].
+        scatters: the kernel scatters instead: out[order[i]] = factor[i] * rows[i].
     """
     _C.scale_rows(rows, factor, out, order, scatters, 1, streams.current(rows.device.index))
     return out

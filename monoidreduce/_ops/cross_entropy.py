@@ -1,6 +1,6 @@
-"""Linear cross entropy: its two ops.
+"""The forward and the backward op of linear cross entropy.
 
-A log-sum-exp is kept in two words: `lse`, and in `lse_low` what was lost in rounding it.
+A log-sum-exp is the sum of two floats: `lse`, the rounded value, and `lse_low`, the rounding error.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 
 
 class CrossEntropyNumbers(NamedTuple):
-    """The first options of the op: what a user says of the loss."""
+    """The options that a user chooses. They are the first ones of the op (CrossEntropyOpOptions)."""
 
     reduction: str
     logit_scale: float
@@ -60,11 +60,12 @@ class CrossEntropyNumbers(NamedTuple):
 class CrossEntropyOpOptions(NamedTuple):
     """The options of the op.
 
-    first_class, classes: where a rank's classes begin among those of all ranks; 0 and -1 without ranks.
-    lse_of_ignored: the log-sum-exps of ignored tokens are wanted too.
-    keep: the forward pass may save dlogits.
-    x_differentiated: the gradient of x will be wanted.
-    workspace: bytes; None: it is not known yet, as in a traced call.
+    first_class: the index of this rank's first class among the classes of all ranks; 0 without ranks.
+    classes: the number of classes of all ranks; -1 without ranks.
+    lse_of_ignored: ignored tokens get a log-sum-exp too.
+    keep: forward may save dlogits for backward.
+    x_differentiated: the gradient of x will be needed.
+    workspace: bytes; None while torch.compile traces, when the limit at run time is not known.
     """
 
     reduction: str
@@ -82,7 +83,7 @@ class CrossEntropyOpOptions(NamedTuple):
 
     @property
     def loss_options(self) -> tuple[float, float, int, float, float]:
-        """logit_scale to z_loss, which every kernel of the loss takes."""
+        """The options that every kernel of the loss takes: logit_scale to z_loss."""
         return self[1:6]
 
 
@@ -94,16 +95,22 @@ def dlogits_can_be_saved(
 
 
 def rank_may_save(class_weight: Tensor | None, label_smoothing: float, **_: object) -> bool:
-    """Whether forward may save dlogits of a rank's classes: what `states.cross_entropy` knows of the weights
-    is enough."""
+    """Whether the forward pass of a rank may save softmax weights of its classes: not with class weights or
+    label smoothing, because `states.cross_entropy` prepares only the target's term (SavedWeights.miss).
+
+    Other options are ignored, so that callers can pass all of them.
+    """
     return class_weight is None and label_smoothing == 0
 
 
 class SavedWeights(NamedTuple):
-    """Softmax weights that a rank's forward pass has saved: dlogits need the log-sum-exps of all classes.
+    """Unnormalised softmax weights that a rank's forward pass saved in place of dlogits.
 
-    miss: [tokens], to be filled: the target's share of the softmax less 1. to_gradients: makes dlogits of the
-    weights, from the combined log-sum-exp in two words and z_loss.
+    Dlogits need the log-sum-exp over the classes of all ranks, which is known only after the exchange.
+
+    miss: [tokens], written by the caller: the softmax probability of the target among all classes, less 1.
+    to_gradients: to_gradients(lse, lse_low, z_loss) turns the weights into dlogits in place, given the
+        log-sum-exps of all classes.
     """
 
     miss: Tensor
@@ -111,7 +118,10 @@ class SavedWeights(NamedTuple):
 
 
 def with_mean(class_weight: Tensor | None) -> Tensor | None:
-    """[V] -> their mean, then the weights, in whole tiles of classes, in the dtype of statistics."""
+    """The class weights as kernels read them: [1 + V rounded up to 256], the mean weight first, zeros last.
+
+    float32, or float64 if the weights are.
+    """
     if class_weight is None:
         return None
     weights = class_weight.to(torch.promote_types(class_weight.dtype, torch.float32))
@@ -119,7 +129,10 @@ def with_mean(class_weight: Tensor | None) -> Tensor | None:
 
 
 def target_weights(class_weights: Tensor | None, target: Tensor, counted: Tensor) -> Tensor | None:
-    """The weight of each token's target, 0 where it is ignored. An invalid target, on a GPU, has any."""
+    """[N]: the weight of each token's target; 0 for ignored tokens. class_weights: from with_mean.
+
+    An invalid target gets some class's weight. That occurs only on a GPU, where its loss is NaN anyway.
+    """
     if class_weights is None:
         return None
     return torch.where(counted, class_weights[target.clamp(-1, len(class_weights) - 2) + 1], 0)
@@ -133,7 +146,7 @@ def cross_entropy_results(
     class_weight: Tensor | None,
     options: CrossEntropyOpOptions,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The loss; the log-sum-exps of tokens in two words; saved dlogits."""
+    """Empty tensors like the results of the forward op, for tracing: loss, lse, lse_low, saved dlogits."""
     lse = empty_statistics(x, x.shape[0])
     loss = torch.empty_like(lse) if options.reduction == "none" else lse.new_empty(())
     keep = options.keep and dlogits_can_be_saved(bias, class_weight, options.softcap, options.label_smoothing)
@@ -141,7 +154,8 @@ def cross_entropy_results(
     return loss, lse, torch.empty_like(lse), saved
 
 
-# The arguments from loss to gathered, on which no forward plan depends.
+# The arguments loss to gathered of plan_cross_entropy_forward: results and scratch, which do not change a
+# plan.
 _NO_RESULTS = (None, None, None, None, None, None, None, None, None)
 
 
@@ -154,7 +168,10 @@ def fold_cross_entropy(
     options: CrossEntropyOpOptions,
     of_rank: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, SavedWeights | None]:
-    """What the op returns, and of a rank's classes what their dlogits are made of."""
+    """The four results of the forward op; and with of_rank the saved weights, if any were saved.
+
+    of_rank: the classes are those of one rank, so forward saves softmax weights instead of dlogits.
+    """
     check_targets(target, weight.shape[0] if options.classes < 0 else options.classes, options.ignore_index)
     losses = empty_statistics(x, x.shape[0])
     lse, lse_low = torch.empty_like(losses), torch.empty_like(losses)
@@ -308,8 +325,8 @@ def cross_entropy_backward(
             [LinearHead(x, weight, Needed(*needed[:3]))],
             store,
             workspace,
-            saved=saved if loss_alone else None,  # saved dlogits are of the loss alone
-            counted=counted if loss_alone else None,  # an ignored token has a log-sum-exp
+            saved=saved if loss_alone else None,  # they have no part of grad_lse
+            counted=counted if loss_alone else None,  # an ignored token has no loss, but a log-sum-exp
             order=order,
             grad=grad_loss,
             uniform=skips and loss_alone and grad_loss is not None and options.reduction != "none",

@@ -1,4 +1,8 @@
-"""Linear distillation: its two ops."""
+"""The forward and the backward op of linear distillation.
+
+The loss is an expectation under a distribution Q, for example E_Q[log Q - log P]. Q is the teacher's and P
+the student's; for reverse_kl it is the other way round.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +39,9 @@ class DistillationOpOptions(NamedTuple):
     """The options of the op.
 
     kind: one of DISTILLATION_LOSSES.
-    keep: the forward pass may save dlogits.
-    x_differentiated: the gradient of x will be wanted.
-    workspace: bytes; None: it is not known yet, as in a traced call.
+    keep: forward may save dlogits for backward.
+    x_differentiated: the gradient of x will be needed.
+    workspace: bytes; None while torch.compile traces, when the limit at run time is not known.
     """
 
     reduction: str
@@ -49,12 +53,13 @@ class DistillationOpOptions(NamedTuple):
 
     @property
     def loss_options(self) -> tuple[int, float]:
-        """What every kernel of the loss takes."""
+        """The options that every kernel of the loss takes: the index of the kind, and the temperature."""
         return DISTILLATION_LOSSES.index(self.kind), self.temperature
 
     @property
     def may_save(self) -> bool:
-        """The reverse divergence has dlogits that need both log-sum-exps first."""
+        """Whether forward may save dlogits. Not for reverse_kl: each of its dlogits needs both final
+        log-sum-exps."""
         return self.keep and self.kind != "reverse_kl"
 
 
@@ -66,7 +71,11 @@ def distillation_results(
     mask: Tensor | None,
     options: DistillationOpOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss; [6, tokens]: lse of P, lse of Q and their centre in two words each; saved dlogits."""
+    """Empty tensors like the results of the forward op, for tracing: loss, stats, saved dlogits.
+
+    stats: [6, tokens], a high and a low word each of the lse of P, the lse of Q, and the lse of P less the
+        loss.
+    """
     tokens = x.shape[0]
     stats = empty_statistics(x, 6, tokens)
     loss = stats.new_empty(tokens) if options.reduction == "none" else stats.new_empty(())
@@ -82,7 +91,7 @@ def distillation_results(
     return loss, stats, saved
 
 
-# The arguments from mask to teacher_gathered, on which no forward plan depends.
+# The arguments mask to teacher_gathered of plan_distillation_forward, which do not change a plan.
 _NO_RESULTS = (None, None, None, None, None, None, None, None, None, None, None)
 
 
@@ -95,7 +104,11 @@ def fold_distillation(
     options: DistillationOpOptions,
     of_rank: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Callable[[Tensor], None] | None]:
-    """What the op returns, and of a rank's classes what makes dlogits of what was saved, from stats."""
+    """The three results of the forward op; and with of_rank a function that turns saved weights
+    into dlogits in place, given the stats over all ranks' classes.
+
+    of_rank: the classes are those of one rank, so forward saves softmax weights instead of dlogits.
+    """
     losses, stats = empty_statistics(x, x.shape[0]), empty_statistics(x, 6, x.shape[0])
     plan = scratch = classes_saved = teacher_saved = unit = None
     order = gathered = teacher_gathered = None
@@ -146,7 +159,7 @@ def fold_distillation(
     )
     if of_rank and plan is not None and scratch is not None and classes_saved is not None:
         assert teacher_saved is not None and unit is not None
-        row_max, student_scores, teacher_scores = scratch[plan.frames :], classes_saved, teacher_saved
+        row_max, student_weights, teacher_weights = scratch[plan.frames :], classes_saved, teacher_saved
         unit_upstream = unit
 
         def make_gradients(stats: Tensor) -> None:
@@ -158,8 +171,8 @@ def fold_distillation(
                 mask,
                 stats,
                 row_max,
-                student_scores,
-                teacher_scores,
+                student_weights,
+                teacher_weights,
                 unit_upstream,
                 order,
                 *options.loss_options,
@@ -243,7 +256,7 @@ def distillation_backward(
                 heads,
                 store,
                 head_workspace,
-                saved=None if teacher_needed else saved,  # saved dlogits are of the student alone
+                saved=None if teacher_needed else saved,  # there are saved dlogits of the student alone
                 counted=mask,
                 order=order,
                 grad=grad_losses,
@@ -252,7 +265,7 @@ def distillation_backward(
                 unrounded=unrounded,
             ).gradients()
             gradients = [t for head in found for t in (head.rows, head.columns)]
-            gradients += [None] * (len(inputs) - len(gradients))  # a frozen teacher has none
+            gradients += [None] * (len(inputs) - len(gradients))  # for a frozen teacher
             return rounded_gradients(gradients, inputs, needed[:4], unrounded)
     dx, dteacher_x = (
         new_gradient(t, wanted, unrounded) for t, wanted in ((x, needed[0]), (teacher_x, needed[2]))

@@ -1,11 +1,11 @@
 """The gradients of a linear head by products with dlogits: dX = dlogits @ W and dW = dlogits.T @ X.
 
-dlogits [N, V] are the derivatives of a loss by the dot products of rows X [N, D] and columns W [V, D]; the
-theorem and csrc call them local gradients. They never exist whole. A forward pass may have saved those of the
-first columns. The others are computed again, for a slice of the columns at a time: in memory of gradients
-that are not written yet, or in the workspace (slices.py).
+dlogits [N, V] are the derivatives of the loss with respect to the dot products of rows X [N, D] and columns
+W [V, D]. (The theorem and csrc call them local gradients.) They never exist all at once. The forward pass may
+have saved those of the first columns. The others are recomputed for one slice of columns at a time. A slice
+lies in the workspace, or in the memory of a gradient that is not written yet (slices.py).
 
-For tensor-core kernels: rows and columns have 16 bits, sums are float32.
+All this is for tensor-core kernels: X and W are 16-bit, sums are float32.
 """
 
 from __future__ import annotations
@@ -31,19 +31,21 @@ __all__ = [
     "multiply_dlogits",
 ]
 
-# The upstream gradient of dlogits that are multiplied by the real one later. With it float16 is precise for
-# probabilities above 5e-7, and holds slopes of a loss up to 500.
+# A stand-in for the upstream gradient, for dlogits that are stored before the real one is known. The products
+# with dlogits then multiply by real / UNIT_UPSTREAM. With this value float16 holds probabilities down to 5e-7
+# at full precision, and derivatives of a loss up to 500.
 UNIT_UPSTREAM = 2.0**7
 
 
 class HeadSlice(NamedTuple):
-    """What the kernel that writes dlogits of a slice of the columns gets of a head.
+    """A head's operands and results for the kernel that writes the dlogits of one slice of columns.
 
-    rows: [N, D], gathered if rows that do not count are left out.
+    rows: [N, D]; only the active rows, gathered, if inactive ones are skipped.
     columns: [slice, D].
-    dlogits: [N, slice], to be written; None if the head has no gradients.
-    bias_sums: [N / 16, slice], in whole tiles, to be written: sums of dlogits over 16 rows each, from before
-        they are rounded. None if there is no gradient of a bias.
+    dlogits: [N, slice], written by the kernel; None if the head has no gradients.
+    bias_sums: [N / 16, slice], both sizes rounded up to whole tiles, written by the kernel: the sum of
+        dlogits over each group of 16 rows, before dlogits are rounded to 16 bits. None if no bias gradient is
+        needed.
     """
 
     rows: Tensor
@@ -53,7 +55,10 @@ class HeadSlice(NamedTuple):
 
 
 class HeadGradients(NamedTuple):
-    """Those that are needed; bias: by a term of each dot product."""
+    """The gradients of a head; None where one is not needed.
+
+    bias: [V], the gradient with respect to a number added to the dot products of a column.
+    """
 
     rows: Tensor | None
     columns: Tensor | None
@@ -61,14 +66,16 @@ class HeadGradients(NamedTuple):
 
 
 class Upstream(NamedTuple):
-    """The upstream gradients of rows, where dlogits are for UNIT_UPSTREAM and products multiply by the real
-    ones.
+    """The upstream gradients of the rows' losses, for dlogits that were stored with UNIT_UPSTREAM instead.
 
-    grad: [N], 0 for rows that do not count.
-    slope: d logit / d dot product. Such dlogits are UNIT_UPSTREAM times d loss / d logit.
-    uniform: grad is one number for all rows that count. Then all dlogits are for UNIT_UPSTREAM, so that
-        rounding them to 16 bits rounds no upstream gradient. Rounding one would be the same error in the
-        largest number of each row. If it is not uniform, only saved dlogits are.
+    Those dlogits are UNIT_UPSTREAM * d loss / d logit, and the products multiply by grad * slope /
+    UNIT_UPSTREAM.
+
+    grad: [N], 0 for inactive rows.
+    slope: d logit / d dot product.
+    uniform: grad is the same number for all active rows (a mean or a sum). Then all dlogits use
+        UNIT_UPSTREAM, saved or not: the upstream gradient multiplies float32 sums and is not rounded to 16
+        bits with each dlogit. Otherwise only saved dlogits use it.
     """
 
     grad: Tensor
@@ -77,12 +84,12 @@ class Upstream(NamedTuple):
 
 
 class _Factors:
-    """By what products multiply dlogits that are for UNIT_UPSTREAM.
+    """The factors by which products multiply dlogits that were stored with UNIT_UPSTREAM.
 
-    grad: [N] in the order of the rows of dlogits.
-    unit: what grad is multiplied by.
+    grad: [N], the upstream gradients in the order of the rows of dlogits.
+    unit: slope / UNIT_UPSTREAM.
     by_row: [N], unit * grad.
-    uniform: [1], the same for all rows that count; None if they differ.
+    uniform: [1], the factor of all active rows; None if it differs between rows.
     """
 
     def __init__(self, upstream: Upstream, order: Tensor | None) -> None:
@@ -93,15 +100,15 @@ class _Factors:
 
 
 class _BiasSums:
-    """The sums of dlogits by columns.
+    """The gradient of a bias: the sum of dlogits over rows.
 
-    total: [V]. partial: what kernels write for one slice (HeadSlice.bias_sums).
+    total: [V]. partial: the sums over 16 rows each, which kernels write for one slice (HeadSlice.bias_sums).
     """
 
     def __init__(self, head: Head) -> None:
         columns, groups = head.columns, 16 * -(-len(head.rows) // 256)
         self.total = columns.new_empty(len(columns), dtype=torch.float32)
-        new = columns.new_empty if head.order is None else columns.new_zeros  # rows left out write nothing
+        new = columns.new_empty if head.order is None else columns.new_zeros  # skipped rows write nothing
         self.partial = new((groups, head.space.own), dtype=torch.float32)
 
     def of(self, part: slice) -> Tensor:
@@ -113,16 +120,16 @@ class _BiasSums:
 
 
 class Head:
-    """Rows X [N, D] and columns W [V, D], and their gradients by dlogits of a slice of the columns at a time.
+    """The gradients of rows X [N, D] and columns W [V, D], computed for one slice of columns after the other.
 
         for each slice, the last columns first:
-            slice_at(part)          where a kernel finds its operands and writes dlogits
+            slice_at(part)          returns the operands, and where a kernel writes the slice's dlogits
             add_products(part)      dX += dlogits @ W[part]         in float32, rounded once at the end
                                     dW[part] = dlogits.T @ X        written once
-                                    db[part] = sums of dlogits
-        add_saved_products()        the same of the first columns, whose dlogits were saved
+                                    db[part] = sum of dlogits over rows
+        add_saved_products()        does the same for the first columns, whose dlogits forward saved
 
-    The saved columns come last because their part of dW, and dX, are memory for the dlogits of all others.
+    The saved columns come last, because until then dX and their part of dW hold other columns' dlogits.
     """
 
     def __init__(
@@ -140,32 +147,34 @@ class Head:
     ) -> None:
         """
         Args:
-            rows: [N, D], and columns [V, D].
-            needed: which gradients are.
-            clusters: the plan's (_C.Plan): kernels of this library multiply. 0: torch does.
-            own_columns: for the dlogits of so many columns there is room in the workspace.
-            saved: [N, first columns], dlogits that the forward pass saved.
-            upstream: saved dlogits are for UNIT_UPSTREAM, perhaps all. None: all dlogits are final.
-            order: of the rows of dlogits (order_rows). Rows that do not count are left out. Only with this
-                library's products, as `saved`.
-            unrounded: the gradient of the rows stays in float32.
+            rows: [N, D].
+            columns: [V, D].
+            needed: which gradients are needed.
+            clusters: `clusters` of the plan, if this library's kernels compute the products; 0: torch does.
+            own_columns: the number of columns whose dlogits fit in the workspace.
+            saved: [N, first columns], dlogits that the forward pass saved. Needs clusters > 0.
+            upstream: given if saved dlogits, perhaps all dlogits, were stored with UNIT_UPSTREAM. None: all
+                dlogits have the real upstream gradient in them.
+            order: from order_rows. The rows of dlogits are in this order, and inactive rows are skipped.
+                Needs clusters > 0.
+            unrounded: return dX in float32.
         """
         self.rows, self.columns = multipliable(rows), multipliable(columns)
         self.clusters, self.order, self.unrounded = clusters, order, unrounded
         self.saved = rows.new_empty(len(rows), 0) if saved is None else saved
         (count, width), first = columns.shape, self.saved.shape[1]
-        computes = first < count  # dlogits that were not saved
+        computes = first < count  # whether some dlogits were not saved
         self.gathers = order is not None and computes
         self.d_columns = columns.new_empty(columns.shape) if needed.columns else None
         self.space = space = Space.of(len(rows), count, width, own_columns, first, needed, self.gathers)
-        # The memory of dX, in which dlogits or the gathered rows lie until it is written.
+        # The memory of dX. Until dX is written, it holds dlogits or the gathered rows.
         memory = rows.new_empty(rows.shape) if space.has_rows or space.gathers_in_rows else None
         self.room = memory if space.has_rows else None
         self.d_rows = memory if needed.rows else None
         self.row_sums: Tensor | None = None
         if needed.rows and computes:
             self.row_sums = rows.new_zeros(rows.shape, dtype=torch.float32)
-        elif needed.rows and unrounded:  # one product: nothing is summed
+        elif needed.rows and unrounded:  # all dlogits were saved, so dX is one product
             self.d_rows = rows.new_empty(rows.shape, dtype=torch.float32)
         self.own: Tensor | None = None
         self.factors = None if upstream is None else _Factors(upstream, order)
@@ -179,7 +188,7 @@ class Head:
         return HeadSlice(self.rows, self.columns[part], self._dlogits(part), bias_sums)
 
     def _dlogits(self, part: slice) -> Tensor:
-        """Where the dlogits of a slice are computed."""
+        """The memory for the dlogits of a slice."""
         rows, count = len(self.rows), part.stop - part.start
         pitch, place = -(-count // 8) * 8, self.space.place(part)
         if place == "own":
@@ -191,7 +200,7 @@ class Head:
         return room.view(-1)[: rows * pitch].view(rows, pitch)[:, :count]
 
     def add_products(self, part: slice, dlogits: Tensor, columns: Tensor) -> None:
-        """Add the products of dlogits that have been computed. columns: [slice, D]."""
+        """Adds the products with the dlogits of a slice to the gradients. columns: [slice, D]."""
         uniform = None if self.factors is None else self.factors.uniform
         if self.row_sums is not None:
             if self.clusters:
@@ -208,7 +217,7 @@ class Head:
             self.bias.add_up(part)
 
     def add_saved_products(self) -> None:
-        """Add the products of saved dlogits, when all others are added."""
+        """Adds the products with saved dlogits to the gradients. Call it after all add_products."""
         first = self.saved.shape[1]
         if first == 0:
             return
@@ -217,16 +226,16 @@ class Head:
             _columns_product(self.saved, rows, scale, self.d_columns[:first], self.order)
         adds = self.row_sums is not None
         sums = self.row_sums if adds else self.d_rows
-        if sums is not None:  # last: the rows may lie in the memory of dX
+        if sums is not None:  # after dW: the gathered rows, its operand, may lie in the memory of dX
             factor = None if self.factors is None else self.factors.by_row
             _rows_product(self.saved, self.columns[:first], factor, sums, self.order, adds)
 
     def _rows_for_saved(self) -> tuple[Tensor, Tensor | None]:
-        """The rows in the order of saved dlogits, and [1] what the product of both is multiplied by.
+        """X for the product saved.T @ X, in the order of saved dlogits; and the factor [1] of the product.
 
-        Upstream gradients that differ multiply the rows. float16 ends at 65504, which multiplied rows may
-        exceed where their product with dlogits does not. So in float16 a power of two brings the largest
-        upstream gradient to between 1/2 and 1. The product is brought back by as much while it is in float32.
+        If upstream gradients differ between rows, they multiply the rows of X. In float16 that could exceed
+        65504 even if the product does not. So they are first divided by the power of two that brings the
+        largest one to between 1/2 and 1, and the factor, applied in float32, multiplies by it again.
         """
         order = None if self.gathers else self.order
         upstream, scale = None, None if self.factors is None else self.factors.uniform
@@ -239,20 +248,20 @@ class Head:
                 upstream, scale = torch.ldexp(upstream, -exponent), torch.ldexp(scale, exponent)
         elif order is None:
             return self.rows, scale
-        out = self.rows if self.gathers else self.room  # which hold nothing that is read again
+        out = self.rows if self.gathers else self.room  # neither is read again
         return scale_rows(
             self.rows, upstream, torch.empty_like(self.rows) if out is None else out, order
         ), scale
 
     def gradients(self) -> HeadGradients:
-        """When all products have been added; once."""
+        """The gradients, once all products have been added. Call it once."""
         bias = None if self.bias is None else self.bias.total
         if bias is not None and self.factors is not None and self.factors.uniform is not None:
             bias = bias * self.factors.uniform
         return HeadGradients(self._rows_gradient(), self.d_columns, bias)
 
     def _rows_gradient(self) -> Tensor | None:
-        """dX with its rows in the order of X."""
+        """dX, with its rows scattered back to the order of X."""
         if self.d_rows is None or self.row_sums is None:
             return self.d_rows
         if self.order is None:
@@ -262,9 +271,9 @@ class Head:
 
 
 class FrozenHead:
-    """Rows and columns that dlogits of another head are computed from, and which have no gradients.
+    """A head without gradients, which the dlogits of another head depend on: a frozen teacher's.
 
-    order: as of Head; None too where no dlogits are to be computed.
+    order: as in Head; None also if no dlogits are left to compute.
     """
 
     def __init__(self, rows: Tensor, columns: Tensor, order: Tensor | None) -> None:
@@ -278,9 +287,10 @@ class FrozenHead:
 def multiply_dlogits(
     heads: Sequence[Head | FrozenHead], store: Callable[[slice, list[HeadSlice]], None]
 ) -> list[HeadGradients]:
-    """The gradients of heads over the same columns; frozen ones, which have none, come last.
+    """The gradients of one head, or of a student's and a teacher's head over the same classes.
 
-    store(part, slices) writes the dlogits of these columns to each head's slice.
+    heads: the first is a Head; a FrozenHead, which has no gradients, comes last.
+    store: store(part, slices) launches the kernel that writes the dlogits of columns `part` for each head.
     """
     trained = [head for head in heads if isinstance(head, Head)]
     with torch.autocast("cuda", enabled=False):
@@ -298,9 +308,10 @@ def multiply_dlogits(
 def _rows_product(
     dlogits: Tensor, columns: Tensor, factor: Tensor | None, out: Tensor, order: Tensor | None, adds: bool
 ) -> None:
-    """(factor[:, None] * dlogits) @ columns of the rows that count.
+    """(factor[:, None] * dlogits) @ columns, for active rows.
 
-    It is added to a float32 out, or written to out[order], with zeros for the other rows.
+    adds: the product is added to out, which is float32. Otherwise it is written to out[order], with 0 in the
+    other rows.
     """
     _C.rows_product(dlogits, columns, factor, out, order, adds, 1, streams.current(out.device.index))
 
@@ -308,5 +319,5 @@ def _rows_product(
 def _columns_product(
     dlogits: Tensor, rows: Tensor, scale: Tensor | None, out: Tensor, order: Tensor | None
 ) -> None:
-    """out = scale * dlogits.T @ rows over the rows that count."""
+    """out = scale * dlogits.T @ rows, summed over active rows."""
     _C.columns_product(dlogits, rows, scale, out, order, 1, streams.current(out.device.index))

@@ -1,7 +1,7 @@
-"""What ops call: the functions of `_C`, torch's current stream, and the compiler of users' functions.
+"""What ops call into: the functions of `_C`, torch's current stream, and the compiler of users' functions.
 
-A thread may put others in their place: a dry run (dry_run.py) runs ops on tensors without memory, and notes
-the calls. Then an attribute of this thread hides that of all threads.
+All three are thread-local objects, so that a dry run (dry_run.py) can replace them in its own thread: it runs
+ops on tensors without memory, and records the calls. Setting an attribute affects the current thread alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["_C", "streams", "user_kernels"]
 
 
 class Streams(threading.local):
-    """`current(index)`: the handle of the stream that is current on a GPU."""
+    """`current(index)` returns the handle of torch's current stream on that GPU."""
 
     current = staticmethod(current_stream)
 
@@ -25,9 +25,10 @@ streams = Streams()
 
 
 class UserKernels(threading.local):
-    """Kernels of users' functions on a GPU.
+    """How kernels of users' functions are made for a GPU. A dry run changes both.
 
-    load: whether they are compiled and loaded. assumed: whether a compiler is taken to be there, unseen.
+    load: whether to compile and load them. assumed: whether to assume that there is a compiler, instead of
+    looking for one.
     """
 
     load = True

@@ -1,9 +1,10 @@
-"""The gated MLP, as SwiGLU and GeGLU: its two ops.
+"""The forward and the backward op of the gated MLP (SwiGLU, GeGLU).
 
-torch takes the products, and a kernel of ours all that is between them, in one pass. They take some rows or
-hidden units at a time, whose hidden values and gradients fit the workspace. These have the dtype of x on a
-GPU, and the accumulation dtype on the CPU. Tensors that are not dense are copied: cuBLAS rounds products of
-others in another way, and a layout is not to change a bit.
+torch computes the matrix products; one elementwise kernel of this library does all that lies between them.
+Rows or hidden units are processed in parts, so that hidden values and their gradients fit in the workspace.
+These have the dtype of x on a GPU, and the accumulation dtype on the CPU. Operands that are not contiguous
+are
+copied: cuBLAS may round the product of a strided operand differently, and results must not depend on strides.
 """
 
 from __future__ import annotations
@@ -29,19 +30,20 @@ from monoidreduce.workspace import get_workspace
 
 __all__ = ["backward_part", "forward_part", "hidden_dtype"]
 
-_TILE = 128  # rows or hidden units: parts are whole tiles, and one at least
+_TILE = 128  # the number of rows, or hidden units, of a part is a multiple of this
 
 
 def hidden_dtype(dtype: torch.dtype, on_gpu: bool) -> torch.dtype:
-    """What hidden values are stored in, of a call in a dtype."""
+    """The dtype of stored hidden values, for inputs of a dtype."""
     return dtype if on_gpu else accumulation_dtype(dtype)
 
 
 def _fitting(count: int, bytes_of_each: int, workspace: int | None) -> int:
-    """How many rows, or units, are in a part: as few parts as the workspace allows, of about one size.
+    """The number of rows, or hidden units, of a part: as few parts as the workspace allows, about equal.
 
-    1024 of them by 4096 columns are a wave of tiles on an H100. SwiGLU of Llama 3 8B takes 14 waves for each
-    gradient of a weight in parts of 4096 units, and 16 in parts of 3584.
+    Sizes are rounded up to 1024, if possible, because 1024 x 4096 elements are a wave of tiles on an H100.
+    For SwiGLU of Llama 3 8B the gradient of a weight takes 14 waves in parts of 4096 units, but 16 in parts
+    of 3584.
     """
     workspace = get_workspace() if workspace is None else workspace
     most = max(workspace // max(bytes_of_each, 1) // _TILE, 1) * _TILE
@@ -51,15 +53,19 @@ def _fitting(count: int, bytes_of_each: int, workspace: int | None) -> int:
 
 
 def forward_part(rows: int, units: int, dtype: torch.dtype, workspace: int | None) -> tuple[int, int]:
-    """The rows and hidden units of a part: each result is one product. dtype: of hidden values."""
+    """(rows, hidden units) of a part of the forward pass. It has all units, so that each row of the result is
+    one product. dtype: of hidden values."""
     return _fitting(rows, 2 * units * dtype.itemsize, workspace), units
 
 
 def backward_part(
     rows: int, width: int, units: int, outputs: int, dtype: torch.dtype, workspace: int | None
 ) -> tuple[int, int]:
-    """The same of the backward pass. Parts of units add to the gradient of x, parts of rows to the gradients
-    of the weights. It takes whichever are less to read and write again."""
+    """(rows, hidden units) of a part of the backward pass: it has all rows, or all units.
+
+    With parts of units, the gradient of x is read and written again for each part; with parts of rows, the
+    gradients of the weights are. The choice is whichever has fewer elements.
+    """
     size = 3 * dtype.itemsize
     if 2 * rows * width <= units * (2 * width + outputs):
         return rows, _fitting(units, rows * size, workspace)
@@ -67,7 +73,7 @@ def backward_part(
 
 
 class _Matrices:
-    """So many matrices of a part's rows and units, dense, in the same memory for every part."""
+    """Buffers for `count` matrices [rows, units] of a part. All parts use the same memory."""
 
     def __init__(self, count: int, x: Tensor, part: tuple[int, int], dtype: torch.dtype) -> None:
         self.flat = [x.new_empty(part[0] * part[1], dtype=dtype) for _ in range(count)]
@@ -77,15 +83,16 @@ class _Matrices:
 
 
 def _sums(of: Tensor) -> Tensor:
-    """A place for sums in the accumulation dtype, with nothing in it."""
+    """An empty tensor in the accumulation dtype."""
     return of.new_empty(of.shape, dtype=accumulation_dtype(of.dtype))
 
 
 def _adds_rounded(dx: Tensor) -> bool:
-    """Whether a gradient of x, of parts with all units, is summed in its own dtype: one product is rounded.
+    """Whether the two products of the gradient of x are summed in bfloat16, if a part has all hidden units.
 
-    Its float32 sum would be written and read again. torch's own layer rounds both products and their sum. A
-    first product may overflow float16, and small ones are split and summed in 16 bits.
+    Then the first product is rounded once more, but no float32 sum is written and read. (torch's own layer
+    rounds both products and their sum.) Not in float16, where the first product may overflow; nor for small
+    products, which cuBLAS splits and sums in 16 bits.
     """
     return dx.is_cuda and dx.dtype == torch.bfloat16 and fills_a_gpu(dx)
 
@@ -150,7 +157,7 @@ def gated_mlp_backward(
     gradients: list[Tensor | None] = [None] * 6
     if any(needed[:6]):
         gradients = _gradients(grad_out, *inputs[:6], options, needed, unrounded)
-    dbias2 = grad_out.sum(0) if needed[6] else None  # in float32 where its result is of 16 bits
+    dbias2 = grad_out.sum(0) if needed[6] else None  # torch sums 16-bit numbers in float32
     return rounded_gradients((*gradients, dbias2), inputs, needed, unrounded)
 
 
@@ -166,10 +173,10 @@ def _gradients(
     needed: list[bool],
     unrounded: bool,
 ) -> list[Tensor | None]:
-    """The gradients of x, w1, w2, gate, bias1 and gate_bias that are needed.
+    """The gradients of x, w1, w2, gate, bias1 and gate_bias; None where not needed.
 
-    That of x is two products for each part of units. They are summed in the accumulation dtype, but where
-    `_adds_rounded` says otherwise.
+    The gradient of x is a sum of two products for each part of units. They are summed in the accumulation
+    dtype, unless _adds_rounded.
     """
     grad_out, x, w1, w2, gate, bias1, gate_bias = all_contiguous(grad_out, x, w1, w2, gate, bias1, gate_bias)
     kind, on_device, dtype = (
@@ -180,7 +187,7 @@ def _gradients(
     part = backward_part(len(x), x.shape[1], len(w1), len(w2), dtype, options.workspace)
     matrices = _Matrices(3, x, part, dtype)
     row_parts, unit_parts = parts_of(len(x), max(part[0], 1)), parts_of(len(w1), max(part[1], 1))
-    one_sum = len(unit_parts) == 1 and not unrounded  # of a row's gradient: it is rounded at once
+    one_sum = len(unit_parts) == 1 and not unrounded  # dx of a row is complete after one part, then rounded
     dx = None
     if needed[0]:
         dx = empty_dense(x) if one_sum else _sums(x) if unit_parts else accumulator(x)

@@ -1,8 +1,8 @@
-"""What the linear losses share: dlogits that a forward pass saves, and the backward pass on tensor cores.
+"""What the linear losses share: the dlogits that forward saves, and the backward pass on tensor cores.
 
-Cross entropy, log-probabilities, distillation and log-sum-exp are one pass over the classes each way. On
-tensor cores their gradients are products with dlogits (dlogits.py). Only the kernel that writes dlogits
-differs, and what it reads of a token.
+Cross entropy, log-probabilities, distillation and log-sum-exp each pass over the classes once in forward and
+once in backward. On tensor cores their gradients are matrix products with dlogits (dlogits.py). They differ
+in the kernel that writes the dlogits (`store` of LinearBackward), and in what it reads for each token.
 """
 
 from __future__ import annotations
@@ -46,21 +46,23 @@ __all__ = [
 ]
 
 
-# The reduction of losses of tokens
+# Reductions: "none", "sum" and "mean" of the tokens' losses
 
 
 def reduced_loss(losses: Tensor, reduction: str) -> Tensor | None:
-    """Where a kernel writes the reduced loss; None if the losses of tokens are wanted."""
+    """An empty scalar, into which a kernel writes the sum or mean; None for reduction "none"."""
     return None if reduction == "none" else losses.new_empty(())
 
 
 def mean_divisor(
     counted: Tensor | None, reduction: str, like: Tensor, weights: Tensor | None = None
 ) -> Tensor | None:
-    """What a mean divides by where the host does not know it: the number of tokens, or their weights' sum.
+    """The divisor of a mean, if only the device knows it: the number of active tokens, or the sum of their
+    weights. None for other reductions, and if all tokens are active.
 
-    NaN where tokens count and their targets all have weight 0. Torch divides the part of the targets by their
-    sum, 0 / 0, so its mean is NaN whatever smoothing adds to it.
+    As in torch, the mean is NaN if all active tokens have weight 0, even if label smoothing adds to the loss.
+
+    counted: [N] bool, the active tokens. like: gives the dtype. weights: [N], of each token's target.
     """
     if counted is None or reduction != "mean":
         return None
@@ -71,7 +73,10 @@ def mean_divisor(
 
 
 def unreduced(grad: Tensor, tokens: Tensor, count: Tensor | None, reduction: str) -> Tensor:
-    """The gradients by the losses of tokens, from that by the reduced loss. count: None if all count."""
+    """The gradient of each token's loss, from the gradient of the reduced loss.
+
+    tokens: any tensor of shape [N]. count: from mean_divisor.
+    """
     if reduction == "none":
         return grad
     if reduction == "mean":
@@ -82,7 +87,7 @@ def unreduced(grad: Tensor, tokens: Tensor, count: Tensor | None, reduction: str
 def check_targets(target: Tensor, classes: int, ignore_index: int) -> None:
     """With MONOIDREDUCE_DEBUG=1 raises IndexError for a target out of range, as the CPU engine does.
 
-    On a GPU such a target makes its row NaN: looking for one waits for the device.
+    Otherwise a GPU gives such a row the loss NaN, because to look for one the host would have to synchronize.
     """
     if target.is_cuda and os.environ.get("MONOIDREDUCE_DEBUG") == "1":
         wrong = target[(target != ignore_index) & ((target < 0) | (target >= classes))]
@@ -91,15 +96,16 @@ def check_targets(target: Tensor, classes: int, ignore_index: int) -> None:
             raise IndexError(mismatch("target", expected, wrong[0].item()))
 
 
-# Forward: dlogits that are saved for the backward pass
+# The dlogits that forward saves for backward
 
 
 def saved_classes(
     x: Tensor, weight: Tensor, workspace: int | None, x_differentiated: bool, heads: int = 1
 ) -> int:
-    """The number of classes whose dlogits a forward pass saves, if it saves any: what fits in the workspace.
+    """The number of classes whose dlogits forward saves: as many as fit in the workspace.
 
-    A traced call saves none unless it is given a workspace: the shape is part of the graph, the limit is not.
+    0 if workspace is None, as in a call that torch.compile traces: the shape of what is saved would become
+    part of the graph, while the limit may change. heads: 2 for distillation.
     """
     if workspace is None:
         return 0
@@ -108,12 +114,12 @@ def saved_classes(
 
 
 def no_dlogits(x: Tensor) -> Tensor:
-    """What a forward pass returns that saves none."""
+    """[N, 0]: the op's result `saved` if nothing is saved."""
     return x.new_empty(x.shape[0], 0)
 
 
 def _new_dlogits(x: Tensor, classes: int) -> Tensor:
-    """[tokens, classes rounded up to 8]."""
+    """[N, classes rounded up to 8], empty."""
     return x.new_empty(x.shape[0], -(-classes // 8) * 8)
 
 
@@ -126,7 +132,11 @@ def traced_dlogits(
     scale: float,
     teacher_width: int = 0,
 ) -> Tensor:
-    """As large as what a forward pass that may `keep` dlogits will save, where it is traced."""
+    """An empty tensor of the shape that forward's saved dlogits will have, for tracing.
+
+    keep: whether the options of the call allow it to save any. scale: d logit / d dot product. teacher_width:
+    0 without a teacher.
+    """
     if not keep or workspace is None or not x.is_cuda or x.dtype not in (torch.bfloat16, torch.float16):
         return no_dlogits(x)
     if not _C.can_keep(x.device.index, x.shape[1], teacher_width, scale):
@@ -135,15 +145,14 @@ def traced_dlogits(
 
 
 class LinearForward(NamedTuple):
-    """What a forward pass by kernels takes beside the tokens.
+    """The operands and the memory of a forward pass on a GPU.
 
-    xs, weights: of the student and, for distillation, the teacher, as the kernels read them.
-    scratch: as large as the plan says; None: it has none.
-    saved: [N, V' rounded up to 8], to be filled with dlogits of the first V' classes; what the op returns.
-    saved_by_head: [N, V'] of each head: `saved`, and memory of the same size for the pass alone. None:
-        nothing is saved.
-    gathered: for each head memory for some of its rows in the order of tokens. None: they are folded as they
-        lie.
+    xs, weights: of the student and, for distillation, the teacher; padded and aligned as the kernels need.
+    scratch: of the size that the plan says; None if the plan has none.
+    saved: [N, V' rounded up to 8], for the dlogits of the first V' classes. The op returns it.
+    saved_by_head: [N, V'] for each head: a view of `saved`; and for the teacher a buffer that only this pass
+        uses. None if nothing is saved.
+    gathered: a buffer for each head, for some gathered rows at a time. None: the rows are not gathered.
     """
 
     xs: Sequence[Tensor]
@@ -163,10 +172,9 @@ def prepare_forward(
     x_differentiated: bool,
     workspace: int | None,
 ) -> LinearForward:
-    """Pads operands where kernels need it, and allocates by the plan.
+    """Pads the operands, and allocates what the plan asks for.
 
-    order: of tokens, those that count first (order_rows); None: all are folded. saves: dlogits, if the
-    kernels can.
+    order: from order_rows; None: no token is skipped. saves: save dlogits, if the plan's kernels can.
     """
     x, weight, scratch, saved_by_head = xs[0], weights[0], None, None
     classes = 0
@@ -188,7 +196,7 @@ def prepare_forward(
 
 
 class LinearHead(NamedTuple):
-    """x [N, D] and weight [V, D] of a head, and which of its gradients are needed."""
+    """A head's x [N, D] and weight [V, D], and which of its gradients are needed."""
 
     x: Tensor
     weight: Tensor
@@ -200,24 +208,25 @@ Store: TypeAlias = Callable[[slice, Sequence[HeadSlice], "Tensor | None"], None]
 
 @dataclass
 class LinearBackward:
-    """The backward pass of a linear loss on tensor cores: what a loss has to say of itself.
+    """The backward pass of a linear loss on tensor cores. A loss only fills in these attributes.
 
     Attributes:
-        plan: of the pass.
-        heads: the student's and, for distillation, the teacher's, which has no gradients if none is needed.
-        store: store(part, heads, grad) writes the dlogits of a slice of the classes for each head. They have
-            the order of tokens, and are for the upstream gradients `grad` of the tokens' losses.
-        workspace: bytes for the dlogits of one head, saved ones among them.
-        saved: [N, V' rounded up to 8], dlogits of the first V' classes from the forward pass; None: it saved
-            none.
-        finish_saved: makes dlogits of what was saved; without it they are for UNIT_UPSTREAM.
-        counted: [N], the tokens that count. None if all do, or if the kernels need no help with the others.
-        order: those first (order_rows), where kernels leave the others out.
-        grad: [N], the upstream gradient of each token's loss; None if `store` knows it.
-        uniform: grad is one number for all tokens that count, as a reduction makes it. Kernels for Hopper
-            alone.
+        plan: the plan of the pass.
+        heads: the student's head and, for distillation, the teacher's. A teacher whose gradients are not
+            needed is frozen.
+        store: store(part, heads, grad) launches the kernel that writes the dlogits of the classes `part`, for
+            each head. Their rows are in the given order. grad: the upstream gradients of the tokens' losses,
+            which the kernel multiplies by.
+        workspace: bytes for the dlogits of one head, saved ones included.
+        saved: [N, V' rounded up to 8], what forward saved for the first V' classes; None: nothing.
+        finish_saved: launches the kernel that turns `saved` into final dlogits. Without it `saved` has
+            dlogits for UNIT_UPSTREAM.
+        counted: [N] bool, the active tokens. None if all are active, or if `store` deals with the others.
+        order: from order_rows, if the kernels skip inactive tokens.
+        grad: [N], the upstream gradient of each token's loss; None if `store` has it already.
+        uniform: grad is the same for all active tokens, as after a mean or sum. Only for Hopper's kernels.
         slope: d logit / d dot product.
-        unrounded: the gradient of x stays in float32.
+        unrounded: return the gradient of x in float32.
     """
 
     plan: _C.Plan
@@ -234,13 +243,14 @@ class LinearBackward:
     unrounded: bool = False
 
     def gradients(self) -> list[HeadGradients]:
-        """By the operands as kernels read them: perhaps padded, or in float32 (memory.rounded_gradients)."""
+        """The gradients of each head that is not frozen. They may be padded or in float32; the caller passes
+        them to memory.rounded_gradients."""
         xs = [padded(head.x) for head in self.heads]
         weights = [padded_weight(head.weight, self.plan) for head in self.heads]
         saved = no_dlogits(xs[0]) if self.saved is None else self.saved
-        computes = saved.shape[1] < len(weights[0])  # dlogits that were not saved
+        computes = saved.shape[1] < len(weights[0])  # whether some dlogits were not saved
         if self.counted is not None and self.order is None and computes:
-            # A token that does not count may hold anything, and 0 times NaN is NaN.
+            # An inactive token may hold NaN, and its dlogits, which are 0, times NaN would be NaN.
             xs = [torch.where(self.counted[:, None], x, 0) for x in xs]
         upstream, grad = self._upstream(saved), self.grad
         if self.uniform and grad is not None:
@@ -263,7 +273,7 @@ class LinearBackward:
             )
 
         heads = [head(which) for which in range(len(xs))]
-        xs.clear()  # copies of which heads have gathered rows are not read again
+        xs.clear()  # frees padded copies: heads that gathered their rows do not read them again
         if self.finish_saved is not None and saved.numel():
             student, first = heads[0], slice(0, min(saved.shape[1], len(weights[0])))
             first_classes = HeadSlice(student.rows, student.columns[first], saved[:, first], None)
@@ -272,14 +282,14 @@ class LinearBackward:
         return [self._by_terms(gradients) for gradients in found]
 
     def _upstream(self, saved: Tensor) -> Upstream | None:
-        """None if no dlogits are for UNIT_UPSTREAM."""
+        """None if no dlogits were or will be stored with UNIT_UPSTREAM."""
         if self.grad is None or not (self.uniform or saved.shape[1]):
             return None
         grad = self.grad if self.counted is None else torch.where(self.counted, self.grad, 0)
         return Upstream(grad, self.slope, self.uniform)
 
     def _by_terms(self, gradients: HeadGradients) -> HeadGradients:
-        """A bias is a term of the logits, not of the dot products."""
+        """Divides the bias gradient by slope: a bias is added to the logits, not to the dot products."""
         if gradients.bias is None:
             return gradients
         return gradients._replace(bias=gradients.bias / self.slope)

@@ -1,9 +1,9 @@
 """Log-probabilities of targets under a linear head, with the logits of linear cross entropy.
 
-On Hopper a forward pass saves softmax weights of the first classes, and the backward pass turns them into
-dlogits. A token has two upstream gradients, of its log-probability and of its entropy, which the forward pass
-does not know. So saved weights serve once: where a graph is retained, backward passes compute all logits
-again.
+On Hopper, forward saves unnormalised softmax weights of the first classes, and backward turns them into
+dlogits in place. (Forward cannot save dlogits: they depend on two upstream gradients, of the log-probability
+and of the entropy.) So saved weights can be used only once. With retain_graph=True backward recomputes all
+logits instead.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 class LogProbsOpOptions(NamedTuple):
     """The options of the op.
 
-    temperature: of all tokens, where there are no `temperatures`.
-    top1: the index of the largest logit is wanted.
-    first_class, classes: where a rank's classes begin among those of all ranks; 0 and -1 without ranks.
-    keep: the forward pass may save weights.
-    x_differentiated: the gradient of x will be wanted.
-    workspace: bytes; None: it is not known yet, as in a traced call.
+    temperature: of all tokens; not used if the call has `temperatures`, one for each token.
+    top1: return the index of the largest logit.
+    first_class: the index of this rank's first class among the classes of all ranks; 0 without ranks.
+    classes: the number of classes of all ranks; -1 without ranks.
+    keep: forward may save softmax weights for backward.
+    x_differentiated: the gradient of x will be needed.
+    workspace: bytes; None while torch.compile traces, when the limit at run time is not known.
     """
 
     logit_scale: float
@@ -67,12 +68,12 @@ class LogProbsOpOptions(NamedTuple):
 
     @property
     def loss_options(self) -> tuple[float, float, float, int]:
-        """logit_scale to ignore_index, which every kernel of the operator takes."""
+        """The options that every kernel of the operator takes: logit_scale to ignore_index."""
         return self[:4]
 
 
 def weights_can_be_saved(bias: Tensor | None, softcap: float, top1: bool) -> bool:
-    """Whether forward may save weights: not with a bias, a softcap, or top1."""
+    """Whether forward may save softmax weights: not with a bias, a softcap, or top1."""
     return bias is None and softcap == 0 and not top1
 
 
@@ -88,10 +89,10 @@ def log_probs_results(
     temperatures: Tensor | None,
     options: LogProbsOpOptions,
 ) -> Results:
-    """log_probs, entropy, the log-sum-exps of tokens in two words; top1, empty where nobody asks for it.
+    """Empty tensors like the results of the forward op, for tracing.
 
-    Then what a forward pass saves: row maxima [tokens, tiles], and weights [tokens, classes] in 16 bits,
-    relative to the maximum of their row and tile.
+    They are log_probs, entropy, lse and lse_low [N]; top1 [N], or [0] if it is not wanted; and what forward
+    saves: row maxima [N, tiles of classes], and exp(score - row maximum of the tile) [N, classes] in 16 bits.
     """
     log_probs, entropy, lse, lse_low = (empty_statistics(x, x.shape[0]) for _ in range(4))
     keep = options.keep and weights_can_be_saved(bias, options.softcap, options.top1)
@@ -177,7 +178,7 @@ def log_probs_backward(
     unrounded: bool = False,
     consumes: bool = False,
 ) -> list[Tensor]:
-    """consumes: saved weights may become dlogits; else they are left alone."""
+    """consumes: overwrite the saved weights with dlogits. Otherwise they are not used."""
     workspace = get_workspace() if options.workspace is None else options.workspace
     classes, plan = weight.shape[0] if options.classes < 0 else options.classes, None
     entropy, lse, lse_low = (t.contiguous() for t in (entropy, lse, lse_low))
@@ -203,7 +204,8 @@ def log_probs_backward(
             row_max: Tensor | None = None,
             log_probs: Tensor | None = None,
         ) -> None:
-            """The dlogits of a slice. row_max, log_probs: in place of the saved weights that are there."""
+            """Writes the dlogits of a slice. With row_max and log_probs it overwrites the saved weights in
+            head.dlogits instead of computing the logits."""
             assert head.dlogits is not None
             _C.log_probs_local_gradient(
                 head.rows,
@@ -233,7 +235,7 @@ def log_probs_backward(
             write(heads[0], part)
 
         def finish_saved(head: HeadSlice) -> None:
-            increment_version(saved)  # torch refuses to read the weights again, which are there for this once
+            increment_version(saved)  # makes torch raise if a second backward pass reads the weights
             write(head, slice(0, len(head.columns)), row_max, log_probs.contiguous())
 
         (found,) = LinearBackward(

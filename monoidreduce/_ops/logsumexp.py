@@ -1,10 +1,10 @@
-"""The log-sum-exp of a matrix product: its two ops.
+"""The forward and the backward op of the log-sum-exp of a matrix product.
 
-A narrow one (_C.Plan.narrow) has gradients that are folds too, in place of products with dlogits. Its
-forward pass saves the mean of b's rows by each row's softmax, [M, F rounded up to 8] of a's dtype. The
-gradient of a is that mean times a number a row. Other forward passes save an empty mean.
+Narrow operands (plan.narrow) take attention's kernels, with b as the values. Forward then also returns
+mean = softmax(scale * a @ b.T) @ b, [M, F rounded up to 8] in a's dtype, because the gradient of a is
+grad_lse * scale * mean. Otherwise mean is empty, and the gradients are matrix products with dlogits.
 
-A log-sum-exp is kept in two words: `lse`, and in `lse_low` what was lost in rounding it.
+A log-sum-exp is the sum of two floats: `lse`, the rounded value, and `lse_low`, the rounding error.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def logsumexp_results(
 
 
 def _traced_narrow(a: Tensor, b: Tensor, scale: float) -> bool:
-    """Whether a forward pass that is asked for the mean saves it, where it is traced."""
+    """Whether the plan of these operands will be narrow, for tracing."""
     if not a.is_cuda or a.dtype not in (torch.bfloat16, torch.float16):
         return False
     few, many = _C.NARROW_LINES
@@ -120,7 +120,7 @@ def plan_logsumexp_backward(
     scale: float,
     workspace: int,
 ) -> _C.Plan:
-    """needed: the gradients that are wanted."""
+    """The plan of the backward pass. mean: what forward saved, or None. needed: for a and b."""
     da, db = (t if wanted else None for t, wanted in zip((a, b), needed, strict=True))
     deterministic = torch.are_deterministic_algorithms_enabled()
     return _C.plan_logsumexp_backward(

@@ -1,4 +1,4 @@
-"""What ops allocate and copy: results, gradients, and operands as tensor-core kernels read them.
+"""Allocation of results and gradients, and copies of operands in the layout that tensor-core kernels need.
 
 Row statistics, losses and gradient accumulators have the accumulation dtype: float32, or float64 for float64
 inputs.
@@ -21,12 +21,12 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def allows_tf32(x: Tensor) -> bool:
-    """Whether torch would let a GPU round x to tf32, as the factor of a matrix product."""
+    """Whether torch allows a GPU to round x to tf32 in matrix products."""
     return x.dtype == torch.float32 and _torch_private.allows_tf32()
 
 
 def empty_statistics(like: Tensor, *shape: int) -> Tensor:
-    # Here and elsewhere torch parses sizes as arguments in 2/3 of the time that it takes for a tuple.
+    # Sizes as separate arguments: torch parses a tuple of them 1.5 times as slowly.
     return like.new_empty(*shape, dtype=accumulation_dtype(like.dtype))
 
 
@@ -35,15 +35,15 @@ def empty_dense(like: Tensor) -> Tensor:
 
 
 def new_gradient(of: Tensor, needed: bool, unrounded: bool = False) -> Tensor | None:
-    """Memory for a gradient: empty on the CPU, where a kernel writes each element once; on a GPU zeros in the
-    accumulation dtype, to which kernels add."""
+    """Memory for a gradient; None if it is not needed. On the CPU kernels write each element once, so it is
+    empty. On a GPU kernels add to it, so it is zeros in the accumulation dtype."""
     if not needed:
         return None
     return accumulator(of) if of.is_cuda or unrounded else empty_dense(of)
 
 
 def new_bias_gradient(of: Tensor | None, needed: bool) -> Tensor | None:
-    """What a kernel adds a bias gradient to."""
+    """Zeros, to which kernels add the gradient of a bias; None if it is not needed."""
     return accumulator(of) if of is not None and needed else None
 
 
@@ -52,16 +52,18 @@ def accumulator(of: Tensor) -> Tensor:
 
 
 def all_contiguous(*tensors: Tensor | None) -> list[Any]:
-    """The tensors, or copies, that lie in one piece in the order of their axes."""
+    """Contiguous versions of the tensors: themselves, or copies."""
     return [None if t is None else t.contiguous() for t in tensors]
 
 
 def in_16_byte_words(t: Tensor) -> Tensor:
-    """The tensor in elements of 16 bytes, where its lines are made of such: torch copies strided tensors by
-    elements."""
+    """A view in elements of 16 bytes, if the last axis is made of whole ones; otherwise the tensor itself.
+
+    torch copies strided tensors element by element, so larger elements are faster.
+    """
     step = 16 // t.element_size()
     *others, last = t.stride() or (0,)
-    traced = torch.compiler.is_compiling() or type(t) is not Tensor  # which have no address
+    traced = torch.compiler.is_compiling() or type(t) is not Tensor  # such a tensor may have no address
     if traced or last != 1 or t.numel() == 0 or t.data_ptr() % 16:
         return t
     distances = (t.shape[-1], t.storage_offset(), *others)
@@ -69,12 +71,13 @@ def in_16_byte_words(t: Tensor) -> Tensor:
 
 
 def contiguous(t: Tensor) -> Tensor:
-    """The tensor, or a copy, that lies in one piece in the order of its axes."""
+    """A contiguous version of the tensor: itself, or a fast copy."""
     return t if t.is_contiguous() else in_16_byte_words(t).contiguous().view(t.dtype)
 
 
 def is_aligned(t: Tensor) -> bool:
-    """Do tensor-core kernels read the tensor as it lies: rows dense, all else on 16 bytes."""
+    """Whether TMA and cp.async can read the tensor in place: the last axis has stride 1, the address is a
+    multiple of 16 bytes, and the other strides are multiples of 8 elements."""
     if t.data_ptr() % 16 != 0:
         return False
     if t.is_contiguous() and t.shape[-1] % 8 == 0:
@@ -87,20 +90,21 @@ def is_aligned(t: Tensor) -> bool:
 
 
 def aligned(t: Tensor) -> Tensor:
-    """The tensor, or a copy, as tensor-core kernels read it."""
+    """The tensor, or an aligned copy (is_aligned)."""
     return t if is_aligned(t) else t.clone(memory_format=torch.contiguous_format)
 
 
 def copy_fitted(t: Tensor, out: Tensor) -> Tensor:
-    """out, with t in it: the last two axes cut or filled up with zeros to out's sizes."""
+    """Copies t into out and returns out. The last two axes are cut, or padded with zeros, to the sizes of
+    out."""
     leading = (None,) * (4 - t.dim())
     _C.copy_fitted(t[leading], out[leading], 1, streams.current(t.device.index))
     return out
 
 
 def padded(t: Tensor, axes: int = 1) -> Tensor:
-    """The tensor as tensor-core kernels read it: as it is, or a copy whose last axes have sizes that are
-    multiples of 8. Zeros do not change a product."""
+    """The tensor, or a copy, aligned and with the last `axes` axes padded with zeros to multiples of 8, as
+    tensor-core kernels need. The zeros do not change a product."""
     short = [axis for axis in range(-axes, 0) if t.shape[axis] % 8]
     if not short:
         return aligned(t)
@@ -111,17 +115,18 @@ def padded(t: Tensor, axes: int = 1) -> Tensor:
 
 
 def is_aligned_weight(t: Tensor, plan: _C.Plan) -> bool:
-    """Do a plan's kernels read weights [V, D] as they lie: row by row or, where they can, as [D, V]."""
+    """Whether the plan's kernels can read weights [V, D] in place, row-major or (some) column-major."""
     return is_aligned(t) or (plan.transposed and is_aligned(t.mT))
 
 
 def padded_weight(t: Tensor, plan: _C.Plan) -> Tensor:
-    """The weights, or a copy, as a plan's kernels read them."""
+    """The weights, or a copy, in a layout that the plan's kernels can read."""
     return t if t.shape[1] % 8 == 0 and is_aligned_weight(t, plan) else padded(t)
 
 
 def is_aligned_bias(bias: Tensor) -> bool:
-    """Are the rows of a bias [B, H, M, N] dense and all else on 16 bytes, as kernels read it in tiles."""
+    """Whether kernels can read tiles of a bias [B, H, M, N] in place: like is_aligned, but broadcast axes
+    (stride 0) are allowed."""
     step = 16 // bias.element_size()
     strides = [stride for stride, size in zip(bias.stride()[:-1], bias.shape[:-1], strict=True) if size > 1]
     dense = bias.stride(-1) == 1 or bias.shape[-1] == 1
@@ -129,7 +134,7 @@ def is_aligned_bias(bias: Tensor) -> bool:
 
 
 def aligned_bias(bias: Tensor) -> Tensor:
-    """The bias, or a copy, as kernels read it in tiles."""
+    """The bias, or an aligned copy. Broadcast axes stay broadcast."""
     if is_aligned_bias(bias):
         return bias
     step = 16 // bias.element_size()
@@ -144,9 +149,11 @@ def rounded_gradients(
     needed: Iterable[bool],
     unrounded: bool = False,
 ) -> list[Tensor]:
-    """The gradients, each in the dtype of its input, and in its shape if that was padded; or _no_gradient.
+    """The gradients, cut to the shape and rounded to the dtype of their inputs.
 
-    unrounded: those that need not be cut stay in the dtype in which they were summed.
+    Where one is not needed, the result is an empty tensor (no_gradient).
+
+    unrounded: gradients that need no cut keep the dtype in which they were summed.
     """
     return [
         (gradient if unrounded and gradient.shape == t.shape else _cut(gradient, t))
@@ -157,23 +164,24 @@ def rounded_gradients(
 
 
 def no_gradient(of: Sequence[Tensor | None]) -> Tensor:
-    """What an op returns for a gradient that is not needed: vmap wants a fixed number of results."""
+    """An empty tensor, which an op returns for a gradient that is not needed: torch.func.vmap requires a
+    fixed number of results."""
     assert of[0] is not None
     return of[0].new_empty(0)
 
 
 def _cut(result: Tensor, like: Tensor) -> Tensor:
-    """The first elements of the last axes, in the shape and dtype of `like`, in one pass."""
+    """The result cut to the shape of `like` and rounded to its dtype, in one kernel."""
     if result.shape == like.shape:
         return result if result.dtype == like.dtype else result.to(like.dtype)
     return copy_fitted(result, like.new_empty(like.shape))
 
 
 def cut_to_width(width: int, out: Tensor) -> Tensor:
-    """The first elements of a result's rows, in memory of their own."""
+    """A copy of out[..., :width]."""
     return copy_fitted(out, out.new_empty(*out.shape[:-1], width))
 
 
 def launch_on(on: Tensor) -> tuple[int, int]:
-    """The threads of the CPU engine, or a GPU's stream."""
+    """The last arguments of a `_C` call: (number of CPU threads, handle of the CUDA stream)."""
     return (1, streams.current(on.device.index)) if on.is_cuda else (torch.get_num_threads(), 0)

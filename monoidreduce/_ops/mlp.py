@@ -1,4 +1,4 @@
-"""The MLP: its two ops."""
+"""The forward and the backward op of the MLP."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def mlp_result(
 def _readable_mlp(
     x: Tensor, w1: Tensor, w2: Tensor, bias1: Tensor | None, bias2: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """The operands as tensor-core kernels read them."""
+    """The operands, padded and aligned as tensor-core kernels need them."""
     if (x.shape[1] | w1.shape[0] | w2.shape[0]) % 8 == 0:
         return aligned(x), aligned(w1), aligned(w2), bias1, bias2
     bias1, bias2 = (None if bias is None else padded(bias) for bias in (bias1, bias2))
@@ -117,7 +117,7 @@ def mlp_forward(
     plan, part, scratch, unrounded = None, (0, 0), None, options.unrounded_result
     if x.is_cuda:
         plan = plan_mlp_forward(x, w1, w2, bias1, options.workspace)
-        part, unrounded = plan.part, unrounded and not plan.tensor_cores  # which round it
+        part, unrounded = plan.part, unrounded and not plan.tensor_cores  # tensor-core kernels always round
         if plan.tensor_cores:
             x, w1, w2, bias1, bias2 = _readable_mlp(x, w1, w2, bias1, bias2)
         if elements := plan.scratch:
@@ -156,7 +156,7 @@ def mlp_backward(
     if tensor_cores:
         x, w1, w2, bias1, _ = _readable_mlp(x, w1, w2, bias1, None)
         grad_out = padded(grad_out)
-    dbias2 = grad_out.sum(0) if needed[4] else None  # in float32 where its result is of 16 bits
+    dbias2 = grad_out.sum(0) if needed[4] else None  # torch sums 16-bit numbers in float32
     if any(needed[:4]) and all(part):
 
         def store(part: HiddenPart) -> None:
@@ -164,7 +164,7 @@ def mlp_backward(
 
         dx, dw1, dw2, dbias1 = multiply_hidden_gradients(store, part, grad_out, x, w1, w2, bias1, needed)
     elif any(needed[:4]):
-        if plan is not None and tensor_cores:  # all of them, whatever is needed
+        if plan is not None and tensor_cores:  # these kernels compute all gradients, needed or not
             dx = accumulator(x) if plan.adds_rows else empty_dense(x)
             dw1, dw2 = empty_dense(w1), empty_dense(w2)
         else:

@@ -1,7 +1,7 @@
-"""An MLP in parts: products of hidden values, which are held a part at a time.
+"""An MLP in parts: hidden values are computed and multiplied for one part at a time, to bound their memory.
 
-A part is some rows and hidden units; either all rows or all units are in it. `multiply_hidden` and
-`multiply_hidden_gradients` are for tensor-core kernels: all matrices are of a 16-bit type, sums of float32.
+A part has all hidden units of some rows, or some hidden units of all rows. `multiply_hidden` and
+`multiply_hidden_gradients` are for tensor-core kernels: all matrices are 16-bit, sums are float32.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def _size(part: slice) -> int:
 
 
 def rows_of(matrix: Tensor, part: slice) -> Tensor:
-    """The rows of a part. A view costs as much host time as a launch: none where they are all."""
+    """The rows of a part. If these are all rows, it is the matrix itself: making a view takes as much host
+    time as a launch."""
     return matrix if _size(part) == matrix.shape[0] else matrix[part]
 
 
@@ -59,7 +60,10 @@ def multiply_hidden(
     bias2: Tensor | None,
     out: Tensor,
 ) -> None:
-    """Writes out [rows, N]. store(x, hidden) writes the hidden values of some rows."""
+    """Writes out = hidden @ w2.T + bias2, for rows_at_once rows at a time.
+
+    store: store(x, hidden) launches the kernel that computes the hidden values of some rows.
+    """
     weight = multipliable(w2).T
     workspace = out.new_empty(rows_at_once, weight.shape[0])
     with without_autocast(x):
@@ -70,12 +74,12 @@ def multiply_hidden(
 
 
 class HiddenPart(NamedTuple):
-    """What the kernel that writes hidden values and their gradients gets, of the rows and units of a part.
+    """The tensor arguments of the kernel that computes hidden values and their gradients for one part.
 
-    out: [rows, units], to be written: the gradients by the argument of the activation. hidden: [rows, units],
-        to be written: the hidden values.
-    sums: [rows / 16, units], in whole tiles, to be written: sums over 16 rows each of gradients that are not
-        rounded yet. None if there is no gradient of a bias.
+    out: [rows, units], written: the gradients of the pre-activations, x @ w1.T + bias1.
+    hidden: [rows, units], written: the hidden values.
+    sums: [rows / 16, units], both sizes rounded up to whole tiles, written: the sum of `out` over each group
+        of 16 rows, before it is rounded. None if no bias gradient is needed.
     """
 
     x: Tensor
@@ -89,7 +93,11 @@ class HiddenPart(NamedTuple):
 
 
 class Total:
-    """The gradient by a matrix: a sum of so many products, in the accumulation dtype unless it is one."""
+    """The gradient of a matrix, a sum of `products` matrix products.
+
+    value: the gradient. It has the accumulation dtype, or the matrix's own dtype if there is only one product
+    to write.
+    """
 
     def __init__(self, of: Tensor, products: int) -> None:
         self.summed = products != 1
@@ -97,7 +105,8 @@ class Total:
         self.value = of.new_empty(of.shape, dtype=dtype) if products else accumulator(of)
 
     def add(self, to: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
-        """Adds a @ b to a part of the value, or writes it if it is the first product of the part."""
+        """Adds a @ b to `to`, a view of the value. first: it is the first product, so what was there is not
+        read."""
         if self.summed:
             add_product(to, a, b, first=first)
         else:
@@ -114,10 +123,9 @@ def multiply_hidden_gradients(
     bias1: Tensor | None,
     needed: list[bool],
 ) -> list[Tensor | None]:
-    """The gradients by x, w1, w2 and bias1 that are needed.
+    """The gradients of x, w1, w2 and bias1; None where not needed.
 
-    store(part) writes the hidden values of some rows and units, and the gradients by the argument of the
-    activation.
+    store: launches the kernel that writes the results in a HiddenPart. part: (rows, hidden units) of a part.
     """
     grad_out, x, w1 = multipliable(grad_out), multipliable(x), multipliable(w1)
     row_parts, unit_parts = parts_of(x.shape[0], part[0]), parts_of(w1.shape[0], part[1])
@@ -154,6 +162,6 @@ def multiply_hidden_gradients(
 
 
 def _partial_sums(local: Tensor) -> Tensor:
-    """A place for sums over 16 rows each, in whole tiles."""
+    """Memory for HiddenPart.sums: a number for each group of 16 rows and each unit."""
     rows, units = local.shape
     return local.new_empty(16 * -(-rows // 256), 192 * -(-units // 192), dtype=torch.float32)

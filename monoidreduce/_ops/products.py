@@ -1,4 +1,4 @@
-"""Matrix products by torch that are summed in float32 and rounded once, whatever cuBLAS does on its own."""
+"""Matrix products by torch that are summed in float32 and rounded once; cuBLAS alone may round more often."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 __all__ = ["add_product", "fills_a_gpu", "multipliable", "write_product"]
 
-# With so many elements a product has a tile of 128 x 128 for every multiprocessor of the largest GPUs.
+# A product of this size has a tile of 128 x 128 for every multiprocessor of the largest GPUs.
 _ELEMENTS_OF_A_WHOLE_GPU = 1 << 22
 
 
@@ -17,22 +17,21 @@ def multipliable(matrix: Tensor) -> Tensor:
 
 
 def fills_a_gpu(product: Tensor) -> bool:
-    """Whether it has so many elements that cuBLAS does not split it along its sum."""
+    """Whether a product is large enough that cuBLAS does not use split-K."""
     return product.numel() >= _ELEMENTS_OF_A_WHOLE_GPU
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, *, first: bool = False) -> None:
-    """total += a @ b, in total's dtype: from matrices of it, or in float32 from 16-bit ones.
+    """total += a @ b, computed in total's dtype. a and b have that dtype, or are 16-bit if total is float32.
 
-    first: total = a @ b, and what total holds is not read.
+    first: total = a @ b; what total holds is not read.
 
-    A product of cuBLAS (13.0, on an H100) that is split over multiprocessors along its sum may lose the last
-    term. It did for 248 x 264 elements of 25345 terms. There whole eights of terms are one product, and the
-    remaining terms another.
+    With split-K, cuBLAS 13.0 on an H100 may lose the last term of each sum: seen for 248 x 264 elements with
+    25345 terms. So for small products the terms beyond a multiple of 8 are added by a second product.
     """
-    kept = 0 if first else 1  # times total; at 0 torch reads none of it
+    beta = 0 if first else 1  # if it is 0, torch does not read total
     if total.dtype == a.dtype or total.is_cpu:
-        torch.addmm(total, a.to(total.dtype), b.to(total.dtype), beta=kept, out=total)
+        torch.addmm(total, a.to(total.dtype), b.to(total.dtype), beta=beta, out=total)
         return
     terms, whole = b.shape[0], b.shape[0] // 8 * 8
     products = [(a, b)]
@@ -40,18 +39,18 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, *, first: bool = False) -> 
         products = [(a[:, :whole], b[:whole]), (a[:, whole:], b[whole:])]
     for factors in products:
         if hasattr(torch.ops.aten.addmm, "dtype_out"):
-            torch.addmm(total, *factors, beta=kept, out_dtype=total.dtype, out=total)
+            torch.addmm(total, *factors, beta=beta, out_dtype=total.dtype, out=total)
         else:  # torch before 2.8: each product is rounded
             product = torch.mm(*factors)
-            total.copy_(product) if kept == 0 else total.add_(product)
-        kept = 1
+            total.copy_(product) if beta == 0 else total.add_(product)
+        beta = 1
 
 
 def write_product(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None) -> None:
-    """out = a @ b + bias, in out's dtype, from matrices of it or of 16 bits.
+    """out = a @ b + bias, in out's dtype. a and b have that dtype, or are 16-bit.
 
-    torch splits a product of few elements over multiprocessors along its sum. Unless told otherwise it adds
-    the parts in 16 bits. See add_product too. On a CPU the product may be NaN beside an infinity in 16 bits.
+    A 16-bit product goes through a float32 sum (add_product) in two cases. A small one on a GPU: with split-K
+    cuBLAS would add the parts in 16 bits. Any on a CPU: torch may give NaN beside an infinity.
     """
     apart = out.element_size() == 2 and (out.is_cpu or not fills_a_gpu(out))
     if apart or not out.dtype == a.dtype == b.dtype:

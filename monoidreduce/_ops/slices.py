@@ -1,8 +1,8 @@
-"""Of which columns a forward pass saves the dlogits, and in which slices backward computes the others.
+"""Decides how many columns' dlogits forward saves, and in which slices backward computes those of the others.
 
-Arithmetic alone. The dlogits of a slice lie in memory that has no other use yet, or in the workspace. Such
-memory is where the gradients of columns to come will be. It is also where the rows' gradient will be, which
-is rounded at the end.
+Only arithmetic, no tensors. The dlogits of a slice lie in the workspace, or in memory that is allocated for a
+gradient but not written yet: the gradient of columns in later slices, or the gradient of the rows, which is
+written at the end.
 """
 
 from __future__ import annotations
@@ -23,24 +23,26 @@ __all__ = [
 ]
 
 TILE_COLUMNS = 256
-TILE_ROWS = 256  # of a cluster of two multiprocessors
-# Where not all dlogits are saved, the others need room to be computed in. With little room, the sums of the
-# rows' gradient are read and written so often that matrix products no longer hide it. So many bytes of the
-# workspace are left, unless the rows' gradient has room for so many columns.
+TILE_ROWS = 256  # the rows of the tile that a cluster of two multiprocessors computes
+# If forward does not save all dlogits, backward needs room to compute the others in. With little room slices
+# are narrow, and the float32 sum of the rows' gradient is read and written once for each slice, which matrix
+# products then no longer hide. So forward leaves this much of the workspace free, unless the memory of the
+# rows' gradient has room for this many columns.
 _BYTES_TO_RECOMPUTE_IN = 128 << 20
 _COLUMNS_TO_RECOMPUTE_IN = 2048
 
 
 def columns_in(bytes: int, rows: int) -> int:
-    """How many columns of dlogits fit in so many bytes, rounded down to whole tiles."""
+    """The number of columns of 16-bit dlogits that fit in so many bytes, rounded down to whole tiles."""
     return bytes // (2 * TILE_COLUMNS * max(rows, 1)) * TILE_COLUMNS
 
 
 def columns_to_save(rows: int, columns: int, workspace: int, room: int = 0, scores: int = 1) -> int:
-    """The dlogits of how many columns a forward pass saves, within `workspace` bytes in either pass.
+    """The number of columns whose dlogits forward saves: all of them, or a multiple of TILE_COLUMNS.
 
-    All, or whole tiles. While it runs the forward pass needs as much for each of the `scores` of an element.
-    room: for the dlogits of so many columns the backward pass has memory elsewhere, in the rows' gradient.
+    workspace: the bytes that either pass may use. room: the number of columns for whose dlogits backward has
+    room in the memory of the rows' gradient. scores: 2 for distillation, whose forward pass needs a second
+    buffer of this size while it runs.
     """
     if rows == 0 or columns == 0:
         return 0
@@ -54,7 +56,7 @@ def columns_to_save(rows: int, columns: int, workspace: int, room: int = 0, scor
 
 
 class Needed(NamedTuple):
-    """Which gradients of a linear head are: those of the rows, of the columns, and of a bias."""
+    """Which gradients of a linear head are needed."""
 
     rows: bool
     columns: bool
@@ -63,15 +65,16 @@ class Needed(NamedTuple):
 
 @dataclass(frozen=True)
 class Space:
-    """The memory for dlogits [rows, columns] of two matrices, [rows, width] and [columns, width].
+    """The memory in which backward can compute dlogits [rows, columns] of X [rows, width] and W [columns,
+    width].
 
     Attributes:
-        own: so many columns fit in the workspace.
-        first: the dlogits of columns from this one on are computed; those before were saved.
-        writes_columns: there is memory of the columns' gradient.
-        has_rows: there is memory of the rows' gradient that dlogits may lie in.
-        gathers_in_rows: there is, but gathered rows lie in it.
-        sums: sums of dlogits by columns are wanted; they have memory for `own` columns.
+        own: the number of columns whose dlogits fit in the workspace.
+        first: the first column whose dlogits are computed; those of the columns before it were saved.
+        writes_columns: whether dW is allocated, so that its unwritten part can hold dlogits.
+        has_rows: whether dX is allocated and can hold dlogits.
+        gathers_in_rows: whether dX is allocated, but holds the gathered rows.
+        sums: whether a bias gradient is needed. The buffer for its sums has room for `own` columns.
     """
 
     rows: int
@@ -88,10 +91,10 @@ class Space:
     def of(
         cls, rows: int, columns: int, width: int, own: int, first: int, needed: Needed, gathers: bool
     ) -> Space:
-        """gathers: the rows are to be gathered.
+        """gathers: the active rows will be gathered, which needs memory like X.
 
-        A forward pass that saved some dlogits counted on the memory of the rows' gradient. Gathered rows take
-        it where the gradient of the saved columns has room enough.
+        Gathered rows take the memory of dX if dW of the saved columns has enough room for dlogits. dX is also
+        allocated if its gradient is not needed but some dlogits were saved: columns_to_save counted on it.
         """
         rows_memory = needed.rows or 0 < first < columns
         in_saved = first * width // max(rows, 1) if needed.columns else 0
@@ -101,14 +104,15 @@ class Space:
         return cls(rows, columns, width, own, first, needed.columns, has_rows, gathers_in_rows, needed.bias)
 
     def fitting(self, stop: int) -> int:
-        """For the dlogits of how many columns before `stop` there is room."""
+        """The number of columns before `stop` for whose dlogits there is room."""
         if self.sums:
             return self.own
         to_come = stop * self.width // (self.rows + self.width) // 8 * 8 if self.writes_columns else 0
         return max(self.own, to_come, self.width if self.has_rows else 0)
 
     def place(self, part: slice) -> str:
-        """Where a slice that fits lies: in gradients of "columns" to come, that of the "rows", or "own"."""
+        """Where the dlogits of a slice lie: "columns" (dW of later slices), "rows" (dX) or "own"
+        (workspace)."""
         pitch = -(-(part.stop - part.start) // 8) * 8
         if self.writes_columns and part.start * self.width >= self.rows * pitch:
             return "columns"
@@ -116,9 +120,12 @@ class Space:
 
 
 def slices(spaces: Sequence[Space], clusters: int) -> Iterator[slice]:
-    """The slices that have room in each space, last columns first: whole tiles, at least 3/4 of what fits.
+    """The slices in which dlogits are computed, the last columns first. Each has room in every space,
+    consists of whole tiles, and is at least 3/4 as wide as what fits.
 
-    clusters: of two multiprocessors, that this library's kernels multiply with; 0: torch multiplies.
+    clusters: the number of clusters of two multiprocessors, if this library's kernels compute the products;
+        0:
+    torch does.
     """
     space = spaces[0]
     stop = space.columns
@@ -140,10 +147,10 @@ def _start(stop: int, fitting: int, space: Space, clusters: int) -> int:
 
 
 def product_waves(row_tiles: int, columns: int, clusters: int) -> tuple[float, int]:
-    """How long a product of dlogits takes, in columns of a cluster, and the columns of its tile.
+    """The time of a product with dlogits, in columns that a cluster computes, and the columns of its tile.
 
-    Tiles come in waves, one for each cluster, and in the last wave some clusters are idle. Of tiles of 256
-    columns and of 192 the kernel takes those that are done first (csrc/cuda/sm90/loss_gradients.cu).
+    Each wave has a tile for every cluster, and in the last wave some clusters are idle. The kernel chooses
+    tiles of 256 or 192 columns, whichever finishes first (csrc/cuda/sm90/loss_gradients.cu).
     """
 
     def waves(tile: int) -> int:
@@ -153,10 +160,10 @@ def product_waves(row_tiles: int, columns: int, clusters: int) -> tuple[float, i
 
 
 def _busy_time(tiles: int, space: Space, clusters: int) -> float:
-    """How long clusters take for the dlogits of some tiles of columns and for their products.
+    """The time for the dlogits of a slice of `tiles` tiles of columns, and for the products with them.
 
-    In columns by steps of the width. The product by rows is left out: it takes as long for each column,
-    however many there are.
+    The unit is a column times a step of the width. dX is left out: a column adds the same time to it however
+    wide the slice is.
     """
     row_tiles, width = -(-space.rows // TILE_ROWS), space.width
     local = -(-row_tiles * tiles // clusters) * TILE_COLUMNS
