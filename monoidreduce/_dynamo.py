@@ -427,10 +427,8 @@ class Reading:
         return self._variable(tensor, reduce(_after, steps, self._roots[number][1]))
 
     def _reads(self, root: Any) -> tuple[list[tuple[Any, tuple[Step, ...]]], dict[str, None]]:
-        """Objects reachable from a root through names that code uses, with the steps to each.
-
-        And these names.
-        """
+        """The objects that are reachable from a root through names in the user functions' code, with the
+        steps to each; and these names."""
         names = dict.fromkeys(name for code in self._codes for name in names_in(code))
         size = -1
         found: list[tuple[Any, tuple[Step, ...]]] = []
@@ -478,10 +476,8 @@ def _guard(holds: Callable[[Scope], bool]) -> None:
 
 
 def _stand_in(fake: Tensor) -> Tensor:
-    """A meta tensor that functions see in place of a graph tensor.
-
-    If sizes are symbols, the fake tensor itself.
-    """
+    """A meta tensor, which functions see in place of a graph tensor; if a size is a symbol, the fake
+    tensor."""
     if all(type(size) is int for size in fake.shape):
         return torch.empty(fake.shape, dtype=fake.dtype, device="meta")
     return fake
@@ -602,7 +598,7 @@ def _followed(value: Any, step: Step) -> Any:
 
 
 def _after(source: Any, step: Step) -> Any:
-    """The source of what a step leads to, from the source of the object that holds it."""
+    """The source of the object that a step leads to, given the source of the object that holds it."""
     of = _compiler("source")
     kind, which = step
     if kind == "attribute":

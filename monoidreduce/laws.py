@@ -89,20 +89,17 @@ def check_monoid(
         rounding. Only the sign of a zero may change: torch.logaddexp(-0.0, -inf), and 0.0 added to -0.0, are
         0.0.
     empty fold: the identity combined with itself, and the fold of no elements, is exactly the identity,
-    except for the
-        sign of a zero. The local gradient there is not NaN.
+        except for the sign of a zero. The local gradient there is not NaN.
     commutativity and associativity: up to rounding, also with the identity in between.
     batch axes: combine over two batch axes gives the same as over one.
     infinities: combining with the identity leaves an infinite entry unchanged, or gives NaN or the identity's
         entry. Results that are not NaN do not depend on the order of operands. Other batch entries are not
         affected.
     local gradient: local_gradient(combine(x, y), x, g) equals autograd of combine, and is not NaN, also if x
-    or y is
-        the identity.
+        or y is the identity.
     local gradient of a fold: the same for an element, and for a partial fold, of more than two elements.
     local gradient of a partition: the same for folds of the parts of random partitions of up to 8 elements
-    (corollary
-        2.1.1 of the paper), and for an argument that all elements share (corollary 2.1.2).
+        (corollary 2.1.1 of the paper), and for an argument that all elements share (corollary 2.1.2).
 
     Args:
         monoid: an instance of any `Monoid`; autograd must be able to differentiate its combine.

@@ -341,12 +341,11 @@ class _Problem:
     jacobians: tuple[bool, ...]  # tensors of a for which forward computes the gradient; () for none
     autocast: Callable[[], AbstractContextManager[Any]]
     own_hooks: Callable[[], AbstractContextManager[Any]]  # saved-tensor hooks of the forward pass
-    # Type and layout of project_fold's states; set from the first one, and the same for all.
+    # Type and layout of project_fold's states, set from the first state. All others must have the same.
     make: Callable[[Iterable[Tensor]], Any] | None = None
     rowless: Rowless | None = None
-    tried: set[str] = dataclasses.field(
-        default_factory=set
-    )  # functions that were already called with copies of their arguments
+    # Names of the caller's functions that were already called with copies of their arguments.
+    tried: set[str] = dataclasses.field(default_factory=set)
 
     def fold(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[Any, list[Tensor]]:
         """The state, and the Jacobians of its only field with respect to the tensors of a in `jacobians`."""

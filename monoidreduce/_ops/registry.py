@@ -1,8 +1,8 @@
-"""The registration of an operator as two `torch.library` ops: schemas, shapes for tracing, autograd.
+"""Registers each operator as two `torch.library` ops: schemas, fake implementations for tracing, autograd.
 
-Every operator is one forward op and one backward op in the namespace `monoidreduce`. The kernels allocate
-their results with torch, and `_C` fills them. So the caching allocator, CUDA graphs and streams behave as for
-any torch op. Autograd keeps the inputs and the row statistics of the forward, never a score.
+An operator is a forward op and a backward op in the namespace `monoidreduce`. Their implementations allocate
+results with torch, and `_C` fills them. So the caching allocator, CUDA graphs and streams behave as for any
+torch op. Autograd saves inputs and row statistics, never scores.
 """
 
 from __future__ import annotations
@@ -44,35 +44,35 @@ __all__ = [
     "unrecorded",
 ]
 
-# An option of backward ops: gradients of rows may stay in the dtype in which they were summed.
+# An option of backward ops: return the rows' gradient in the dtype in which it was summed.
 UNROUNDED = "bool unrounded=False"
 
-# Collecting the Library object would unregister the ops, so it lives as long as the module.
+# torch unregisters the ops when this object is garbage-collected, so the module keeps it.
 _library: Any = torch.library.Library("monoidreduce", "DEF")  # type: ignore[no-untyped-call]
 
 
 class Operator(NamedTuple):
-    """The functions of a registered operator, for who runs them without autograd.
+    """The functions of a registered operator, for callers that run them without autograd.
 
-    backward takes a gradient or None for each of the differentiable outputs, the inputs, the residuals, the
-    options and which gradients are needed.
+    The arguments of `backward` are, in this order: the gradient of each differentiable output, or None; the
+    inputs; the residuals; the options; and for each input whether its gradient is needed.
     """
 
     forward: Callable[..., Any]
     backward: Callable[..., list[Tensor]]
-    freeing: Callable[..., list[Tensor]]  # `backward` of a pass that frees what was saved
+    freeing: Callable[..., list[Tensor]]  # like `backward`, but may overwrite the residuals
     residuals: Callable[..., Any]  # picks the residuals from the outputs
-    inputs: int
-    saved: int  # inputs and residuals
-    differentiable: int  # outputs
-    constants: int  # the last inputs, which have no gradient
+    inputs: int  # the number of inputs
+    saved: int  # the number of inputs and residuals
+    differentiable: int  # the number of differentiable outputs
+    constants: int  # the number of inputs without a gradient, which are the last ones
 
 
 OPERATORS: dict[str, Operator] = {}
 
 
-# How many tensors an op takes, and where among its arguments the real numbers are. Plain tuples: torch 2.11's
-# compiler cannot unpack a NamedTuple that a constant function returns.
+# For each op, the number of its tensor inputs, and the positions of its float options among its arguments.
+# Not a NamedTuple: torch 2.11's compiler cannot unpack one that a constant function returns.
 _numbers: dict[str, tuple[int, tuple[int, ...]]] = {}
 
 
@@ -80,15 +80,15 @@ def _numbers_of(name: str) -> tuple[int, tuple[int, ...]]:
     return _numbers[name]
 
 
-mark_constant(_numbers_of)  # a compiler calls it while it traces
+mark_constant(_numbers_of)  # torch.compile calls it while tracing, instead of tracing it
 
 
 def call_op(name: str, *args: Any) -> Any:
-    """A call of the op `name`.
+    """Calls the op `name`.
 
-    torch.compile makes a symbol of a Python float that changes from call to call. An op of ours that got the
-    symbol would be compiled again for each value, or keep the first one (pytorch#197889): only torch's own
-    arithmetic of tensors carries it. So it becomes a tensor here, and `NAME_symbolic` reads it when it runs.
+    torch.compile replaces a Python float that changes between calls by a symbol. A custom op that gets a
+    symbol is compiled again for each value, or keeps the first one (pytorch#197889). So such floats become a
+    tensor here, which goes to the op `NAME_symbolic`; that op reads the values when it runs.
     """
     ops = torch.ops.monoidreduce
     if torch.compiler.is_dynamo_compiling():
@@ -106,9 +106,10 @@ def call_op(name: str, *args: Any) -> Any:
 
 
 def unrecorded(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The forward and the backward op, for an autograd function that records them itself.
+    """The forward and the backward op, for an autograd function of its own that calls them.
 
-    Where nobody looks on at ops these are their kernels, without the dispatcher's 20 us (on a CPU).
+    If no dispatch mode is active, they are the implementations themselves, which saves the dispatcher's 20
+    us.
     """
     if modes_are_active():
         ops = torch.ops.monoidreduce
@@ -117,7 +118,7 @@ def unrecorded(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def choices(call: str, option: str) -> tuple[str, ...]:
-    """The names of the values that an option of a call has, in the order of its enumeration."""
+    """The names of the values that an enumeration option of a `_C` call can have, in order."""
     return next(field.choices for field in _C.CALLS[call] if field.name == option)
 
 
@@ -126,14 +127,14 @@ def _names(arguments: str) -> list[str]:
 
 
 def _picker(indices: list[int]) -> Callable[[Any], Any]:
-    """The elements at these indices of what it is given, faster than any loop in Python."""
+    """A function that returns the elements of a sequence at these indices, faster than a loop in Python."""
     if len(indices) > 1:
         return itemgetter(*indices)
     return itemgetter(slice(indices[0], indices[0] + 1)) if indices else lambda _: ()
 
 
 def refuse_forward_mode(name: str, arguments: Iterable[Any]) -> None:
-    """Raises NotImplementedError if forward-mode AD differentiates by a tensor among the arguments."""
+    """Raises NotImplementedError if an argument has a tangent of forward-mode AD."""
     if has_tangent(arguments):
         raise NotImplementedError(
             f"{name} cannot be differentiated in forward mode (torch.func.jvp, jacfwd, hessian, forward_ad). "
@@ -159,13 +160,16 @@ def _autograd(
     save: Callable[..., None],
     differentiate: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """The Autograd kernel of `op`, at half the cost of what `torch.library.register_autograd` makes.
+    """The Autograd kernel of `op`. It takes half the time of what `torch.library.register_autograd` makes.
 
-    When this kernel runs, torch.func has chosen the level of its transforms to work at. `Function.apply`
-    would ask it again; its base class, when allowed to, records that one level.
+    When the dispatcher calls this kernel inside torch.func, the transform level is already chosen.
+    `Function.apply` would choose it again; SingleLevelFunction records at the current level only.
 
-    name: of the op. Profilers, anomaly mode and `grad_fn` show it with "Backward" behind it.
-    keys: the dispatch keys of the call; None where torch.func works at one of its levels.
+    name: the op's name. Profilers, anomaly mode and `grad_fn` show it with "Backward" appended.
+    backend: the implementation of the op, called directly if nothing else is to intercept the call.
+    save, differentiate: what `setup_context` and `backward` of an autograd Function do.
+
+    Inside, `keys` are the dispatch keys of the call, or None at a level of torch.func.
     """
 
     def below(keys: Any, args: tuple[Any, ...]) -> Any:
@@ -174,7 +178,7 @@ def _autograd(
         else:
             with below_autograd():
                 result = op(*args)
-        return tuple(result) if isinstance(result, list) else result  # a Function sees no tensors in a list
+        return tuple(result) if isinstance(result, list) else result  # a Function ignores tensors in a list
 
     class Recorded(SingleLevelFunction):  # type: ignore[misc]
         @staticmethod
@@ -213,10 +217,10 @@ def _autograd(
     return kernel
 
 
-# An int of a record that torch.compile may make a symbol of, where shapes are dynamic.
+# The type of an int option that may depend on a shape, so that torch.compile may pass a symbol for it.
 SymInt: TypeAlias = Annotated[int, "SymInt"]
 
-# The types of a schema for those of an options' record.
+# The types of fields of an options record, and the types that a schema has for them.
 _SCHEMA_TYPES: dict[Any, str] = {
     str: "str",
     bool: "bool",
@@ -230,9 +234,10 @@ _SCHEMA_TYPES: dict[Any, str] = {
 
 
 def _with_record(described: dict[str, Any]) -> dict[str, Any]:
-    """An operator whose options are a record, as one whose functions take them one by one.
+    """The arguments of `_register`, with options as a schema's text instead of a record.
 
-    described: `options` is a NamedTuple; `forward` and the others have one argument of that type.
+    described: the arguments of `register`, where `options` is a NamedTuple type, and `forward`, `fake` and
+    `backward` take one argument of that type. In the result they take the options one by one.
     """
     record: Any = described["options"]
     types = get_type_hints(record, include_extras=True)
@@ -242,14 +247,14 @@ def _with_record(described: dict[str, Any]) -> dict[str, Any]:
     before += len(_names(described["residuals"])) if described["residuals"] else 0
 
     def packed(function: Callable[..., Any], tensors: int, rest: str = "") -> Callable[..., Any]:
-        # All arguments have parameters: to slice one tuple of them would take a microsecond.
+        # A generated lambda has a parameter for each argument. Slicing *args would take a microsecond more.
         names = ", ".join(f"tensor_{i}" for i in range(tensors))
         code = f"lambda {names}, {options}{rest}: function({names}, new(record, ({options},)){rest})"
         flat: Callable[..., Any] = eval(code, {"function": function, "new": tuple.__new__, "record": record})
         return flat
 
     def packed_backward(function: Callable[..., Any]) -> Callable[..., Any]:
-        return packed(function, before, ", *rest")  # needed, and options of the backward op
+        return packed(function, before, ", *rest")  # rest: `needed`, and the backward op's own options
 
     in_place = described.get("in_place")
     return {
@@ -263,13 +268,14 @@ def _with_record(described: dict[str, Any]) -> dict[str, Any]:
 
 
 def register(name: str, **described: Any) -> None:
-    """`_register` an operator and, if it has real numbers among its options, `NAME_symbolic`.
+    """Registers an operator and, if it has float options, a second op `NAME_symbolic` (call_op).
 
-    Its options may be a record, a NamedTuple, which its functions then take as one argument.
+    The arguments are those of `_register`. `options` may also be a NamedTuple type; forward, fake and
+    backward then take one argument of that type.
 
-    That has one more constant input, `numbers`, which holds the values of these options in their order, None
-    left out. It keeps nothing for its backward pass that its numbers decide on: their values are not known
-    while shapes are traced.
+    `NAME_symbolic` has one more constant input, the tensor `numbers`: the values of the float options that
+    are not None, in their order. It saves no dlogits for backward, because whether it may can depend on these
+    values, which are not known when shapes are traced.
     """
     if not isinstance(described["options"], str):
         described = _with_record(described)
@@ -282,7 +288,7 @@ def register(name: str, **described: Any) -> None:
     keep = next((i for i, option in enumerate(options) if option.startswith("bool keep")), None)
 
     def valued(numbers: Tensor | None, given: Sequence[Any]) -> list[Any]:
-        """The options. numbers: None where only shapes are asked for."""
+        """The options `given`, with floats taken from `numbers`. numbers: None while tracing shapes."""
         values = None if numbers is None else iter(numbers.tolist())
         found = list(given)
         for i in real:
@@ -340,16 +346,23 @@ def _register(
     backward_options: str = "",
     in_place: Callable[..., list[Tensor]] | None = None,
 ) -> None:
-    """Define the ops `name` and `name_backward`.
+    """Defines the ops `name` and `name_backward`:
 
-    name(inputs, options) -> outputs
-    name_backward(a gradient or None for each differentiable output, inputs, residuals, options, needed,
-                  backward_options)
-        -> the gradients of the inputs apart from the last ones, the `constants`; a gradient whose entry in
-           `needed` is false is empty
-    `residuals` are the outputs that the backward reads. `backward_options` have defaults, with which autograd
-    calls. `in_place` is `backward` where it may change the residuals, or return them: autograd calls it if it
-    frees them afterwards.
+        name(inputs, options) -> outputs
+        name_backward(gradients, inputs, residuals, options, needed, backward_options) -> gradients of inputs
+
+    Args:
+        inputs, options: the schema's text of the arguments.
+        outputs: names of the results.
+        differentiable: the outputs that get gradients. The backward op takes a gradient or None for each.
+        residuals: the outputs that the backward op reads.
+        forward, backward: the implementations, on the CPU and on CUDA.
+        fake: like forward, but only allocates the results, for tracing.
+        constants: the last inputs, which have no gradient. The backward op returns the gradients of the
+            others; one whose entry in `needed` is False is an empty tensor.
+        backward_options: more options of the backward op. Autograd calls it with their defaults.
+        in_place: like backward, but may overwrite the residuals or return them. Autograd calls it if it frees
+            them afterwards.
     """
     results = _names(outputs)
     saved = _picker([results.index(residual) for residual in _names(residuals)] if residuals else [])
@@ -360,15 +373,15 @@ def _register(
     residual_count = len(_names(residuals) if residuals else [])
 
     upstream = ", ".join(f"Tensor? grad_{result}" for result in _names(differentiable))
-    kept = "".join(f"Tensor {result}, " for result in saved(results))
+    read = "".join(f"Tensor {result}, " for result in saved(results))
     returns = ", ".join("Tensor" for _ in results)
     gradients = ", ".join(["Tensor"] * (input_count - constant_count))
     tags = (torch.Tag.pt2_compliant_tag,)
     _library.define(f"{name}({inputs}, {options}) -> ({returns})", tags=tags)
-    given = f"{upstream}, {inputs}, {kept}{options}, bool[] needed"
-    given += f", {backward_options}" if backward_options else ""
+    arguments = f"{upstream}, {inputs}, {read}{options}, bool[] needed"
+    arguments += f", {backward_options}" if backward_options else ""
     needed_at = grad_count + input_count + residual_count + len(_names(options))
-    _library.define(f"{name}_backward({given}) -> ({gradients})", tags=tags)
+    _library.define(f"{name}_backward({arguments}) -> ({gradients})", tags=tags)
     op = getattr(torch.ops.monoidreduce, name).default
     backward_op = getattr(torch.ops.monoidreduce, f"{name}_backward").default
 
@@ -388,7 +401,7 @@ def _register(
 
     def differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         needed = ctx.needs_input_grad[1 : 1 + input_count]  # after the keys
-        if all(grad is None for grad in grads):  # what followed the op has no gradient either
+        if all(grad is None for grad in grads):
             return (None,) * (input_count + len(ctx.options))
         operands = (*grads[:grad_count], *ctx.saved_tensors)
         differentiated = backward_op

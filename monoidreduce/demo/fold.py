@@ -1,4 +1,5 @@
-"""A fold of one's own, from a Python function to kernels: its C++, checks, compilation, speed, memory."""
+"""Follows a user-defined fold from a Python function to kernels: generated C++, checks, compilation,
+speed."""
 
 from __future__ import annotations
 
@@ -43,9 +44,10 @@ _STYLES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class FoldScale:
-    """What a device gets: `tokens` of width `dim`, at each of `vocabularies`.
+    """The size of the demo on a device: `tokens` tokens of width `dim`, at each of the `vocabularies`.
 
-    checked: how many tokens are compared with float64. seconds: that a timing takes, at least.
+    checked: the number of tokens whose results are compared with float64. seconds: the least time of a
+        timing.
     """
 
     tokens: int
@@ -58,7 +60,7 @@ class FoldScale:
 
 @dataclass(frozen=True)
 class Function:
-    """The traced function, and how many data of each kind a call has."""
+    """The traced function, and the number of data arguments of each kind (row, row index, column, ...)."""
 
     traced: Traced
     counts: kernels.Counts
@@ -69,7 +71,7 @@ class Function:
 
 
 def run(scale: FoldScale, device: torch.device, plot: Path, seed: int) -> None:
-    """Prints what becomes of the function, and how fast that is, and saves the plot."""
+    """Prints the generated code, its checks and its timings, and saves the plot."""
     torch.manual_seed(seed)
     vocabulary = scale.vocabularies[-1]
     print("Statistics of one row of logits, hidden @ head.T, which policy gradients need, on one logit:\n")
@@ -93,7 +95,7 @@ def run(scale: FoldScale, device: torch.device, plot: Path, seed: int) -> None:
 
 
 def timed(work: Callable[[], T]) -> tuple[T, str]:
-    """What the work returns, and how long this once took, in words."""
+    """The result of one call of work(), and its time as text."""
     start = time.perf_counter()
     result = work()
     return result, f"{(time.perf_counter() - start) * 1e3:.1f} ms"
@@ -124,7 +126,7 @@ def show_sources() -> Function:
 
 
 def element_code(struct: str) -> str:
-    """The last function of a generated struct, with two statements in a line."""
+    """The text of the last function of a generated struct, two statements to a line."""
     _, _, function = struct.rpartition("\n  MR_HD static ")
     head, *body = (line.strip() for line in function.splitlines())
     statements = body[: body.index("}")]
@@ -134,7 +136,10 @@ def element_code(struct: str) -> str:
 
 
 def check_laws(function: Function) -> str:
-    """The laws of a commutative monoid, on states of random logits. MonoidLawError names a broken one."""
+    """Checks the laws of a commutative monoid on states of random logits; returns the result as text.
+
+    Raises MonoidLawError if a law is broken.
+    """
     monoid = StatisticsMonoid(function.text)
     first = count(0, 3)  # elements of a row have columns of their own
 
@@ -153,7 +158,7 @@ def check_laws(function: Function) -> str:
 
 @contextmanager
 def own_cache() -> Iterator[None]:
-    """Compiled kernels are kept in a new folder, so that they are compiled here."""
+    """A context with an empty kernel cache, so that the demo compiles its kernels."""
     name = "MONOIDREDUCE_CACHE_DIR"
     before = os.environ.get(name)
     with TemporaryDirectory() as folder:
@@ -167,7 +172,7 @@ def own_cache() -> Iterator[None]:
 
 
 def show_kernels(function: Function, hidden: Tensor, head: Tensor, token: Tensor) -> str:
-    """What runs the program on the device, and how long making it takes."""
+    """Says which engine runs the program on the device, and how long its compilation takes."""
     explained = token_stats.explain(hidden, head, label=token)
     lines = [f"Forward pass: {explained.forward}. Backward pass: {explained.backward}."]
     if explained.tiles is not None:
@@ -187,7 +192,7 @@ def show_kernels(function: Function, hidden: Tensor, head: Tensor, token: Tensor
 
 
 def interpreted(function: Function) -> None:
-    """Writes the code of both passes for the CPU engine's interpreter."""
+    """Generates the bytecode of both passes for the CPU engine's interpreter."""
     forward_code(function.text, *function.counts)
     backward_code(function.text, *function.counts)
 
@@ -225,7 +230,7 @@ def show_errors(hidden: Tensor, head: Tensor, token: Tensor, checked: int) -> st
 
 
 def loss_and_gradients(backend: str, hidden: Tensor, head: Tensor, token: Tensor) -> tuple[Tensor, ...]:
-    """The losses of the tokens, and the gradients of their sum by hidden and head."""
+    """The tokens' losses, and the gradients of their sum with respect to hidden and head."""
     inputs = hidden.requires_grad_(), head.requires_grad_()
     loss = BACKENDS[backend](*inputs, token)
     return loss.detach(), *torch.autograd.grad(loss.sum(), inputs)
@@ -267,7 +272,7 @@ def peaks(scale: FoldScale, device: torch.device) -> Sweep:
 
 
 def table(forward: dict[str, float], steps: dict[str, list[float]], memory: Sweep | None) -> str:
-    """All at the largest vocabulary, one line for each."""
+    """The table of times and memory at the largest vocabulary, a row for each implementation."""
     rows = [_row("", "forward", "step", *(["memory"] if memory else []))]
     for name in BACKENDS:
         cells = [f"{seconds * 1e3:.2f} ms" for seconds in (forward[name], steps[name][-1])]

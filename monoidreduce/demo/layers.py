@@ -47,8 +47,8 @@ SCALES = {
         lengths=[2048, 4096, 8192, 16384, 32768],
         vocabularies=[256, 1024, 4096, 16384, 65536],
     ),
-    # bfloat16 products over float32 weights: how models are trained on GPUs, and what matrix units are for.
-    # Large enough that a step of either model takes the GPU longer than the host, whose time is Python's.
+    # bfloat16 products with float32 weights, as models are trained on GPUs. The model is large enough that a
+    # step takes the GPU longer than the host.
     "cuda": LayerScale(
         size=ModelSize(layers=6, dim=1024, heads=16, hidden=4096, length=1024),
         batch=32,

@@ -1,7 +1,7 @@
-"""What a differentiable call needs beyond its inputs, outputs and gradients, measured in a fresh process.
+"""Measures, in a fresh process, the memory of a differentiable call beyond inputs, outputs and gradients.
 
-On the CPU this is the growth of the peak resident size (VmHWM of /proc, Linux only). The peak is reset when
-the inputs are in place. On a GPU it is the growth of the peak of torch's allocator.
+On the CPU this is the growth of the peak resident size (VmHWM of /proc, Linux only), which is reset after the
+inputs are made. On a GPU it is the growth of the peak of torch's allocator.
 """
 
 from __future__ import annotations
@@ -65,9 +65,10 @@ def peak_growth(problem: Problem) -> int:
 
 
 def peaks(problem: Problem) -> tuple[int, int]:
-    """Bytes of the forward's peak less the output; of the peak of both passes less output and gradients.
+    """Two peaks in bytes: of the forward pass, without the output; of both passes, without output and
+    gradients.
 
-    The former is larger where the forward pass holds memory that becomes gradients.
+    The first is the larger one if forward already holds memory that later becomes gradients.
     """
     device = problem.grad_output.device
     before = start_peak(device)
@@ -100,7 +101,8 @@ def measure(build: str, warm_up: dict[str, Any], sizes: list[dict[str, Any]]) ->
         build,
         json.dumps([warm_up, *sizes]),
     ]
-    # In a session of its own Ctrl-C does not reach it, which would print a traceback; `run` ends it.
+    # In a session of its own, so that Ctrl-C does not make it print a traceback; subprocess.run kills it
+    # then.
     result = subprocess.run(
         command, env=environment, stdout=subprocess.PIPE, text=True, check=True, start_new_session=True
     )

@@ -1,6 +1,8 @@
-"""The loss of a policy gradient over a vocabulary: by a fold of one's own, by torch, and by what is built in.
+"""A policy-gradient loss over a vocabulary, implemented by a user-defined fold, by torch, and by built-in
+ops.
 
-All take hidden [N, D], head [V, D] and token [N] integer, and return the loss of each token, [N].
+Each implementation takes hidden [N, D], head [V, D] and token [N] integer, and returns each token's loss,
+[N].
 """
 
 from __future__ import annotations
@@ -25,27 +27,28 @@ def token_stats(score: Tensor, column: Tensor, label: Tensor) -> dict[str, Any]:
 
 
 def by_fold(hidden: Tensor, head: Tensor, token: Tensor) -> Tensor:
-    """With the fold above: the entropy is lse - mean."""
+    """By token_stats above. The entropy is lse - mean."""
     s = token_stats(hidden, head, label=token)
     return _loss(s.target - s.lse, s.lse - s.mean)
 
 
 def by_torch(hidden: Tensor, head: Tensor, token: Tensor) -> Tensor:
-    """With all logits stored, in the operands' dtype, and their logarithms in float32 or float64."""
+    """By torch, which stores all logits in the operands' dtype, and log-probabilities in float32 or
+    float64."""
     logits = hidden @ head.T
     log_p = logits.log_softmax(1, dtype=torch.promote_types(logits.dtype, torch.float32))
     return _loss(log_p.gather(1, token[:, None]).squeeze(1), -(log_p.exp() * log_p).sum(1))
 
 
 def by_log_probs(hidden: Tensor, head: Tensor, token: Tensor) -> Tensor:
-    """With the built-in operator of the same statistics."""
+    """By the built-in operator that computes the same statistics."""
     s = mr.linear_log_probs(hidden, head, token, entropy=True)
     assert s.entropy is not None
     return _loss(s.log_probs, s.entropy)
 
 
 def by_cross_entropy(hidden: Tensor, head: Tensor, token: Tensor) -> Tensor:
-    """Without the entropy."""
+    """By linear_cross_entropy, without the entropy term."""
     return mr.linear_cross_entropy(hidden, head, token, reduction="none")
 
 
@@ -72,7 +75,7 @@ def tensors(
 
 
 def policy_problem(backend: str, vocabulary: int, tokens: int, dim: int, device: str, dtype: str) -> Problem:
-    """The mean loss, in float32."""
+    """The mean of an implementation's loss, in float32, for timing and memory."""
     place = torch.device(device)
     hidden, head, token = tensors(tokens, vocabulary, dim, place, getattr(torch, dtype))
     loss = BACKENDS[backend]

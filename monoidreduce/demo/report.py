@@ -1,4 +1,4 @@
-"""What the demo shows at its end: a table, and a plot where matplotlib is installed."""
+"""The results that the demo shows: a table, and a plot if matplotlib is installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monoidreduce._command_line import replacing
 from .sweep import Sweep
 from .train import Run
 
-# Of the first model and of the second. The first is wide, so that it shows under a curve that coincides.
+# The lines of the first and the second model. The first is wide, so that it shows if the second covers it.
 _STYLES: tuple[dict[str, Any], ...] = (
     {"color": "tab:gray", "linewidth": 4, "alpha": 0.6},
     {"color": "tab:blue", "linewidth": 1.5},
@@ -47,7 +47,7 @@ def _row(label: str, *values: str) -> str:
 
 
 def list_paths(paths: Mapping[str, int]) -> str:
-    """The kernels that monoidreduce's layers ran on while training, and how often."""
+    """The kernels that MonoidReduce's layers took during training, and how often."""
     lines = [f"  {path:46}{calls:>16}" for path, calls in sorted(paths.items())]
     return "\n".join([_row("monoidreduce's layers in training ran on", "times"), *lines])
 

@@ -1,4 +1,4 @@
-"""What a demo compares: two models that one seed makes alike, their training, and the memory they need."""
+"""The settings of a demo: two models with the same initial weights, their training, and the memory sweeps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from .sweep import Sweep
 
 @dataclass(frozen=True)
 class Scale(ABC):
-    """What a device gets: the models' size, their training, and the vocabularies at which memory is measured.
+    """The settings on a device: the models' size, their training, the vocabularies at which memory is
+    measured.
 
     `autocast` is the dtype of matrix products in training, None for float32.
     """
@@ -37,7 +38,8 @@ class Scale(ABC):
 
     @abstractmethod
     def models(self, seed: int) -> dict[str, nn.Module]:
-        """Both models by name, MonoidReduce's last: each maps tokens and next ones [B, L] to a mean loss."""
+        """Both models by name, MonoidReduce's last. Each maps tokens and next tokens [B, L] to a mean
+        loss."""
 
     @abstractmethod
     def sweeps(self, device: torch.device) -> list[Sweep]:

@@ -39,7 +39,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Run:
-    """What training leaves: the loss of every step, and the median seconds of a step."""
+    """The result of training: the loss of every step, and the median time of a step in seconds."""
 
     losses: list[float]
     step_seconds: float
@@ -62,7 +62,7 @@ class Progress:
             print(f"training: step {self.done} of {self.steps}, loss {losses}", file=sys.stderr)
 
     def close(self) -> None:
-        """Leaves the terminal's line finished."""
+        """Ends the bar's line in the terminal."""
         if self.bar is not None:
             self.bar.close()
 
@@ -103,9 +103,9 @@ class Trainee:
 
 
 def train_both(text: Tensor, models: dict[str, nn.Module], settings: Settings) -> dict[str, Run]:
-    """Trains the models, each a function of tokens and next tokens to a loss; the seed decides the batches.
+    """Trains the models on the same batches. Each maps tokens and next tokens to a loss.
 
-    The models take their steps in turn, so that whatever else the machine does falls on both timings alike.
+    They take their steps alternately, so that other load on the machine affects both timings alike.
     """
     trainees = {name: Trainee(model, settings) for name, model in models.items()}
     losses: dict[str, list[float]] = {name: [] for name in models}

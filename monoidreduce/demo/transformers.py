@@ -74,7 +74,7 @@ class ModelScale(Scale):
 def model_problem(
     backend: str, size: dict[str, int], batch: int, vocabulary: int, device: str, dtype: str
 ) -> Problem:
-    """The whole model over `batch` sequences; what gets gradients is its weights."""
+    """The whole model over `batch` sequences. Its weights get gradients."""
     shape = ModelSize(**size)
     model = CausalLM(shape, vocabulary, backend).to(torch.device(device), getattr(torch, dtype))
     tokens, target = torch.randint(vocabulary, (2, batch, shape.length), device=device)
