@@ -320,7 +320,7 @@ def cross_entropy_backward(
             )
 
         loss_alone = grad_lse is None
-        (found,) = LinearBackward(
+        (head_gradients,) = LinearBackward(
             plan,
             [LinearHead(x, weight, Needed(*needed[:3]))],
             store,
@@ -333,7 +333,7 @@ def cross_entropy_backward(
             slope=options.logit_scale,
             unrounded=unrounded,
         ).gradients()
-        return rounded_gradients(found, inputs, needed[:3], unrounded)
+        return rounded_gradients(head_gradients, inputs, needed[:3], unrounded)
     dx = new_gradient(x, needed[0], unrounded)
     dweight = new_gradient(weight, needed[1])
     dbias = new_bias_gradient(bias, needed[2])

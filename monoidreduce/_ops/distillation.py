@@ -251,7 +251,7 @@ def distillation_backward(
                 LinearHead(x, weight, Needed(*needed[:2])),
                 LinearHead(teacher_x, teacher_weight, Needed(*needed[2:4])),
             ]
-            found = LinearBackward(
+            head_gradients = LinearBackward(
                 plan,
                 heads,
                 store,
@@ -264,7 +264,7 @@ def distillation_backward(
                 slope=1 / options.temperature,
                 unrounded=unrounded,
             ).gradients()
-            gradients = [t for head in found for t in (head.rows, head.columns)]
+            gradients = [t for head in head_gradients for t in (head.rows, head.columns)]
             gradients += [None] * (len(inputs) - len(gradients))  # for a frozen teacher
             return rounded_gradients(gradients, inputs, needed[:4], unrounded)
     dx, dteacher_x = (

@@ -122,7 +122,7 @@ def gated_mlp_forward(
 ) -> Tensor:
     out = new_result(x, w2, options.unrounded_result)
     x, w1, w2, gate, bias1, gate_bias, bias2 = all_contiguous(x, w1, w2, gate, bias1, gate_bias, bias2)
-    kind, on_device, dtype = (
+    kind, launch, dtype = (
         ACTIVATIONS.index(options.activation),
         launch_on(x),
         hidden_dtype(x.dtype, x.is_cuda),
@@ -131,11 +131,11 @@ def gated_mlp_forward(
     matrices = _Matrices(2, x, part, dtype)
     with without_autocast(x):
         for rows in parts_of(len(x), max(part[0], 1)):
-            x_there = rows_of(x, rows)
-            gates, ups = matrices.of(len(x_there), len(w1))
-            write_product(gates, x_there, gate.T, gate_bias)
-            write_product(ups, x_there, w1.T, bias1)
-            _C.gated_hidden(gates, ups, kind, *on_device)
+            x_part = rows_of(x, rows)
+            gates, ups = matrices.of(len(x_part), len(w1))
+            write_product(gates, x_part, gate.T, gate_bias)
+            write_product(ups, x_part, w1.T, bias1)
+            _C.gated_hidden(gates, ups, kind, *launch)
             write_product(rows_of(out, rows), ups, w2.T, bias2)
     return out
 
@@ -179,7 +179,7 @@ def _gradients(
     dtype, unless _adds_rounded.
     """
     grad_out, x, w1, w2, gate, bias1, gate_bias = all_contiguous(grad_out, x, w1, w2, gate, bias1, gate_bias)
-    kind, on_device, dtype = (
+    kind, launch, dtype = (
         ACTIVATIONS.index(options.activation),
         launch_on(x),
         hidden_dtype(x.dtype, x.is_cuda),
@@ -200,28 +200,28 @@ def _gradients(
     dbias1, dgate_bias = new_bias_gradient(bias1, needed[4]), new_bias_gradient(gate_bias, needed[5])
     with without_autocast(x):
         for units in unit_parts:
-            w1_there, w2_there, gate_there = rows_of(w1, units), columns_of(w2, units), rows_of(gate, units)
+            w1_part, w2_part, gate_part = rows_of(w1, units), columns_of(w2, units), rows_of(gate, units)
             for rows in row_parts:
-                x_there, grad_there = rows_of(x, rows), rows_of(grad_out, rows)
-                gates, ups, hidden = matrices.of(len(x_there), len(w1_there))
-                write_product(gates, x_there, gate_there.T, None if gate_bias is None else gate_bias[units])
-                write_product(ups, x_there, w1_there.T, None if bias1 is None else bias1[units])
+                x_part, grad_part = rows_of(x, rows), rows_of(grad_out, rows)
+                gates, ups, hidden = matrices.of(len(x_part), len(w1_part))
+                write_product(gates, x_part, gate_part.T, None if gate_bias is None else gate_bias[units])
+                write_product(ups, x_part, w1_part.T, None if bias1 is None else bias1[units])
                 if needs_hidden_gradient:
-                    write_product(hidden, grad_there, w2_there)
-                _C.gated_gradient(gates, ups, hidden, kind, *on_device)
+                    write_product(hidden, grad_part, w2_part)
+                _C.gated_gradient(gates, ups, hidden, kind, *launch)
                 if dx is not None:
-                    dx_there = rows_of(dx, rows)
-                    sums = _sums(dx_there) if one_sum and not _adds_rounded(dx_there) else dx_there
-                    add_product(sums, gates, gate_there, first=units.start == 0)
-                    add_product(sums, ups, w1_there)
-                    if sums is not dx_there:
-                        dx_there.copy_(sums)
+                    dx_part = rows_of(dx, rows)
+                    sums = _sums(dx_part) if one_sum and not _adds_rounded(dx_part) else dx_part
+                    add_product(sums, gates, gate_part, first=units.start == 0)
+                    add_product(sums, ups, w1_part)
+                    if sums is not dx_part:
+                        dx_part.copy_(sums)
                 if dw1 is not None:
-                    dw1.add(rows_of(dw1.value, units), ups.T, x_there, first=rows.start == 0)
+                    dw1.add(rows_of(dw1.value, units), ups.T, x_part, first=rows.start == 0)
                 if dgate is not None:
-                    dgate.add(rows_of(dgate.value, units), gates.T, x_there, first=rows.start == 0)
+                    dgate.add(rows_of(dgate.value, units), gates.T, x_part, first=rows.start == 0)
                 if dw2 is not None:
-                    dw2.add(columns_of(dw2.value, units), grad_there.T, hidden, first=rows.start == 0)
+                    dw2.add(columns_of(dw2.value, units), grad_part.T, hidden, first=rows.start == 0)
                 for gradient, local in ((dbias1, ups), (dgate_bias, gates)):
                     if gradient is not None:
                         gradient[units] += local.sum(0, dtype=gradient.dtype)

@@ -278,8 +278,8 @@ class LinearBackward:
             student, first = heads[0], slice(0, min(saved.shape[1], len(weights[0])))
             first_classes = HeadSlice(student.rows, student.columns[first], saved[:, first], None)
             self.finish_saved(first_classes)
-        found = multiply_dlogits(heads, lambda part, of_heads: self.store(part, of_heads, grad))
-        return [self._by_terms(gradients) for gradients in found]
+        head_gradients = multiply_dlogits(heads, lambda part, of_heads: self.store(part, of_heads, grad))
+        return [self._by_terms(gradients) for gradients in head_gradients]
 
     def _upstream(self, saved: Tensor) -> Upstream | None:
         """None if no dlogits were or will be stored with UNIT_UPSTREAM."""

@@ -238,7 +238,7 @@ def log_probs_backward(
             increment_version(saved)  # makes torch raise if a second backward pass reads the weights
             write(head, slice(0, len(head.columns)), row_max, log_probs.contiguous())
 
-        (found,) = LinearBackward(
+        (head_gradients,) = LinearBackward(
             plan,
             [LinearHead(x, weight, Needed(*needed[:3]))],
             store,
@@ -250,7 +250,7 @@ def log_probs_backward(
             slope=options.logit_scale,
             unrounded=unrounded,
         ).gradients()
-        return rounded_gradients(found, inputs, needed[:3], unrounded)
+        return rounded_gradients(head_gradients, inputs, needed[:3], unrounded)
     dx = new_gradient(x, needed[0], unrounded)
     dweight = new_gradient(weight, needed[1])
     dbias = new_bias_gradient(bias, needed[2])

@@ -58,8 +58,8 @@ def logsumexp_forward(
     lse = empty_statistics(a, a.shape[0])
     lse_low, plan, scratch, mean = torch.empty_like(lse), None, None, None
     if a.is_cuda:
-        kept = a if a_differentiated else None
-        plan = _C.plan_logsumexp_forward(a, b, None, None, kept, None, scale)
+        planned_mean = a if a_differentiated else None
+        plan = _C.plan_logsumexp_forward(a, b, None, None, planned_mean, None, scale)
         if plan.narrow:
             a, b = padded(a), padded(b)
             mean = empty_dense(a)
@@ -97,8 +97,8 @@ def logsumexp_backward(
                 )
 
             head = LinearHead(a, b, Needed(*needed))
-            (found,) = LinearBackward(plan, [head], store, workspace).gradients()
-            return rounded_gradients(found[:2], inputs, needed)
+            (head_gradients,) = LinearBackward(plan, [head], store, workspace).gradients()
+            return rounded_gradients(head_gradients[:2], inputs, needed)
     if plan is not None and plan.narrow:
         a, b = padded(a), padded(b)
         saved = saved.contiguous() if needed[0] and saved is not None else None

@@ -113,7 +113,7 @@ def mlp_forward(
     bias2: Tensor | None,
     options: MlpOpOptions,
 ) -> Tensor:
-    kind, on_device, outputs = ACTIVATIONS.index(options.activation), launch_on(x), w2.shape[0]
+    kind, launch, outputs = ACTIVATIONS.index(options.activation), launch_on(x), w2.shape[0]
     plan, part, scratch, unrounded = None, (0, 0), None, options.unrounded_result
     if x.is_cuda:
         plan = plan_mlp_forward(x, w1, w2, bias1, options.workspace)
@@ -126,11 +126,11 @@ def mlp_forward(
     if all(part):
 
         def store(rows: Tensor, hidden: Tensor) -> None:
-            _C.mlp_hidden(rows, w1, bias1, hidden, kind, *on_device, plan)
+            _C.mlp_hidden(rows, w1, bias1, hidden, kind, *launch, plan)
 
         multiply_hidden(store, part[0], x, w2, bias2, out)
     else:
-        _C.mlp_forward(x, w1, w2, bias1, bias2, out, scratch, kind, 0, *on_device, plan)
+        _C.mlp_forward(x, w1, w2, bias1, bias2, out, scratch, kind, 0, *launch, plan)
     if out.shape[1] != outputs:
         out = cut_to_width(outputs, out)
     return out.to(accumulation_dtype(x.dtype)) if options.unrounded_result != unrounded else out
@@ -147,7 +147,7 @@ def mlp_backward(
     needed: list[bool],
     unrounded: bool = False,
 ) -> list[Tensor]:
-    kind, on_device, inputs = ACTIVATIONS.index(options.activation), launch_on(x), (x, w1, w2, bias1, bias2)
+    kind, launch, inputs = ACTIVATIONS.index(options.activation), launch_on(x), (x, w1, w2, bias1, bias2)
     dx = dw1 = dw2 = dbias1 = None
     plan, part, tensor_cores = None, (0, 0), False
     if x.is_cuda:
@@ -160,7 +160,7 @@ def mlp_backward(
     if any(needed[:4]) and all(part):
 
         def store(part: HiddenPart) -> None:
-            _C.mlp_local_gradient(*part, kind, *on_device, plan)
+            _C.mlp_local_gradient(*part, kind, *launch, plan)
 
         dx, dw1, dw2, dbias1 = multiply_hidden_gradients(store, part, grad_out, x, w1, w2, bias1, needed)
     elif any(needed[:4]):
@@ -171,7 +171,7 @@ def mlp_backward(
             dx = new_gradient(x, needed[0], unrounded)
             dw1, dw2 = new_gradient(w1, needed[1]), new_gradient(w2, needed[2])
         dbias1 = new_bias_gradient(bias1, needed[3])
-        _C.mlp_backward(x, w1, w2, bias1, grad_out, dx, dw1, dw2, dbias1, kind, 0, *on_device, plan)
+        _C.mlp_backward(x, w1, w2, bias1, grad_out, dx, dw1, dw2, dbias1, kind, 0, *launch, plan)
     return rounded_gradients((dx, dw1, dw2, dbias1, dbias2), inputs, needed, unrounded)
 
 

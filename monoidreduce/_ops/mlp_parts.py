@@ -136,22 +136,22 @@ def multiply_hidden_gradients(
     dbias1 = x.new_empty(w1.shape[0], dtype=torch.float32) if needed[3] else None
     with without_autocast(x):
         for units in unit_parts:
-            w1_there, w2_there = rows_of(w1, units), columns_of(w2, units)
-            bias_there = None if bias1 is None else rows_of(bias1, units)
+            w1_part, w2_part = rows_of(w1, units), columns_of(w2, units)
+            bias_part = None if bias1 is None else rows_of(bias1, units)
             for rows in row_parts:
-                x_there, grad_there = rows_of(x, rows), rows_of(grad_out, rows)
+                x_part, grad_part = rows_of(x, rows), rows_of(grad_out, rows)
                 local, hidden = (
                     columns_of(rows_of(workspace, slice(0, _size(rows))), slice(0, _size(units)))
                     for workspace in (local_workspace, hidden_workspace)
                 )
                 sums = None if dbias1 is None else _partial_sums(local)
-                store(HiddenPart(x_there, w1_there, w2_there, bias_there, grad_there, local, hidden, sums))
+                store(HiddenPart(x_part, w1_part, w2_part, bias_part, grad_part, local, hidden, sums))
                 if dx is not None:
-                    dx.add(rows_of(dx.value, rows), local, w1_there, first=units.start == 0)
+                    dx.add(rows_of(dx.value, rows), local, w1_part, first=units.start == 0)
                 if dw1 is not None:
-                    dw1.add(rows_of(dw1.value, units), local.T, x_there, first=rows.start == 0)
+                    dw1.add(rows_of(dw1.value, units), local.T, x_part, first=rows.start == 0)
                 if dw2 is not None:
-                    dw2.add(columns_of(dw2.value, units), grad_there.T, hidden, first=rows.start == 0)
+                    dw2.add(columns_of(dw2.value, units), grad_part.T, hidden, first=rows.start == 0)
                 if dbias1 is not None and sums is not None:
                     sums = sums[: -(-_size(rows) // 16), : _size(units)]
                     if rows.start == 0:
