@@ -75,14 +75,28 @@ def _without_spaces(code: str) -> str:
 
 
 def test_snippets_of_the_extending_page_are_in_the_sources() -> None:
-    """Spaces apart. `// ...` leaves lines out, and blocks with MyMonoid are code of a reader."""
+    """Spaces apart. `// ...` leaves lines out. MyMonoid and SoftCount are what a reader adds."""
     page = (ROOT / "docs/extending.md").read_text("utf-8")
-    blocks = [b for b in re.findall(r"^```cpp\n(.*?)^```", page, re.M | re.S) if "MyMonoid" not in b]
+    blocks = re.findall(r"^```cpp\n(.*?)^```", page, re.M | re.S)
+    blocks = [b for b in blocks if "MyMonoid" not in b and "SoftCount" not in b]
     parts = [part for block in blocks for part in re.split(r"^ *// \.\.\.\n", block, flags=re.M)]
     headers = (p for p in (ROOT / "csrc").rglob("*") if p.suffix in (".h", ".cuh", ".cpp", ".cu"))
     sources = [_without_spaces(path.read_text("utf-8")) for path in headers]
     assert parts
     assert [part for part in parts if not any(_without_spaces(part) in source for source in sources)] == []
+
+
+def test_diffs_of_the_extending_page_fit_the_sources() -> None:
+    """The lines that a diff removes or keeps are in the file that is named before it."""
+    page = (ROOT / "docs/extending.md").read_text("utf-8")
+    missing, file = [], ""
+    for before, diff in re.findall(r"(.*?)^```diff\n(.*?)^```", page, re.M | re.S):
+        file = re.findall(r"^\*\*[^`]*`([\w/.]+)`", before, re.M)[-1]
+        source = _without_spaces((ROOT / file).read_text("utf-8"))
+        old = [line[1:] for line in diff.splitlines() if line[:1] in (" ", "-")]
+        missing += [(file, line) for line in old if _without_spaces(line) not in source]
+    assert file
+    assert missing == []
 
 
 def _resolved(path: str) -> object:
