@@ -37,9 +37,7 @@ def test_outputs_and_gradients(name: str, host: HostKernels) -> None:
         assert_exact(found, with_gradients(fold.reference, call))
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.generate,))
-@given(fold=random_folds(), seed=st.integers(0, 1000))
-def test_random_functions(host: HostKernels, fold: Any, seed: int) -> None:
+def check_random_function(host: HostKernels, fold: Any, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
 
     def leaf(*shape: int) -> torch.Tensor:
@@ -52,6 +50,24 @@ def test_random_functions(host: HostKernels, fold: Any, seed: int) -> None:
     call |= {"row": {"t": leaf(19)}, "column": {"w": leaf(83)}, "scale": 0.7}
     of = mr.statistics(fold.function)
     assert_exact(with_gradients(of, call), with_gradients(of.reference, call))
+
+
+RANDOM = settings(
+    max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.generate,)
+)  # each is compiled
+
+
+@RANDOM
+@given(fold=random_folds(), seed=st.integers(0, 1000))
+def test_random_functions(host: HostKernels, fold: Any, seed: int) -> None:
+    check_random_function(host, fold, seed)
+
+
+@pytest.mark.release
+@settings(RANDOM, max_examples=10)
+@given(fold=random_folds(), seed=st.integers(0, 1000))
+def test_many_random_functions(host: HostKernels, fold: Any, seed: int) -> None:
+    check_random_function(host, fold, seed)
 
 
 def test_products_are_not_fused_with_sums() -> None:

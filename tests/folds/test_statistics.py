@@ -82,9 +82,7 @@ def _double(value: Any) -> Any:
     return value.detach().double().requires_grad_() if value.is_floating_point() else value
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(fold=random_folds(), rows=st.integers(1, 40), columns=st.integers(1, 140), seed=st.integers(0, 1000))
-def test_random_functions(fold: Any, rows: int, columns: int, seed: int) -> None:
+def check_random_function(fold: Any, rows: int, columns: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
 
     def leaf(*shape: int) -> Tensor:
@@ -97,6 +95,23 @@ def test_random_functions(fold: Any, rows: int, columns: int, seed: int) -> None
     call |= {"label": label, "row": {"t": leaf(rows)}, "column": {"w": leaf(columns)}, "scale": 0.7}
     of = mr.statistics(fold.function)
     assert_exact(with_gradients(of, call), with_gradients(of.reference, call))
+
+
+RANDOM_CALLS = {"rows": st.integers(1, 40), "columns": st.integers(1, 140), "seed": st.integers(0, 1000)}
+RANDOM = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+
+
+@RANDOM
+@given(fold=random_folds(), **RANDOM_CALLS)
+def test_random_functions(fold: Any, rows: int, columns: int, seed: int) -> None:
+    check_random_function(fold, rows, columns, seed)
+
+
+@pytest.mark.release
+@settings(RANDOM, max_examples=300)
+@given(fold=random_folds(), **RANDOM_CALLS)
+def test_many_random_functions(fold: Any, rows: int, columns: int, seed: int) -> None:
+    check_random_function(fold, rows, columns, seed)
 
 
 @pytest.mark.oldest
