@@ -81,7 +81,7 @@ class Case:
 
     inputs: makes all inputs; the first `leaves` of them get gradients.
     axes: the axis that is sharded, for each input and then for the output; None if replicated.
-    options: options of the call over ranks.
+    options: options of `mr.Ranks` in the call over ranks.
     target: the least efficiency of two GPUs in `phase`.
     phase: "total" (forward and backward pass) or "forward".
     peers: name -> peer over the same ranks.
@@ -118,7 +118,7 @@ class Case:
             leaf.requires_grad_()
         with torch.no_grad():
             grad = torch.randn_like(self.call(*inputs))
-        calls = {OVER_RANKS: partial(self.call, process_group=group, **self.options)}
+        calls = {OVER_RANKS: partial(self.call, ranks=mr.Ranks(group, **self.options))}
         calls |= {name: peer(group) for name, peer in self.peers.items()}
         own = part(grad, of_output)
         problems = {ALONE: Problem(lambda: self.call(*inputs), whole, grad)}

@@ -158,7 +158,7 @@ def measure_overhead(device: torch.device) -> list[dict[str, Any]]:
 
 
 def calls_over_ranks(device: torch.device) -> dict[str, Callable[..., Tensor]]:
-    """Small recording calls that take `process_group`. Weights are a rank's shards.
+    """Small recording calls that take `ranks`. Weights are a rank's shards.
 
     On a GPU they are in 16 bits. On a CPU they have no rows, so that the engine has nothing to do; over ranks
     it would have twice as many keys.
@@ -174,17 +174,17 @@ def calls_over_ranks(device: torch.device) -> dict[str, Callable[..., Tensor]]:
     q, k, v = leaf(1, 4, rows, 64), leaf(1, 4, 16, 64), leaf(1, 4, 16, 64)
 
     def attention(method: str) -> Callable[..., Tensor]:
-        def call(**group: Any) -> Tensor:
-            return mr.attention(q, k, v, **(group and group | {"method": method}))
+        def call(ranks: Any = None) -> Tensor:
+            return mr.attention(q, k, v, ranks=ranks and mr.Ranks(ranks, method=method))
 
         return call
 
     return {
-        "cross_entropy": lambda **group: mr.linear_cross_entropy(x, weight, target, **group),
-        "log_probs": lambda **group: mr.linear_log_probs(x, weight, target, **group).log_probs,
-        "distillation": lambda **group: mr.linear_distillation(x, weight, teacher_x, teacher, **group),
-        "mlp": lambda **group: mr.mlp(x, weight, w2, **group),
-        "logsumexp": lambda **group: mr.logsumexp_matmul(x, weight, **group),
+        "cross_entropy": lambda **ranks: mr.linear_cross_entropy(x, weight, target, **ranks),
+        "log_probs": lambda **ranks: mr.linear_log_probs(x, weight, target, **ranks).log_probs,
+        "distillation": lambda **ranks: mr.linear_distillation(x, weight, teacher_x, teacher, **ranks),
+        "mlp": lambda **ranks: mr.mlp(x, weight, w2, **ranks),
+        "logsumexp": lambda **ranks: mr.logsumexp_matmul(x, weight, **ranks),
         "attention, ulysses": attention("ulysses"),
         "attention, all_gather": attention("all_gather"),
     }
@@ -233,7 +233,7 @@ def measure_over_ranks(device: torch.device, group: dist.ProcessGroup) -> list[d
     """
     rows = []
     for op, call in calls_over_ranks(device).items():
-        over_ranks = partial(call, process_group=group)
+        over_ranks = partial(call, ranks=group)
         times: dict[str, list[float]] = {"alone": [], "over ranks": [], "collectives": []}
         for _ in range(ROUNDS):
             for name, work in (("alone", call), ("over ranks", over_ranks)):

@@ -27,6 +27,7 @@ from monoidreduce.functional import (
 )
 from monoidreduce.map_reduce import fold, map_reduce
 from monoidreduce.monoids import Monoid
+from monoidreduce.ranks import Ranks
 from monoidreduce.varlen import attention_varlen
 from monoidreduce.workspace import get_workspace, set_workspace, workspace
 
@@ -46,6 +47,7 @@ __all__ = [
     "LogProbs",
     "Monoid",
     "MonoidLawError",
+    "Ranks",
     "TraceError",
     "__version__",
     "attend",

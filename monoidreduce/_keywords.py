@@ -1,4 +1,4 @@
-"""Errors for unknown keyword arguments, with hints for those of torch and other libraries."""
+"""Errors for unknown keyword arguments, with hints for old ones and those of torch and other libraries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,19 @@ DROPOUT = "there is no dropout"
 HEADS = "leave it out: k and v may have fewer heads than q"
 SCALE = "write scale"
 
-# For each operator: a keyword of another library -> a hint.
+
+def _over_ranks(*options: str) -> dict[str, str]:
+    """Hints for keywords that are now fields of `Ranks`. options: the fields that the operator uses."""
+    hints = {option: f"write ranks=mr.Ranks(group, {option}=...)" for option in options}
+    return {"process_group": "write ranks, which takes a group too"} | hints
+
+
+OF_COLUMNS = _over_ranks("classes", "sequence_parallel", "grad_dtype")
+OF_POSITIONS = _over_ranks("method", "layout", "length", "grad_dtype")
+# Only modules lack this keyword.
+OF_MODULES = {"ranks": "call the function instead: modules compute on one rank"}
+
+# For each operator: an old keyword, or one of another library -> a hint.
 MEANT = {
     "attention": {
         "is_causal": "write causal, which aligns the last query with the last key (torch: the first ones)",
@@ -41,6 +53,8 @@ MEANT = {
         "cu_seqlens_k": SEQUENCES,
         "deterministic": "write torch.use_deterministic_algorithms(True) before",
         "return_attn_probs": "probabilities are not stored; return_lse=True returns their normaliser",
+        **OF_POSITIONS,
+        **OF_MODULES,
     },
     "attention_varlen": {
         "max_seqlen_q": LENGTHS,
@@ -53,6 +67,7 @@ MEANT = {
         "alibi_slopes": "write score_mod, which adds slopes times distances",
         "block_mask": "write mask_mod: tiles that no sequence keeps are skipped",
         "return_attn_probs": "probabilities are not stored; return_lse=True returns their normaliser",
+        **OF_POSITIONS,
     },
     "linear_cross_entropy": {
         "class_weights": "write class_weight",
@@ -63,11 +78,20 @@ MEANT = {
         "temperature": "write logit_scale, its inverse",
         "size_average": "write reduction",
         "reduce": "write reduction",
+        **OF_COLUMNS,
+        **OF_MODULES,
     },
     "linear_distillation": {
         "T": "write temperature",
         "kind": "write loss",
+        **OF_COLUMNS,
+        **OF_MODULES,
     },
+    "linear_log_probs": OF_COLUMNS,
+    "logsumexp_matmul": OF_COLUMNS,
+    "statistics": OF_COLUMNS,
+    "map_reduce": _over_ranks(),
+    "all_fold": _over_ranks(),
     "mlp": {
         "act": "write activation",
         "approximate": 'write activation="gelu_tanh"',
@@ -76,13 +100,17 @@ MEANT = {
         "up_proj": "write w1",
         "down_proj": "write w2",
         "dropout": DROPOUT,
+        **_over_ranks("sequence_parallel", "grad_dtype"),
     },
 }
 
 
-def refuse(operator: str, keywords: Iterable[str]) -> NoReturn:
-    """Raise Python's TypeError for an unknown keyword argument, with a hint if another library has it."""
+def refuse(function: str, keywords: Iterable[str], operator: str | None = None) -> NoReturn:
+    """Raise Python's TypeError for an unknown keyword argument, with a hint if there is one in MEANT.
+
+    operator: whose hints apply; by default those of `function`.
+    """
     name = next(iter(keywords))
-    meant = MEANT.get(operator, {}).get(name)
+    meant = MEANT.get(operator or function, {}).get(name)
     hint = "" if meant is None else f"; {meant}"
-    raise TypeError(f"{operator}() got an unexpected keyword argument {name!r}{hint}")
+    raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")

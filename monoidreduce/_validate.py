@@ -68,7 +68,7 @@ def check_tensor(name: str, value: Any) -> Tensor:
         raise TypeError(mismatch(name, "a dense (strided) tensor", kind))
     if type(value) is not Tensor and is_dtensor(value):
         plain = f"a plain tensor in {_called()}, such as {name}.to_local()"
-        expected = f"{plain} (with process_group= where ranks have parts of what is folded)"
+        expected = f"{plain} (with ranks= where ranks have parts of what is folded)"
         placements = getattr(value, "placements", None)
         raise TypeError(mismatch(name, expected, f"a DTensor with placements {placements}"))
     return value

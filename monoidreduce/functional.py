@@ -10,15 +10,12 @@ Common to all of them:
 - A wrong argument raises TypeError (its type or dtype) or ValueError (its shape, device or value) before any
   work is done.
 - Gradients can be taken once: differentiating a gradient raises RuntimeError.
-- A `process_group` is a ProcessGroup or a one-dimensional DeviceMesh. Given one, the columns of the fold
-  (classes, hidden units) are split over its ranks, in their order. All ranks call, with the same rows and
-  upstream gradients. Results, and gradients of rows, are the same bits on all of them; gradients of columns
-  are of a rank's own. `classes` is the number of columns of all ranks. Shards may then be as torch.chunk
-  makes them, or be padded to one length, and padding takes no part. With `sequence_parallel` each rank has
-  other rows, equally many, and results of rows are of its own. `grad_dtype` is the dtype in which partial
-  gradients of rows are sent, by default the accumulation dtype. Of attention the sequence is split. See
-  docs/distributed.md.
-- Without a group the tensors of the losses, `linear_log_probs`, `logsumexp_matmul` and `mlp` may all be
+- With `ranks` (a `monoidreduce.Ranks`, or a ProcessGroup or one-dimensional DeviceMesh alone) the columns
+  that a row meets (classes, hidden units) are sharded over a group of ranks, in rank order; of attention the
+  sequence is. All ranks make the call, with the same rows and upstream gradients. Results and gradients of
+  rows are bit for bit the same on all ranks; a gradient of columns is for the rank's own shard. An error of
+  one rank is raised on all. See docs/distributed.md.
+- Without `ranks` the tensors of the losses, `linear_log_probs`, `logsumexp_matmul` and `mlp` may all be
   DTensors on one mesh. Other operators take plain tensors. See docs/distributed.md.
 - `torch.vmap` and batches of upstream gradients (`torch.func.jacrev`, `is_grads_batched`) make one call for
   each member of the batch, one after another.
@@ -74,17 +71,14 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-    from torch.distributed.device_mesh import DeviceMesh
-
     from monoidreduce.distributed.operators import Sharded
     from monoidreduce.folds.block_mask import BlockMask
     from monoidreduce.folds.distillation import Distillation
+    from monoidreduce.ranks import RanksOrGroup
 
 Window = Sequence[int | None]
 ScoreMod: TypeAlias = Callable[..., Any]  # of a score and its batch, head, query and key
 MaskMod: TypeAlias = Callable[..., Any]  # of these four
-Ranks: TypeAlias = "ProcessGroup | DeviceMesh | None"
 Rest = TypeVar("Rest")
 Checked: TypeAlias = tuple[tuple[Any, ...], tuple[Any, ...]]  # the tensors and the first options of an op
 
@@ -238,33 +232,23 @@ def _differentiated(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any_requires_grad(tensors)
 
 
-def is_over_ranks(
-    process_group: Any, classes: Any, sequence_parallel: Any, grad_dtype: Any, placed: bool = False
-) -> bool:
-    """Whether there is a group, and none of these without it. placed: of DTensors, which say all that."""
-    if placed and process_group is not None:
-        raise TypeError(mismatch("process_group", "None, where an argument is a DTensor", process_group))
-    if process_group is not None:
-        return True
-    if classes is not None or sequence_parallel or grad_dtype is not None:
-        expected = "a ProcessGroup or DeviceMesh, for classes, sequence_parallel or grad_dtype"
-        raise ValueError(mismatch("process_group", expected, None))
-    return False
+def _check_no_ranks_beside_dtensors(ranks: RanksOrGroup | None) -> None:
+    """Raise TypeError if a call with DTensors has `ranks`: their mesh and placements say the same."""
+    if ranks is not None:
+        raise TypeError(mismatch("ranks", "None, where an argument is a DTensor", ranks))
 
 
 def _checked(
     operator: str,
     check: Callable[..., Checked],
     arguments: tuple[Any, ...],
-    ranks: tuple[Any, ...],
+    ranks: RanksOrGroup | None,
     rest: Callable[[], Rest],
 ) -> tuple[tuple[Any, ...], tuple[Any, ...], Rest, Sharded | None]:
     """What check makes of the arguments: tensors and options of the op; what rest does of others; and what
     runs the op over several ranks, which all raise what one of them does here.
-
-    ranks: process_group, classes, sequence_parallel, grad_dtype.
     """
-    if not is_over_ranks(*ranks):
+    if ranks is None:
         others = rest()
         return *check(*arguments), others, None
     found: list[Rest] = []
@@ -273,19 +257,19 @@ def _checked(
         found.append(rest())
         return check(*arguments)
 
-    sharded = _yards.ranks().Sharded.of(operator, checked, *ranks)
+    sharded = _yards.ranks().Sharded.of(operator, checked, ranks)
     return sharded.tensors, sharded.options, found[0], None if sharded.group.size == 1 else sharded
 
 
-def refuse_over_ranks(process_group: Any, operator: str, error: Exception) -> NoReturn:
-    """Raise on all ranks what one of them refuses beside a group."""
+def refuse_over_ranks(ranks: RanksOrGroup, operator: str, error: Exception) -> NoReturn:
+    """Raise the error on all ranks, even if the others make a call that is right."""
     of_ranks = _yards.ranks()
 
     def refuse() -> NoReturn:
         raise error
 
     try:
-        group = of_ranks.Group.of(process_group)
+        group = of_ranks.Sharding.of(ranks).group
     except (TypeError, ValueError):
         raise error from None
     of_ranks.together(group, operator, refuse)
@@ -340,11 +324,7 @@ def attention(
     block_mask: BlockMask | None = None,
     compensated: bool = False,
     return_lse: Literal[False] = False,
-    process_group: Ranks = None,
-    method: str = "auto",
-    layout: str = "contiguous",
-    length: int | None = None,
-    grad_dtype: torch.dtype | None = None,
+    ranks: RanksOrGroup | None = None,
 ) -> Tensor: ...
 @overload
 def attention(
@@ -363,11 +343,7 @@ def attention(
     block_mask: BlockMask | None = None,
     compensated: bool = False,
     return_lse: Literal[True],
-    process_group: Ranks = None,
-    method: str = "auto",
-    layout: str = "contiguous",
-    length: int | None = None,
-    grad_dtype: torch.dtype | None = None,
+    ranks: RanksOrGroup | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def attention(
@@ -386,11 +362,7 @@ def attention(
     block_mask: BlockMask | None = None,
     compensated: bool = False,
     return_lse: bool,
-    process_group: Ranks = None,
-    method: str = "auto",
-    layout: str = "contiguous",
-    length: int | None = None,
-    grad_dtype: torch.dtype | None = None,
+    ranks: RanksOrGroup | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention(
     q: Tensor,
@@ -408,11 +380,7 @@ def attention(
     block_mask: BlockMask | None = None,
     compensated: bool = False,
     return_lse: bool = False,
-    process_group: Ranks = None,
-    method: str = "auto",
-    layout: str = "contiguous",
-    length: int | None = None,
-    grad_dtype: torch.dtype | None = None,
+    ranks: RanksOrGroup | None = None,
     **others: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(mask(softcap(scale * q @ k^T) + bias)) @ v, without the score matrix.
@@ -442,15 +410,10 @@ def attention(
             pass: d_q and d_k of queries that look at almost one key alone are several times as accurate
             (docs/numerics.md, saturated rows). Without effect on other dtypes.
         return_lse: return the log-sum-exp of each query's scores too, that of its sink included.
-        process_group: q, k and v are this rank's part of the queries and keys, as `distributed.shard` makes
-            it of axis 2. So are the results. bias is of all queries and keys, on every rank. Causal masks and
-            windows are of the whole sequence. See docs/distributed.md.
-        method: "ulysses" gives each rank some heads of all positions. "all_gather" gives each rank the keys
-            and values of all. "auto" is ulysses where ranks can share the heads evenly, else all_gather.
-        layout: "contiguous" or "zigzag", the parts as `distributed.shard` makes them.
-        length: the number of queries, and of keys, of all ranks. None: each rank has as many.
-        grad_dtype: in which partial gradients are sent, if several ranks have a part of one; by default the
-            accumulation dtype.
+        ranks: q, k and v are this rank's shard of the queries and keys, as `distributed.shard` makes it along
+            axis 2, and so are the results. bias is for all queries and keys, on every rank, and sinks for all
+            heads. Causal masks and windows apply to the whole sequence. score_mod, mask_mod and block_mask
+            are not supported. Uses the options method, layout, length and grad_dtype of `Ranks`.
 
     Returns:
         out [B, H, M, D] in the dtype of q. With return_lse also lse [B, H, M] in the accumulation dtype, in
@@ -463,15 +426,14 @@ def attention(
     if others:
         refuse("attention", others)
     modifies = (score_mod, mask_mod, block_mask)
-    if process_group is not None:
+    if ranks is not None:
         for name, mod in zip(("score_mod", "mask_mod", "block_mask"), modifies, strict=True):
             if mod is not None:
-                error = ValueError(mismatch(name, "None beside process_group", type(mod)))
-                refuse_over_ranks(process_group, "attention", error)
-        ranks = (process_group, method, layout, length, grad_dtype)
+                error = ValueError(mismatch(name, "None beside ranks", type(mod)))
+                refuse_over_ranks(ranks, "attention", error)
         tensors = (q, k, v, bias, sinks)
         found: Tensor | tuple[Tensor, Tensor] = _yards.ranks().attention_over_ranks(
-            *ranks,
+            ranks,
             *tensors,
             return_lse,
             causal=causal,
@@ -481,7 +443,6 @@ def attention(
             compensated=compensated,
         )
         return found
-    check_no_ranks(method, layout, length, grad_dtype)
     return_lse, compensated = check_bool("return_lse", return_lse), check_bool("compensated", compensated)
     if score_mod is not None or mask_mod is not None or block_mask is not None:
         q, k, v, _ = attention_operands(q, k, v)
@@ -498,13 +459,6 @@ def attention(
         if of_rows is not None:
             out, lse = finished(in_full(out, low), lse, q.dtype, of_rows, sinks)
     return (out, lse) if return_lse else out
-
-
-def check_no_ranks(method: str, layout: str, length: int | None, grad_dtype: torch.dtype | None) -> None:
-    """Are these options of attention over ranks as they are without a group."""
-    if (method, layout, length, grad_dtype) != ("auto", "contiguous", None, None):
-        expected = "a ProcessGroup or DeviceMesh, for method, layout, length or grad_dtype"
-        raise ValueError(mismatch("process_group", expected, None))
 
 
 def check_attention(
@@ -798,10 +752,7 @@ def linear_cross_entropy(
     logit_scale: float = 1.0,
     return_lse: Literal[False] = False,
     workspace: int | None = None,
-    process_group: Ranks = None,
-    classes: int | None = None,
-    sequence_parallel: bool = False,
-    grad_dtype: torch.dtype | None = None,
+    ranks: RanksOrGroup | None = None,
 ) -> Tensor: ...
 @overload
 def linear_cross_entropy(
@@ -819,10 +770,7 @@ def linear_cross_entropy(
     logit_scale: float = 1.0,
     return_lse: Literal[True],
     workspace: int | None = None,
-    process_group: Ranks = None,
-    classes: int | None = None,
-    sequence_parallel: bool = False,
-    grad_dtype: torch.dtype | None = None,
+    ranks: RanksOrGroup | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def linear_cross_entropy(
@@ -840,10 +788,7 @@ def linear_cross_entropy(
     logit_scale: float = 1.0,
     return_lse: bool,
     workspace: int | None = None,
-    process_group: Ranks = None,
-    classes: int | None = None,
-    sequence_parallel: bool = False,
-    grad_dtype: torch.dtype | None = None,
+    ranks: RanksOrGroup | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def linear_cross_entropy(
     x: Tensor,
@@ -860,10 +805,7 @@ def linear_cross_entropy(
     logit_scale: float = 1.0,
     return_lse: bool = False,
     workspace: int | None = None,
-    process_group: Ranks = None,
-    classes: int | None = None,
-    sequence_parallel: bool = False,
-    grad_dtype: torch.dtype | None = None,
+    ranks: RanksOrGroup | None = None,
     **others: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Cross entropy of softcap(logit_scale * x @ weight^T + bias) against class indices, without the logits.
@@ -886,8 +828,8 @@ def linear_cross_entropy(
         softcap: c, from 2^-100 to 2^100, replaces each logit by c * tanh(logit / c).
         logit_scale: of x @ weight^T, before the bias. 0, or a magnitude from 2^-100 to 2^100.
         return_lse: return the log-sum-exp of each token's logits too.
-        process_group, classes, sequence_parallel, grad_dtype: weight, bias and class_weight are this rank's
-            part of the classes; see `monoidreduce.functional`.
+        ranks: weight, bias and class_weight are this rank's shard of the classes. Uses the options classes,
+            sequence_parallel and grad_dtype of `Ranks`.
         workspace: bytes for local gradients, `get_workspace()` by default. On a Hopper GPU the forward keeps
             local gradients in them if a backward is to follow. The backward computes all others again, some
             at a time. These need the workspace only if there is no room where gradients will be written
@@ -905,7 +847,7 @@ def linear_cross_entropy(
     if others:
         refuse("linear_cross_entropy", others)
     if is_dtensor(weight) or is_dtensor(x):
-        is_over_ranks(process_group, classes, sequence_parallel, grad_dtype, placed=True)
+        _check_no_ranks_beside_dtensors(ranks)
         found: Any = _yards.ranks().dtensor.linear_cross_entropy(
             x,
             weight,
@@ -927,7 +869,7 @@ def linear_cross_entropy(
         "linear_cross_entropy",
         _check_cross_entropy,
         (x, weight, bias, target, class_weight, *numbers),
-        (process_group, classes, sequence_parallel, grad_dtype),
+        ranks,
         lambda: (check_bool("return_lse", return_lse), workspace_bytes(workspace)),
     )
     rows, columns, *_ = tensors
@@ -1075,10 +1017,7 @@ def linear_distillation(
     reduction: str = "mean",
     teacher_grad: bool = False,
     workspace: int | None = None,
-    process_group: Ranks = None,
-    classes: int | None = None,
-    sequence_parallel: bool = False,
-    grad_dtype: torch.dtype | None = None,
+    ranks: RanksOrGroup | None = None,
     **others: NoReturn,
 ) -> Tensor:
     """A loss between a student's and a teacher's distribution over the same classes, without their logits.
@@ -1103,8 +1042,8 @@ def linear_distillation(
             at temperature 1, against target.
         reduction: "none", "mean" or "sum"; the mean over no token is 0.
         teacher_grad: whether teacher_x and teacher_weight receive gradients.
-        process_group, classes, sequence_parallel, grad_dtype: weight and teacher_weight are this rank's part
-            of the classes; see `monoidreduce.functional`.
+        ranks: weight and teacher_weight are this rank's shard of the classes. Uses the options classes,
+            sequence_parallel and grad_dtype of `Ranks`. Not with biases, target or the loss "jsd".
         workspace: bytes for local gradients, `get_workspace()` by default. On a Hopper GPU the forward keeps
             local gradients in them if a backward is to follow. The backward computes all others again, some
             at a time. These need the workspace only if there is no room where gradients will be written
@@ -1127,17 +1066,17 @@ def linear_distillation(
         refuse("linear_distillation", others)
     biases = bias, teacher_bias
     if distils_by_statistics(loss, *biases, target, hard_weight):
-        if is_over_ranks(process_group, classes, sequence_parallel, grad_dtype):
+        if ranks is not None:
             expected = "None beside bias, teacher_bias, target or the loss jsd"
-            error = ValueError(mismatch("process_group", expected, process_group))
-            refuse_over_ranks(process_group, "linear_distillation", error)
+            error = ValueError(mismatch("ranks", expected, ranks))
+            refuse_over_ranks(ranks, "linear_distillation", error)
         beta, hard_weight = check_mixture(beta, target, hard_weight, ignore_index)
         hard = (target, hard_weight, ignore_index)
         of_call = (x, weight, teacher_x, teacher_weight, mask, reduction, loss, temperature, teacher_grad)
         result = distillation_folds(of_call, biases, beta, hard, workspace).reduced(reduction)
         return _like_rows(result, x) if reduction == "none" else result
     if is_dtensor(weight) or is_dtensor(x):
-        is_over_ranks(process_group, classes, sequence_parallel, grad_dtype, placed=True)
+        _check_no_ranks_beside_dtensors(ranks)
         found: Tensor = _yards.ranks().dtensor.linear_distillation(
             x,
             weight,
@@ -1157,7 +1096,7 @@ def linear_distillation(
         "linear_distillation",
         _check_distillation,
         (x, weight, teacher_x, teacher_weight, mask, reduction, loss, temperature, teacher_grad),
-        (process_group, classes, sequence_parallel, grad_dtype),
+        ranks,
         lambda: (check_mixture(beta, target, hard_weight, ignore_index), workspace_bytes(workspace)),
     )
     if sharded is None:
@@ -1249,10 +1188,7 @@ def linear_log_probs(
     entropy: bool = False,
     top1: bool = False,
     workspace: int | None = None,
-    process_group: Ranks = None,
-    classes: int | None = None,
-    sequence_parallel: bool = False,
-    grad_dtype: torch.dtype | None = None,
+    ranks: RanksOrGroup | None = None,
     **others: NoReturn,
 ) -> LogProbs:
     """Log-probabilities of targets under softmax(softcap(logit_scale * x @ weight^T + bias) / temperature).
@@ -1278,8 +1214,8 @@ def linear_log_probs(
             softmax weights of the first classes in them if a backward is to follow, but not in a call that
             torch.compile traces or a CUDA graph captures. Where the graph is retained these stay, and the
             backward computes all logits again, in as much memory more. Less is slower, never wrong.
-        process_group, classes, sequence_parallel, grad_dtype: weight and bias are this rank's part of the
-            classes; see `monoidreduce.functional`.
+        ranks: weight and bias are this rank's shard of the classes. Uses the options classes,
+            sequence_parallel and grad_dtype of `Ranks`.
 
     Returns:
         LogProbs(log_probs, entropy, top1, lse). Gradients reach x, weight and bias from log_probs, entropy
@@ -1294,7 +1230,7 @@ def linear_log_probs(
     if others:
         refuse("linear_log_probs", others)
     if is_dtensor(weight) or is_dtensor(x):
-        is_over_ranks(process_group, classes, sequence_parallel, grad_dtype, placed=True)
+        _check_no_ranks_beside_dtensors(ranks)
         of_ranks: LogProbs = _yards.ranks().dtensor.linear_log_probs(
             x,
             weight,
@@ -1313,7 +1249,7 @@ def linear_log_probs(
         "linear_log_probs",
         _check_log_probs,
         (x, weight, bias, target, temperature, logit_scale, softcap, ignore_index, top1),
-        (process_group, classes, sequence_parallel, grad_dtype),
+        ranks,
         lambda: (check_bool("entropy", entropy), workspace_bytes(workspace)),
     )
     if sharded is None:
@@ -1323,9 +1259,9 @@ def linear_log_probs(
         results = call_op(
             "linear_log_probs", *tensors, *options, 0, -1, keep, _differentiated(rows), workspace
         )
-    elif top1:
+    elif top1 and ranks is not None:
         error = ValueError(mismatch("top1", "False where classes are split over ranks", True))
-        refuse_over_ranks(process_group, "linear_log_probs", error)
+        refuse_over_ranks(ranks, "linear_log_probs", error)
     else:
         results = sharded.linear_log_probs(workspace)
     log_probs, entropies, lse = results[:3]
@@ -1385,9 +1321,7 @@ def mlp(
     bias2: Tensor | None = None,
     gate: Tensor | None = None,
     gate_bias: Tensor | None = None,
-    process_group: Ranks = None,
-    sequence_parallel: bool = False,
-    grad_dtype: torch.dtype | None = None,
+    ranks: RanksOrGroup | None = None,
     **others: NoReturn,
 ) -> Tensor:
     """activation(x @ w1^T + bias1) @ w2^T + bias2, without the hidden [..., K], forward or backward.
@@ -1407,8 +1341,8 @@ def mlp(
         bias1: [K].
         bias2: [N].
         gate: [K, M], gate_bias: [K], only with a gate.
-        process_group, sequence_parallel, grad_dtype: w1, w2, bias1, gate and gate_bias are this rank's part
-            of the hidden units, of any number; see `monoidreduce.functional`.
+        ranks: w1, w2, bias1, gate and gate_bias are this rank's shard of the hidden units, of any size. Uses
+            the options sequence_parallel and grad_dtype of `Ranks`.
 
     Returns:
         [..., N] in the dtype of x; bias2 (or 0) where K is 0.
@@ -1419,7 +1353,7 @@ def mlp(
     if others:
         refuse("mlp", others)
     if is_dtensor(w1) or is_dtensor(x):
-        is_over_ranks(process_group, None, sequence_parallel, grad_dtype, placed=True)
+        _check_no_ranks_beside_dtensors(ranks)
         biases = {"bias1": bias1, "bias2": bias2, "gate": gate, "gate_bias": gate_bias}
         found: Tensor = _yards.ranks().dtensor.mlp(x, w1, w2, activation=activation, **biases)
         return found
@@ -1428,7 +1362,7 @@ def mlp(
         operator,
         _check_mlp,
         (x, w1, w2, gate, bias1, gate_bias, bias2, activation),
-        (process_group, None, sequence_parallel, grad_dtype),
+        ranks,
         lambda: workspace_bytes(None),
     )
     if sharded is None:
@@ -1453,10 +1387,8 @@ def logsumexp_matmul(
     b: Tensor,
     *,
     scale: float = 1.0,
-    process_group: Ranks = None,
-    classes: int | None = None,
-    sequence_parallel: bool = False,
-    grad_dtype: torch.dtype | None = None,
+    ranks: RanksOrGroup | None = None,
+    **others: NoReturn,
 ) -> Tensor:
     """log sum_j exp(scale * <a_i, b_j>), without the products: the scalar fold.
 
@@ -1464,8 +1396,8 @@ def logsumexp_matmul(
         a: [..., F] one row per result.
         b: [N, F] what is folded.
         scale: of the products.
-        process_group, classes, sequence_parallel, grad_dtype: b is this rank's part of the columns; see
-            `monoidreduce.functional`.
+        ranks: b is this rank's shard of the columns. Uses the options classes, sequence_parallel and
+            grad_dtype of `Ranks`.
 
     Returns:
         [...] in the accumulation dtype; -inf where N is 0.
@@ -1473,15 +1405,17 @@ def logsumexp_matmul(
     Raises:
         TypeError, ValueError: an argument is not as above.
     """
+    if others:
+        refuse("logsumexp_matmul", others)
     if is_dtensor(b) or is_dtensor(a):
-        is_over_ranks(process_group, classes, sequence_parallel, grad_dtype, placed=True)
+        _check_no_ranks_beside_dtensors(ranks)
         found: Tensor = _yards.ranks().dtensor.logsumexp_matmul(a, b, scale)
         return found
     tensors, options, workspace, sharded = _checked(
         "logsumexp_matmul",
         _check_logsumexp,
         (a, b, scale),
-        (process_group, classes, sequence_parallel, grad_dtype),
+        ranks,
         lambda: workspace_bytes(None),
     )
     if sharded is None:

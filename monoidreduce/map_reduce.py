@@ -14,20 +14,21 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import compress
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from . import _yards, monoids
+from ._keywords import refuse
 from ._ops.registry import refuse_forward_mode
 from ._torch_private import is_transformed, mark_untraced, transforms_are_active
 from ._validate import check_axes, check_bool, check_int, check_tensor, mismatch
 from .monoids import Checked, Monoid, check_state, layout, maker, versions
 
 if TYPE_CHECKING:
-    from monoidreduce.functional import Ranks
+    from monoidreduce.ranks import RanksOrGroup
 
 __all__ = ["fold", "map_reduce"]
 
@@ -93,7 +94,8 @@ def map_reduce(
     pairs: Callable[[slice, slice], bool] | Tensor | None = None,
     a_chunk: int | None = None,
     b_chunk: int | None = None,
-    process_group: Ranks = None,
+    ranks: RanksOrGroup | None = None,
+    **others: NoReturn,
 ) -> State:
     """P_i = fold over j of f(a_i, b_j) for every row i of `a`, without storing results for all pairs of rows.
 
@@ -125,12 +127,12 @@ def map_reduce(
         pairs: pairs(a_slice, b_slice) -> bool: whether to fold this pair of slices; the arguments are Python
             slices of the rows of `a` and `b`. Use it to skip blocks that a mask excludes. Or a bool tensor
             [slices of a, slices of b] with the answers; it is read on the host, and breaks the graph of
-            torch.compile. Not allowed with a process_group, because a rank knows only its own rows of `b`.
+            torch.compile. Not allowed with ranks, because a rank knows only its own rows of `b`.
         a_chunk, b_chunk: number of rows in a slice of `a` and of `b`; 1024 by default.
-        process_group: a ProcessGroup or one-dimensional DeviceMesh over whose ranks the rows of `b` are
-            sharded, in any sizes. All ranks must call with the same `a` and the same upstream gradients. The
-            states and the gradient of `a` have the same bits on all ranks; the gradient of `b` is for the
-            rank's own rows.
+        ranks: a ProcessGroup, a one-dimensional DeviceMesh or a `monoidreduce.Ranks` without options, over
+            whose ranks the rows of `b` are sharded, in any sizes. All ranks must call with the same `a` and
+            the same upstream gradients. The states and the gradient of `a` have the same bits on all ranks;
+            the gradient of `b` is for the rank's own rows.
 
     Returns:
         The states of all rows of `a`, concatenated along axis 0. float16 and bfloat16 fields are folded and
@@ -148,13 +150,15 @@ def map_reduce(
             state.
         ValueError: sizes or devices disagree; a chunk is not positive; project_fold closes over a tensor that
             requires gradients; project_fold_backward and fused_backward are both given, or pairs and
-            process_group; states are not as forward_gradient needs them; project_fold returns different
+            ranks; states are not as forward_gradient needs them; project_fold returns different
             shapes or dtypes for different slices, or a method of the monoid other ones than its operands'; or
             one of these functions changes an argument in place (not detected under torch.compile). `a` and
             `b` are never changed: each function gets copies first.
         RuntimeError: when differentiated twice.
     """
-    if process_group is not None:
+    if others:
+        refuse("map_reduce", others)
+    if ranks is not None:
         options = {
             "project_fold_backward": project_fold_backward,
             "fused_backward": fused_backward,
@@ -163,9 +167,7 @@ def map_reduce(
             "a_chunk": a_chunk,
             "b_chunk": b_chunk,
         }
-        found: State = _yards.ranks().map_reduce_over_ranks(
-            process_group, monoid, project_fold, a, b, options
-        )
+        found: State = _yards.ranks().map_reduce_over_ranks(ranks, monoid, project_fold, a, b, options)
         return found
     _check_monoid(monoid)
     _check_function("project_fold", project_fold)

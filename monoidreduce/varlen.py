@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NoReturn, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 import torch
 from torch import Tensor
@@ -13,18 +13,19 @@ from monoidreduce._ops.registry import call_op
 from monoidreduce._validate import check_axes, check_bool, check_tensor, mismatch
 from monoidreduce.functional import (
     MaskMod,
-    Ranks,
     ScoreMod,
     Window,
     _operands,
     _shows_rounding,
     bounds,
     check_heads,
-    check_no_ranks,
     check_sinks,
     refuse_over_ranks,
     score_factors,
 )
+
+if TYPE_CHECKING:
+    from monoidreduce.ranks import RanksOrGroup
 
 __all__ = ["attention_varlen"]
 
@@ -46,11 +47,7 @@ def attention_varlen(
     mask_mod: MaskMod | None = None,
     compensated: bool = False,
     return_lse: Literal[False] = False,
-    process_group: Ranks = None,
-    method: str = "auto",
-    layout: str = "contiguous",
-    length: int | None = None,
-    grad_dtype: torch.dtype | None = None,
+    ranks: RanksOrGroup | None = None,
 ) -> Tensor: ...
 @overload
 def attention_varlen(
@@ -69,11 +66,7 @@ def attention_varlen(
     mask_mod: MaskMod | None = None,
     compensated: bool = False,
     return_lse: Literal[True],
-    process_group: Ranks = None,
-    method: str = "auto",
-    layout: str = "contiguous",
-    length: int | None = None,
-    grad_dtype: torch.dtype | None = None,
+    ranks: RanksOrGroup | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def attention_varlen(
@@ -92,11 +85,7 @@ def attention_varlen(
     mask_mod: MaskMod | None = None,
     compensated: bool = False,
     return_lse: bool,
-    process_group: Ranks = None,
-    method: str = "auto",
-    layout: str = "contiguous",
-    length: int | None = None,
-    grad_dtype: torch.dtype | None = None,
+    ranks: RanksOrGroup | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention_varlen(
     q: Tensor,
@@ -114,11 +103,7 @@ def attention_varlen(
     mask_mod: MaskMod | None = None,
     compensated: bool = False,
     return_lse: bool = False,
-    process_group: Ranks = None,
-    method: str = "auto",
-    layout: str = "contiguous",
-    length: int | None = None,
-    grad_dtype: torch.dtype | None = None,
+    ranks: RanksOrGroup | None = None,
     **others: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`attention` within each of several sequences that are packed in one tensor.
@@ -139,12 +124,11 @@ def attention_varlen(
         score_mod, mask_mod: as in `attention`. `batch` is the index of the sequence, and q_idx and kv_idx
             count within the sequence. See docs/score_mod.md.
         return_lse: also return the log-sum-exp of each query's scores, including its sink.
-        process_group: q, k and v are this rank's shard of the tokens, as `distributed.shard` makes it along
+        ranks: q, k and v are this rank's shard of the tokens, as `distributed.shard` makes it along
             axis 0, and so are the results. cu_seqlens_q and cu_seqlens_k cover all tokens, and are the same
-            on every rank. sinks are for all heads. score_mod and mask_mod are not supported. See
-            docs/distributed.md.
-        method, layout, length, grad_dtype: as in `attention`. length counts the tokens of all ranks,
-            including tokens of no sequence.
+            on every rank. sinks are for all heads. score_mod and mask_mod are not supported. Uses the options
+            of `Ranks` that `attention` uses; length counts the tokens of all ranks, including tokens of no
+            sequence.
 
     Returns:
         out [T, H, D] in the dtype of q. With return_lse also lse [H, T] in the accumulation dtype, with
@@ -161,13 +145,12 @@ def attention_varlen(
         refuse("attention_varlen", others)
     mods = {name: mod for name, mod in (("score_mod", score_mod), ("mask_mod", mask_mod)) if mod is not None}
     tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k)
-    if process_group is not None:
+    if ranks is not None:
         for name, mod in mods.items():
-            error = ValueError(mismatch(name, "None beside process_group", type(mod)))
-            refuse_over_ranks(process_group, "attention_varlen", error)
-        ranks = (process_group, method, layout, length, grad_dtype)
+            error = ValueError(mismatch(name, "None beside ranks", type(mod)))
+            refuse_over_ranks(ranks, "attention_varlen", error)
         found: Tensor | tuple[Tensor, Tensor] = _yards.ranks().varlen_over_ranks(
-            *ranks,
+            ranks,
             *tensors,
             sinks,
             return_lse,
@@ -178,7 +161,6 @@ def attention_varlen(
             compensated=compensated,
         )
         return found
-    check_no_ranks(method, layout, length, grad_dtype)
     return_lse = check_bool("return_lse", return_lse)
     if mods:
         q, k, v, of_queries, of_keys = _check_tensors(*tensors, sinks)

@@ -1,6 +1,6 @@
 """Folds over several ranks: combining one state from each rank, and sharding tensors.
 
-The operators themselves take a `process_group`; see `monoidreduce.functional` and docs/distributed.md.
+The operators themselves take `ranks`; see `monoidreduce.Ranks` and docs/distributed.md.
 """
 
 from monoidreduce.distributed.dtensor import MLPParallel, VocabParallel

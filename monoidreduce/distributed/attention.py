@@ -20,7 +20,7 @@ from monoidreduce import functional
 from monoidreduce._ops.attention import in_full
 from monoidreduce._ops.memory import accumulation_dtype, accumulator
 from monoidreduce._torch_private import mark_untraced
-from monoidreduce._validate import check_bool, check_choice, mismatch
+from monoidreduce._validate import check_bool, mismatch
 from monoidreduce.distributed.attention_folds import (
     HEADS,
     POSITIONS,
@@ -37,10 +37,10 @@ from monoidreduce.distributed.group import UNTRACED, Group, Sharding, facts_of, 
 from monoidreduce.distributed.messages import Arrival, Facts
 from monoidreduce.distributed.once import differentiable_once
 from monoidreduce.distributed.split import Split
+from monoidreduce.ranks import RanksOrGroup
 
 __all__ = ["Checked", "Whole", "attention_over_ranks", "over_ranks"]
 
-METHODS = ("auto", "ulysses", "all_gather")
 OPTIONS = ("scale", "softcap", "left", "right", "compensated")  # of the op
 
 
@@ -85,11 +85,7 @@ class Checked(NamedTuple):
 
 
 def attention_over_ranks(
-    process_group: Any,
-    method: str,
-    layout: str,
-    length: int | None,
-    grad_dtype: torch.dtype | None,
+    ranks: RanksOrGroup,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -109,7 +105,6 @@ def attention_over_ranks(
         facts = Facts(key, partial(facts_of, arguments, dict.fromkeys(parts, POSITIONS)))
         return Checked(tensors, of_op, of_rows, facts)
 
-    ranks = (process_group, method, layout, length, grad_dtype)
     found = over_ranks("attention", ranks, check, sinks, return_lse)
     if found is None:
         return functional.attention(q, k, v, bias=bias, sinks=sinks, return_lse=return_lse, **options)
@@ -118,45 +113,47 @@ def attention_over_ranks(
 
 def over_ranks(
     operator: str,
-    ranks: tuple[Any, str, str, int | None, torch.dtype | None],
+    ranks: RanksOrGroup,
     check: Callable[[Whole], Checked],
     sinks: Tensor | None,
     return_lse: bool,
 ) -> tuple[Tensor, Tensor] | None:
     """out and lse of this rank's queries. None if the group has one rank: the caller then ignores the group.
 
-    ranks: process_group, method, layout, length and grad_dtype. check: checks the other arguments.
+    check: checks the other arguments.
     """
-    process_group, method, layout, length, grad_dtype = ranks
-    group = Group.of(process_group)
+    sharding = Sharding.of(ranks)
+    group, options = sharding.group, sharding.ranks
 
     def split(name: str, part: int) -> Split:
-        return Split.of_part(group, name, part, length, layout)
+        return Split.of_part(group, name, part, options.length, options.layout)
 
     def whole(queries: int, keys: int) -> tuple[int, int]:
         return split("q", queries).length, split("k", keys).length
 
     def prepare() -> tuple[tuple[Call, bool, Checked], Facts]:
+        sharding.check(operator, "method", "layout", "length", "grad_dtype")
         checked = check(whole)
         q, k, v, *_ = checked.tensors
         with_lse = check_bool("return_lse", return_lse) or checked.of_rows is not None or sinks is not None
-        sent = Sharding.of(group, grad_dtype=grad_dtype).sent
         in_full = sinks is not None or checked.of_rows is not None
         splits = split("q", q.shape[POSITIONS]), split("k", k.shape[POSITIONS])
-        call = Call(*splits, checked.options, sent, with_lse, in_full)
-        by_heads = _by_heads(method, q.shape[HEADS], k.shape[HEADS], group.size)
+        call = Call(*splits, checked.options, options.grad_dtype, with_lse, in_full)
+        by_heads = _by_heads(options.method, q.shape[HEADS], k.shape[HEADS], group.size)
 
         def facts() -> dict[str, Any]:
-            found: dict[str, Any] = {"method": method, "layout": layout, "grad_dtype": str(sent)}
+            names = ("method", "layout", "grad_dtype")
+            found: dict[str, Any] = {f"ranks.{name}": str(getattr(options, name)) for name in names}
             differentiated = (torch.is_grad_enabled() and t.requires_grad for t in (q, k, v))
             found |= {f"{n}.requires_grad": wanted for n, wanted in zip("qkv", differentiated, strict=True)}
             found |= {"queries": call.queries.length, "keys": call.keys.length, "return_lse": with_lse}
-            options = dict(zip(OPTIONS, checked.options, strict=True))
-            seen = {"window (causal is one that ends at 0)": (options.pop("left"), options.pop("right"))}
-            return checked.facts.tell() | found | options | seen
+            of_op = dict(zip(OPTIONS, checked.options, strict=True))
+            seen = {"window (causal is one that ends at 0)": (of_op.pop("left"), of_op.pop("right"))}
+            return checked.facts.tell() | found | of_op | seen
 
         # key_of(tensors) already contains the sizes of this rank's shards.
-        key = (checked.facts.key, method, layout, length, sent, with_lse, key_of(checked.options))
+        of_ranks = (options.method, options.layout, options.length, options.grad_dtype)
+        key = (checked.facts.key, *of_ranks, with_lse, key_of(checked.options))
         return (call, by_heads, checked), Facts((*key, group.size), facts, checked.facts.waiting)
 
     call, by_heads, checked = together(group, operator, prepare)
@@ -180,11 +177,10 @@ mark_untraced(over_ranks, UNTRACED)
 
 def _by_heads(method: str, heads: int, key_heads: int, ranks: int) -> bool:
     """Whether the call uses ulysses, which needs query heads (and key heads) that the ranks share evenly."""
-    check_choice("method", method, METHODS)
     even = heads > 0 == heads % ranks and (key_heads % ranks == 0 or ranks % key_heads == 0)
     if method == "ulysses" and not even:
         expected = f"auto or all_gather where {ranks} ranks cannot share {heads} heads evenly"
-        raise ValueError(mismatch("method", f"{expected}, of {key_heads} key heads", repr(method)))
+        raise ValueError(mismatch("ranks.method", f"{expected}, of {key_heads} key heads", repr(method)))
     return even and method != "all_gather"
 
 

@@ -11,23 +11,19 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from monoidreduce import varlen
 from monoidreduce.distributed.attention import Checked, Whole, over_ranks
 from monoidreduce.distributed.group import facts_of, key_of
 from monoidreduce.distributed.messages import Facts
+from monoidreduce.ranks import RanksOrGroup
 
 __all__ = ["varlen_over_ranks"]
 
 
 def varlen_over_ranks(
-    process_group: Any,
-    method: str,
-    layout: str,
-    length: int | None,
-    grad_dtype: torch.dtype | None,
+    ranks: RanksOrGroup,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -59,7 +55,6 @@ def varlen_over_ranks(
             key += tuple(tuple(t.tolist()) for t in starts.values())
         return Checked((*qkv, None, of_queries, of_keys), of_op, None, Facts(key, facts, values))
 
-    ranks = (process_group, method, layout, length, grad_dtype)
     found = over_ranks("attention_varlen", ranks, check, sinks, return_lse)
     if found is None:
         tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k)

@@ -18,6 +18,7 @@ from monoidreduce._validate import check_choice, mismatch
 from monoidreduce.distributed.operators import COLUMN_AXES
 from monoidreduce.distributed.split import unshard
 from monoidreduce.nn import MLP, LinearCrossEntropyHead
+from monoidreduce.ranks import Ranks
 
 __all__ = [
     "MLPParallel",
@@ -81,11 +82,11 @@ def _split_module(module: nn.Module, mesh: DeviceMesh, kind: type[nn.Module]) ->
 
 
 class Head(NamedTuple):
-    """This rank's shard of a weight and bias, and the keyword arguments that an operator needs with it."""
+    """This rank's shard of a weight and bias. ranks: of an operator that takes them; None: they are whole."""
 
     weight: Tensor
     bias: Tensor | None
-    options: dict[str, Any]
+    ranks: Ranks | None
 
 
 def of_plain_rows(weight: Any, bias: Any) -> Head:
@@ -97,13 +98,12 @@ def of_plain_rows(weight: Any, bias: Any) -> Head:
     """
     split = _split_dimension("weight", weight)
     if split is None:
-        return Head(weight.to_local(), None if bias is None else bias.to_local(), {})
+        return Head(weight.to_local(), None if bias is None else bias.to_local(), None)
     if bias is not None and (not isinstance(bias, DTensor) or bias.placements != weight.placements):
         given = bias.placements if isinstance(bias, DTensor) else type(bias).__name__
         raise TypeError(mismatch("bias", f"placements {weight.placements} as weight", given))
-    group = weight.device_mesh.get_group(split)
-    options = {"process_group": group, "classes": weight.shape[0]}
-    return Head(weight.to_local(), None if bias is None else bias.to_local(), options)
+    ranks = Ranks(weight.device_mesh.get_group(split), classes=weight.shape[0])
+    return Head(weight.to_local(), None if bias is None else bias.to_local(), ranks)
 
 
 def replicated_rows(x: Tensor, weight: Any, positions: int) -> Tensor:
@@ -126,7 +126,7 @@ def loss_of_head(head: LinearCrossEntropyHead, x: Tensor, target: Tensor) -> Any
     if isinstance(x, DTensor):
         return functional.linear_cross_entropy(x, head.weight, target, bias=head.bias, **head.options)
     weight, bias, ranks = of_plain_rows(head.weight, head.bias)
-    return functional.linear_cross_entropy(x, weight, target, bias=bias, **ranks, **head.options)
+    return functional.linear_cross_entropy(x, weight, target, bias=bias, ranks=ranks, **head.options)
 
 
 def mlp_of_module(module: MLP, x: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ def mlp_of_module(module: MLP, x: Tensor) -> Tensor:
     _check_dtensors("mlp", columns)
     found = _Columns.of("mlp", columns)
     local: dict[str, Any] = {n: None if t is None else t.to_local() for n, t in found.tensors.items()}
-    return functional.mlp(x, **local, activation=module.activation, process_group=found.group)
+    return functional.mlp(x, **local, activation=module.activation, ranks=found.group)
 
 
 def logits(head: LinearCrossEntropyHead, x: Tensor) -> Tensor:
@@ -203,7 +203,7 @@ def _check_dtensors(operator: str, tensors: dict[str, Any]) -> None:
     first, of_first = next((name, t) for name, t in tensors.items() if isinstance(t, DTensor))
     expected = (
         f"a DTensor on the mesh of {first}, as in the forward of the module that has it, in {operator}; or "
-        "plain tensors alone: to_local() of a weight, with process_group=mesh.get_group() if it is split"
+        "plain tensors alone: to_local() of a weight, with ranks=mesh.get_group() if it is split"
     )
     for name, t in tensors.items():
         if t is not None and not isinstance(t, DTensor):
@@ -227,12 +227,12 @@ def _placed(
     operator: str,
     rows: dict[str, Any],
     columns: dict[str, Any],
-    call: Callable[[dict[str, Any], dict[str, Any]], _Results],
+    call: Callable[[dict[str, Any], Ranks | None], _Results],
 ) -> _Results:
     """Call an operator with DTensors and return DTensors.
 
     rows, columns: its tensors by name; the first of each is not None. call: runs the operator on local
-    tensors, with the options (process_group, classes) for sharded columns.
+    tensors, with the ranks that columns are sharded over.
     """
     _check_dtensors(operator, columns | rows)
     of = _Columns.of(operator, columns)
@@ -261,9 +261,9 @@ def _placed(
 
     local = {name: local_rows(t) for name, t in rows.items()}
     local |= {name: local_columns(t) for name, t in columns.items()}
-    ranks: dict[str, Any] = {} if of.split is None else {"process_group": of.group}
-    if of.split is not None and operator != "mlp":
-        ranks["classes"] = weight.shape[0]
+    ranks = None
+    if of.group is not None:
+        ranks = Ranks(of.group, classes=None if operator == "mlp" else weight.shape[0])
     found = call(local, ranks)
 
     def placed(t: Tensor, placements: list[Placement], shape: torch.Size) -> Any:
@@ -319,9 +319,9 @@ def linear_cross_entropy(
     _refuse_tensors("linear_cross_entropy", options)
     check_choice("reduction", reduction, functional.REDUCTIONS)
 
-    def call(local: dict[str, Any], ranks: dict[str, Any]) -> _Results:
+    def call(local: dict[str, Any], ranks: Ranks | None) -> _Results:
         of_rank = "sum" if reduction == "mean" else reduction
-        result: Any = functional.linear_cross_entropy(**local, **options, **ranks, reduction=of_rank)
+        result: Any = functional.linear_cross_entropy(**local, **options, ranks=ranks, reduction=of_rank)
         loss, *lse = result if isinstance(result, tuple) else (result,)
         if reduction == "none":
             return _Results([loss, *lse], [])
@@ -348,9 +348,9 @@ def linear_distillation(
     """
     check_choice("reduction", reduction, functional.REDUCTIONS)
 
-    def call(local: dict[str, Any], ranks: dict[str, Any]) -> _Results:
+    def call(local: dict[str, Any], ranks: Ranks | None) -> _Results:
         of_rank = "sum" if reduction == "mean" else reduction
-        loss = functional.linear_distillation(**local, **options, **ranks, reduction=of_rank)
+        loss = functional.linear_distillation(**local, **options, ranks=ranks, reduction=of_rank)
         if reduction == "none":
             return _Results([loss], [])
         if reduction == "mean":
@@ -374,8 +374,8 @@ def linear_log_probs(
     number = {} if of_rows else {"temperature": temperature}
     names: list[str] = []
 
-    def call(local: dict[str, Any], ranks: dict[str, Any]) -> _Results:
-        found = functional.linear_log_probs(**local, **number, **options, **ranks)
+    def call(local: dict[str, Any], ranks: Ranks | None) -> _Results:
+        found = functional.linear_log_probs(**local, **number, **options, ranks=ranks)
         given = {name: t for name, t in found._asdict().items() if t is not None}
         names.extend(given)
         return _Results([*given.values()], [])
@@ -389,8 +389,8 @@ def linear_log_probs(
 def logsumexp_matmul(a: Any, b: Any, scale: float) -> Any:
     """`functional.logsumexp_matmul` with DTensors: a placed as x in `linear_cross_entropy`, b as weight."""
 
-    def call(local: dict[str, Any], ranks: dict[str, Any]) -> _Results:
-        return _Results([functional.logsumexp_matmul(**local, scale=scale, **ranks)], [])
+    def call(local: dict[str, Any], ranks: Ranks | None) -> _Results:
+        return _Results([functional.logsumexp_matmul(**local, scale=scale, ranks=ranks)], [])
 
     return _returned(_placed("logsumexp_matmul", {"a": a}, {"b": b}, call))
 
@@ -401,7 +401,7 @@ def mlp(x: Any, w1: Any, w2: Any, *, activation: str, **others: Any) -> Any:
     w2 is Shard(1) where w1 is Shard(0), and bias2 is replicated.
     """
 
-    def call(local: dict[str, Any], ranks: dict[str, Any]) -> _Results:
-        return _Results([functional.mlp(**local, activation=activation, **ranks)], [])
+    def call(local: dict[str, Any], ranks: Ranks | None) -> _Results:
+        return _Results([functional.mlp(**local, activation=activation, ranks=ranks)], [])
 
     return _returned(_placed("mlp", {"x": x}, {"w1": w1, "w2": w2, **others}, call))

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
 
+from monoidreduce._keywords import refuse
 from monoidreduce._ops.registry import unrecorded
 from monoidreduce._torch_private import mark_untraced
 from monoidreduce._validate import mismatch
@@ -23,6 +24,7 @@ from monoidreduce.distributed.messages import Facts
 from monoidreduce.distributed.once import differentiable_once
 from monoidreduce.map_reduce import _check_monoid, _fill, _Folded, map_reduce
 from monoidreduce.monoids import Monoid, check_state, layout, maker
+from monoidreduce.ranks import RanksOrGroup
 
 __all__ = [
     "ShardedFold",
@@ -37,7 +39,7 @@ __all__ = [
 State = TypeVar("State", bound=Sequence[Tensor])
 
 
-def all_fold(monoid: Monoid[State], state: State, process_group: Any) -> State:
+def all_fold(monoid: Monoid[State], state: State, ranks: RanksOrGroup, **others: NoReturn) -> State:
     """Combine one state from each rank, on every rank: an all-reduce for any commutative monoid.
 
     States are combined in rank order, so all ranks get the same bits. For the gradients to be right, every
@@ -47,7 +49,7 @@ def all_fold(monoid: Monoid[State], state: State, process_group: Any) -> State:
     Args:
         monoid: an instance of any `Monoid`.
         state: a state of this monoid (a NamedTuple of tensors), with the same shapes and dtypes on all ranks.
-        process_group: a ProcessGroup or a one-dimensional DeviceMesh.
+        ranks: a ProcessGroup, a one-dimensional DeviceMesh, or a `monoidreduce.Ranks` of one without options.
 
     Returns:
         A state like the one given. It is differentiable once, in every floating field.
@@ -55,16 +57,19 @@ def all_fold(monoid: Monoid[State], state: State, process_group: Any) -> State:
     Raises:
         TypeError, ValueError: an argument is not as above.
     """
-    group = Group.of(process_group)
+    if others:
+        refuse("all_fold", others)
+    sharding = Sharding.of(ranks)
 
     def prepare() -> tuple[bool, Facts]:
+        sharding.check("all_fold")
         _check_monoid(monoid)
         check_state("state", state, monoid)
         facts = {"monoid": repr(monoid), "state": layout(state)}
         return True, Facts(tuple(facts.values()), lambda: facts)
 
-    together(group, "all_fold", prepare)
-    return combined(monoid, state, group)
+    together(sharding.group, "all_fold", prepare)
+    return combined(monoid, state, sharding.group)
 
 
 def combined(monoid: Monoid[State], state: State, group: Group) -> State:
@@ -74,14 +79,16 @@ def combined(monoid: Monoid[State], state: State, group: Group) -> State:
 
 
 def map_reduce_over_ranks(
-    process_group: Any, monoid: Monoid[State], project_fold: Any, a: Any, b: Any, options: dict[str, Any]
+    ranks: RanksOrGroup, monoid: Monoid[State], project_fold: Any, a: Any, b: Any, options: dict[str, Any]
 ) -> State:
     """`map_reduce` with the rows of b sharded over ranks: each rank folds its own; states are combined."""
-    group = Group.of(process_group)
+    sharding = Sharding.of(ranks)
+    group = sharding.group
 
     def prepare() -> tuple[State, Facts]:
+        sharding.check("map_reduce")
         if options["pairs"] is not None:
-            expected = "None beside process_group: slices of b would be slices of a rank's own rows"
+            expected = "None beside ranks: slices of b would be slices of a rank's own rows"
             raise ValueError(mismatch("pairs", expected, options["pairs"]))
         of_ranks = replicated(a, group) if isinstance(a, Tensor) else a
         if isinstance(a, tuple):
@@ -173,14 +180,15 @@ def fold_over_ranks(fold: ShardedFold, *inputs: Tensor | None) -> Any:
 
 def summed_gradient(part: Tensor, of: Tensor, sharding: Sharding) -> Tensor:
     """The gradient of the rows `of`: this rank's part of it, summed over ranks."""
-    return sum_over_ranks(part, sharding.group, of.dtype, sent=sharding.sent, own=sharding.own_rows)
+    ranks = sharding.ranks
+    return sum_over_ranks(part, sharding.group, of.dtype, sent=ranks.grad_dtype, own=ranks.sequence_parallel)
 
 
 class _FoldOverRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, fold: ShardedFold, *given: Any) -> tuple[Tensor, ...]:
         group, inputs = fold.sharding.group, list(given)
-        if fold.sharding.own_rows:
+        if fold.sharding.ranks.sequence_parallel:
             for i in fold.rows:
                 if inputs[i] is not None:
                     inputs[i] = group.gather(inputs[i]).flatten(0, 1)

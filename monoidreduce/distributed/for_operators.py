@@ -4,13 +4,13 @@ from monoidreduce.distributed import dtensor
 from monoidreduce.distributed.attention import attention_over_ranks
 from monoidreduce.distributed.attention_varlen import varlen_over_ranks
 from monoidreduce.distributed.fold import map_reduce_over_ranks
-from monoidreduce.distributed.group import Group, together
+from monoidreduce.distributed.group import Sharding, together
 from monoidreduce.distributed.operators import Sharded
 from monoidreduce.distributed.user_folds import statistics_over_ranks
 
 __all__ = [
-    "Group",
     "Sharded",
+    "Sharding",
     "attention_over_ranks",
     "dtensor",
     "map_reduce_over_ranks",

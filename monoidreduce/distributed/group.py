@@ -10,17 +10,19 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from monoidreduce._ops.memory import contiguous
-from monoidreduce._validate import FLOATING, check_bool, check_int, mismatch
+from monoidreduce._validate import mismatch
 from monoidreduce.distributed.messages import NO_CALL, Arrival, Call, Channel, Facts
+from monoidreduce.ranks import Ranks, RanksOrGroup, as_ranks, check_fields, check_group
 
-__all__ = ["UNTRACED", "Columns", "Group", "Sharding", "facts_of", "key_of", "together"]
+__all__ = ["COLUMN_OPTIONS", "UNTRACED", "Columns", "Group", "Sharding", "facts_of", "key_of", "together"]
 
 Result = TypeVar("Result")
 # The reason given when torch.compile meets an operator over ranks.
 UNTRACED = "a call over ranks breaks the graph"
+# Options of `Ranks` for operators whose columns are sharded.
+COLUMN_OPTIONS = ("classes", "sequence_parallel", "grad_dtype")
 
 
 @dataclass(eq=False)
@@ -40,16 +42,10 @@ class Group:
     sent: int = 0
 
     @classmethod
-    def of(cls, process_group: Any) -> Group:
+    def of(cls, group: Any) -> Group:
         """Raises TypeError or ValueError unless it is a ProcessGroup or a one-dimensional DeviceMesh."""
-        expected = "a ProcessGroup or a one-dimensional DeviceMesh that this rank is in"
-        handle = process_group
-        if isinstance(process_group, DeviceMesh):
-            if process_group.ndim != 1:
-                raise ValueError(mismatch("process_group", expected, process_group))
-            handle = process_group.get_group()
-        if not isinstance(handle, dist.ProcessGroup):
-            raise TypeError(mismatch("process_group", expected, repr(process_group)))
+        check_group("group", group)
+        handle = group if isinstance(group, dist.ProcessGroup) else group.get_group()
         return cls(handle, handle.rank(), handle.size())
 
     def gather(self, t: Tensor) -> Tensor:
@@ -173,7 +169,7 @@ class Columns:
         if stride < chunk:
             own = cls._own(given, chunk, group.rank)
             expected = f"{own} rows on rank {group.rank} of {group.size}, or from {chunk} on as many on each"
-            raise ValueError(mismatch(name, f"{expected}, for classes={given}", rows))
+            raise ValueError(mismatch(name, f"{expected}, for ranks.classes={given}", rows))
         first = min(group.rank * stride, given)
         return cls(group, first, cls._own(given, stride, group.rank), given, stride)
 
@@ -207,44 +203,34 @@ class Columns:
 
 @dataclass(frozen=True)
 class Sharding:
-    """The checked arguments of a call that concern ranks.
-
-    classes: number of classes of all ranks; None: see Columns.of. own_rows: rows are sharded too (sequence
-    parallel). sent: dtype in which partial gradients of rows are communicated; None is the accumulation
-    dtype.
-    """
+    """The group of a call, and the options that its ranks were given."""
 
     group: Group
-    classes: int | None
-    own_rows: bool
-    sent: torch.dtype | None
+    ranks: Ranks
 
     @classmethod
-    def of(
-        cls,
-        group: Group,
-        classes: int | None = None,
-        sequence_parallel: bool = False,
-        grad_dtype: torch.dtype | None = None,
-    ) -> Sharding:
-        """Check the arguments; raises TypeError or ValueError."""
-        if classes is not None and check_int("classes", classes, "None or an int >= 0") < 0:
-            raise ValueError(mismatch("classes", "None or an int >= 0", classes))
-        if grad_dtype is not None and grad_dtype not in FLOATING:
-            expected = "None, float64, float32, bfloat16 or float16"
-            raise TypeError(mismatch("grad_dtype", expected, grad_dtype))
-        own_rows = check_bool("sequence_parallel", sequence_parallel)
-        return cls(group, classes, own_rows, grad_dtype)
+    def of(cls, ranks: RanksOrGroup) -> Sharding:
+        """From an operator's argument `ranks`; raises TypeError or ValueError as `Ranks`."""
+        given = as_ranks(ranks)
+        return cls(Group.of(given.group), given)
+
+    def check(self, operator: str, *used: str) -> None:
+        """Raise ValueError if an option that the operator does not use differs from its default."""
+        check_fields(self.ranks, operator, used)
 
     @property
     def facts(self) -> dict[str, Any]:
         """Options that must be the same on all ranks, for `together`."""
-        return {"sequence_parallel": self.own_rows, "grad_dtype": str(self.sent)}
+        ranks = self.ranks
+        return {
+            "ranks.sequence_parallel": ranks.sequence_parallel,
+            "ranks.grad_dtype": str(ranks.grad_dtype),
+        }
 
     @property
     def key(self) -> tuple[Any, ...]:
         """Key of `facts`."""
-        return self.own_rows, self.sent
+        return self.ranks.sequence_parallel, self.ranks.grad_dtype
 
     def columns(self, name: str, shard: Tensor) -> Columns:
-        return Columns.of(self.group, name, len(shard), self.classes)
+        return Columns.of(self.group, name, len(shard), self.ranks.classes)

@@ -23,10 +23,20 @@ from monoidreduce._torch_private import mark_untraced, modes_are_active
 from monoidreduce.distributed import states
 from monoidreduce.distributed.collectives import sum_over_ranks
 from monoidreduce.distributed.fold import ShardedFold, fold_over_ranks, summed_gradient
-from monoidreduce.distributed.group import UNTRACED, Columns, Group, Sharding, facts_of, key_of, together
+from monoidreduce.distributed.group import (
+    COLUMN_OPTIONS,
+    UNTRACED,
+    Columns,
+    Group,
+    Sharding,
+    facts_of,
+    key_of,
+    together,
+)
 from monoidreduce.distributed.messages import Facts
 from monoidreduce.distributed.once import differentiable_once
 from monoidreduce.distributed.split import shard
+from monoidreduce.ranks import RanksOrGroup
 
 __all__ = ["COLUMN_AXES", "Sharded"]
 
@@ -81,19 +91,19 @@ class Sharded:
         cls,
         operator: str,
         check: Callable[[], tuple[tuple[Any, ...], tuple[Any, ...]]],
-        process_group: Any,
-        *ranks: Any,
+        ranks: RanksOrGroup,
     ) -> Sharded:
-        """Check a call on all ranks.
-
-        check: checks the arguments; returns tensors and options of the op. ranks: the remaining arguments of
-        `Sharding.of`.
+        """Check a call on all ranks. check: checks the other arguments; returns tensors and options of the
+        op.
         """
-        group, names = Group.of(process_group), _argument_names(operator)
+        sharding, names = Sharding.of(ranks), _argument_names(operator)
+        is_mlp = operator in ("mlp", "gated_mlp")  # which takes shards of any length
+        used = ("sequence_parallel", "grad_dtype") if is_mlp else COLUMN_OPTIONS
 
         def prepare() -> tuple[Sharded, Facts]:
+            sharding.check("mlp" if is_mlp else operator, *used)
             tensors, options = check()
-            sharding, name = Sharding.of(group, *ranks), names[1]
+            name = names[1]
             columns = sharding.columns(name, tensors[1])
             own = tensors
             if columns.count < len(tensors[1]):  # padding
@@ -104,14 +114,14 @@ class Sharded:
                 values = (*tensors, *options)
                 given = ((ARGUMENTS.get(n, n), value) for n, value in zip(names, values, strict=False))
                 found = facts_of(given, COLUMN_AXES) | sharding.facts
-                if operator not in ("mlp", "gated_mlp"):  # MLPs take shards of any length
-                    found |= {"classes": columns.all, f"rows of {name}": columns.stride}
+                if not is_mlp:
+                    found |= {"ranks.classes": columns.all, f"rows of {name}": columns.stride}
                 return found
 
             key = (key_of((*tensors, *options)), sharding.key, columns.all, columns.stride)
             return cls(own, options, columns, sharding), Facts(key, facts)
 
-        return together(group, operator, prepare)
+        return together(sharding.group, operator, prepare)
 
     @property
     def group(self) -> Group:
@@ -119,11 +129,11 @@ class Sharded:
 
     def _all_rows(self, t: Tensor) -> Tensor:
         """[rows] -> [rows of all ranks], for a tensor without gradient."""
-        return self.group.gather(t).reshape(-1) if self.sharding.own_rows else t
+        return self.group.gather(t).reshape(-1) if self.sharding.ranks.sequence_parallel else t
 
     def _own_rows(self, t: Tensor) -> Tensor:
         """[rows of all ranks] -> [rows of this rank]."""
-        return shard(t, 0, self.group.handle) if self.sharding.own_rows else t
+        return shard(t, 0, self.group.handle) if self.sharding.ranks.sequence_parallel else t
 
     def linear_cross_entropy(
         self, return_lse: bool, differentiated: tuple[bool, bool], workspace: int | None
@@ -216,7 +226,7 @@ class Sharded:
             "linear_log_probs", options, options, (0,), 4, combine, self.sharding, 3, pack=torch.stack
         )
         results: tuple[Tensor, ...] = fold_over_ranks(fold, x, weight, bias, target, temperatures)
-        return tuple(map(self._own_rows, results)) if self.sharding.own_rows else results
+        return tuple(map(self._own_rows, results)) if self.sharding.ranks.sequence_parallel else results
 
     def logsumexp_matmul(self, workspace: int | None) -> Tensor:
         """The log-sum-exps [rows]."""
@@ -255,7 +265,7 @@ class _Mlp(torch.autograd.Function):
     def forward(
         ctx: Any, operator: str, sharding: Sharding, options: Any, x: Tensor, *weights: Any
     ) -> Tensor:
-        if sharding.own_rows:
+        if sharding.ranks.sequence_parallel:
             x = sharding.group.gather(x).flatten(0, 1)
         *hidden, bias2 = weights
         ctx.operator, ctx.sharding, ctx.options = operator, sharding, options
@@ -263,14 +273,14 @@ class _Mlp(torch.autograd.Function):
         # All ranks hold bias2, but only rank 0 adds it.
         with sharding.group.failing_together():
             part = unrecorded(operator)[0](x, *hidden, bias2 if sharding.group.rank == 0 else None, *options)
-        own = sharding.own_rows
+        own = sharding.ranks.sequence_parallel
         return sum_over_ranks(part, sharding.group, x.dtype, sent=part.dtype, own=own, headed=not own)
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> Any:
         sharding, needed = ctx.sharding, ctx.needs_input_grad[3:]
-        if sharding.own_rows:
+        if sharding.ranks.sequence_parallel:
             grad = sharding.group.gather(grad).flatten(0, 1)
         with sharding.group.failing_together(needed[0]):
             found = unrecorded(ctx.operator)[1](grad, *ctx.saved_tensors, *ctx.options, needed, True)

@@ -13,10 +13,9 @@ from monoidreduce._ops.memory import in_16_byte_words
 from monoidreduce._validate import check_choice, check_int, check_tensor, mismatch
 from monoidreduce.distributed.group import Group, facts_of, key_of, together
 from monoidreduce.distributed.messages import Arrival, Call, Facts
+from monoidreduce.ranks import LAYOUTS
 
-__all__ = ["LAYOUTS", "Split", "shard", "unshard"]
-
-LAYOUTS = ("contiguous", "zigzag")
+__all__ = ["Split", "shard", "unshard"]
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ class Split:
         return lambda: self.joined(arrival(), axis)
 
 
-def shard(tensor: Tensor, dim: int, process_group: Any, layout: str = "contiguous") -> Tensor:
+def shard(tensor: Tensor, dim: int, group: Any, layout: str = "contiguous") -> Tensor:
     """This rank's shard of a tensor that all ranks have.
 
     In backward the gradient is all-gathered, so every rank gets the whole gradient of `tensor`.
@@ -160,7 +159,7 @@ def shard(tensor: Tensor, dim: int, process_group: Any, layout: str = "contiguou
     Args:
         tensor: of any shape, dtype and strides; the same on all ranks of the group.
         dim: the axis to shard, of any size.
-        process_group: a ProcessGroup or a one-dimensional DeviceMesh.
+        group: a ProcessGroup or a one-dimensional DeviceMesh.
         layout: "contiguous": shards follow each other in rank order, with the sizes of torch.chunk; the last
             ones may be shorter or empty. "zigzag": the axis is cut into twice as many chunks, and rank r has
             chunk r and the r-th chunk from the end. With a causal mask all ranks then have equal work.
@@ -168,15 +167,15 @@ def shard(tensor: Tensor, dim: int, process_group: Any, layout: str = "contiguou
     Raises:
         TypeError, ValueError: an argument is not as above.
     """
-    group, axis = Group.of(process_group), _axis(tensor, dim)
-    split = Split.of(group, tensor.shape[axis], layout)
-    group.call = Call.of("shard", _facts(tensor, axis, layout, {"size": tensor.shape[axis]}))
+    call_group, axis = Group.of(group), _axis(tensor, dim)
+    split = Split.of(call_group, tensor.shape[axis], layout)
+    call_group.call = Call.of("shard", _facts(tensor, axis, layout, {"size": tensor.shape[axis]}))
     result: Tensor = _Shard.apply(tensor, axis, split)  # type: ignore[no-untyped-call]
     return result
 
 
 def unshard(
-    tensor: Tensor, dim: int, process_group: Any, layout: str = "contiguous", length: int | None = None
+    tensor: Tensor, dim: int, group: Any, layout: str = "contiguous", length: int | None = None
 ) -> Tensor:
     """The whole tensor from the shards of all ranks, the inverse of `shard`.
 
@@ -186,23 +185,23 @@ def unshard(
     Args:
         tensor: this rank's shard, of any dtype and strides; shards differ at most in their size along `dim`.
         dim: the axis along which the shards are joined.
-        process_group: a ProcessGroup or a one-dimensional DeviceMesh.
+        group: a ProcessGroup or a one-dimensional DeviceMesh.
         layout: the layout given to `shard`.
         length: the size of the whole axis. Needed if the shards differ in size.
 
     Raises:
         TypeError, ValueError: an argument is not as above.
     """
-    group = Group.of(process_group)
+    call_group = Group.of(group)
 
     def prepare() -> tuple[tuple[int, Split], Facts]:
         axis = _axis(tensor, dim)
-        split = Split.of_part(group, "tensor", tensor.shape[axis], length, layout)
+        split = Split.of_part(call_group, "tensor", tensor.shape[axis], length, layout)
         own = {"tensor (its size along dim; give length= where parts differ)": tensor.shape[axis]}
         size = own if length is None else {"length": length}
         return (axis, split), _facts(tensor, axis, layout, size)
 
-    axis, split = together(group, "unshard", prepare)
+    axis, split = together(call_group, "unshard", prepare)
     result: Tensor = _Unshard.apply(tensor, axis, split)  # type: ignore[no-untyped-call]
     return result
 

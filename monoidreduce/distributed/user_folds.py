@@ -13,7 +13,15 @@ from torch import Tensor
 
 from monoidreduce._torch_private import mark_untraced
 from monoidreduce.distributed.fold import ShardedFold, fold_over_ranks
-from monoidreduce.distributed.group import UNTRACED, Columns, Group, Sharding, facts_of, key_of, together
+from monoidreduce.distributed.group import (
+    COLUMN_OPTIONS,
+    UNTRACED,
+    Columns,
+    Sharding,
+    facts_of,
+    key_of,
+    together,
+)
 from monoidreduce.distributed.messages import Facts
 from monoidreduce.distributed.split import shard, unshard
 from monoidreduce.distributed.states import two_words
@@ -22,6 +30,7 @@ from monoidreduce.folds.program.program import parse
 from monoidreduce.folds.program.tracing import living
 from monoidreduce.folds.statistics import Statistics, _Call
 from monoidreduce.folds.torch.monoid import StatisticsMonoid
+from monoidreduce.ranks import RanksOrGroup
 
 __all__ = ["statistics_over_ranks"]
 
@@ -35,15 +44,15 @@ def statistics_over_ranks(
     column: Mapping[str, Tensor],
     scale: float,
     workspace: int | None,
-    process_group: Any,
-    *ranks: Any,
+    ranks: RanksOrGroup,
 ) -> Any:
-    """`Statistics.__call__` over ranks. ranks: the remaining arguments of `Sharding.of`."""
-    group = Group.of(process_group)
+    """`Statistics.__call__` over ranks."""
+    sharding = Sharding.of(ranks)
+    group, shards_rows = sharding.group, sharding.ranks.sequence_parallel
 
-    def prepare() -> tuple[tuple[Columns, Sharding], Facts]:
+    def prepare() -> tuple[Columns, Facts]:
+        sharding.check(of.__name__, *COLUMN_OPTIONS)  # type: ignore[attr-defined]
         call = _Call(of, *operands, label, ignore_index, row, column, scale)
-        sharding = Sharding.of(group, *ranks)
         columns = sharding.columns("b", call.b)
         most_numbers("b", columns.all)
         traced, tensors = of._traced(call)
@@ -56,21 +65,21 @@ def statistics_over_ranks(
             found = facts_of(given, {"b": 0, "other_b": 0}) | sharding.facts
             program = hashlib.sha256(traced.text.encode()).hexdigest()
             return found | {
-                "classes": columns.all,
+                "ranks.classes": columns.all,
                 "rows of b": columns.stride,
                 "the function's program": program,
             }
 
         key = (tuple(row), key_of(value for _, value in given), sharding.key, columns.all, columns.stride)
-        return (columns, sharding), Facts((*key, traced.text), facts)
+        return columns, Facts((*key, traced.text), facts)
 
-    columns, sharding = together(group, of.__name__, prepare)  # type: ignore[attr-defined]
+    columns = together(group, of.__name__, prepare)  # type: ignore[attr-defined]
 
     def own_rows(t: Tensor) -> Tensor:
         return shard(t, 0, group.handle)
 
     def rows_of(t: Any) -> Any:
-        return unshard(t, 0, group.handle) if sharding.own_rows and t is not None else t
+        return unshard(t, 0, group.handle) if shards_rows and t is not None else t
 
     a, b, other_a, other_b = operands
     own: tuple[Any, Any, Any, Any] = (rows_of(a), columns.own(b), rows_of(other_a), columns.own(other_b))
@@ -104,13 +113,13 @@ def statistics_over_ranks(
         here[: len(monoid.program.largest)] -= columns.first
         return (rounded, at), (rounded, torch.stack(lows) if lows else low[0], here)
 
-    fold = ShardedFold(
-        "statistics", options, options, (0, 2, 4), 3, combine, replace(sharding, own_rows=False)
-    )
+    # `rows_of` has gathered them.
+    whole_rows = replace(sharding.ranks, sequence_parallel=False)
+    fold = ShardedFold("statistics", options, options, (0, 2, 4), 3, combine, Sharding(group, whole_rows))
     inputs = (*call.operands_of(traced), of_rows, of_columns, row_index, column_index)
     values, indices = fold_over_ranks(fold, *inputs)
     result = call.named(traced, values, indices)
-    if not sharding.own_rows:
+    if not shards_rows:
         return result
     return type(result)(
         *(type(s)(*map(own_rows, s)) if isinstance(s, tuple) else own_rows(s) for s in result)

@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,15 +29,16 @@ from monoidreduce.folds.torch import reader
 from monoidreduce.folds.torch.reader import evaluate
 from monoidreduce.functional import (
     INTEGERS,
-    Ranks,
     _like_rows,
     _operands,
     _per_row,
     _rows,
     check_index,
-    is_over_ranks,
     workspace_bytes,
 )
+
+if TYPE_CHECKING:
+    from monoidreduce.ranks import RanksOrGroup
 
 __all__ = ["Statistics", "statistics"]
 
@@ -104,10 +105,7 @@ class Statistics:
         column: Mapping[str, Tensor] | None = None,
         scale: float = 1.0,
         workspace: int | None = None,
-        process_group: Ranks = None,
-        classes: int | None = None,
-        sequence_parallel: bool = False,
-        grad_dtype: torch.dtype | None = None,
+        ranks: RanksOrGroup | None = None,
         **others: Any,
     ) -> Any:
         """The statistics of the scores scale * a @ b^T, without storing the scores.
@@ -125,9 +123,9 @@ class Statistics:
             column: data of columns by name, each [V].
             scale: factor of the scores.
             workspace: bytes for local gradients on a GPU; `get_workspace()` by default.
-            process_group, classes, sequence_parallel, grad_dtype: b, other_b and data of columns are this
-                rank's shard; see `monoidreduce.functional`. Labels, the argument column and returned indices
-                count the columns of all ranks. Rows of several ranks are joined along the first axis.
+            ranks: b, other_b and data of columns are this rank's shard of the columns. Uses the options
+                classes, sequence_parallel and grad_dtype of `Ranks`. Labels, the argument column and returned
+                indices count the columns of all ranks. Rows of several ranks are joined along the first axis.
 
         Returns:
             A NamedTuple with the names that the function returned. Log-sum-exps, means and totals are [...]
@@ -144,11 +142,10 @@ class Statistics:
             )
             raise TypeError(mismatch("operands", expected, f"{4 + len(heads)} tensors"))
         if others:
-            refuse(self.__name__, others)  # type: ignore[attr-defined]
-        if is_over_ranks(process_group, classes, sequence_parallel, grad_dtype):
+            refuse(self.__name__, others, "statistics")  # type: ignore[attr-defined]
+        if ranks is not None:
             data = (label, ignore_index, row or {}, column or {}, scale, workspace)
-            ranks = (process_group, classes, sequence_parallel, grad_dtype)
-            return _yards.ranks().statistics_over_ranks(self, (a, b, other_a, other_b), *data, *ranks)
+            return _yards.ranks().statistics_over_ranks(self, (a, b, other_a, other_b), *data, ranks)
         call = _Call(self, a, b, other_a, other_b, label, ignore_index, row or {}, column or {}, scale)
         traced, values, _, indices = self._folded(call, workspace)
         return call.named(traced, values, indices)

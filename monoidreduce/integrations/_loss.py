@@ -20,6 +20,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from types import MethodType
 from typing import Any, NamedTuple, cast
 
@@ -33,6 +34,7 @@ from transformers.utils import ModelOutput
 from monoidreduce import _yards
 from monoidreduce._validate import is_dtensor, mismatch
 from monoidreduce.functional import linear_cross_entropy
+from monoidreduce.ranks import Ranks
 
 __all__ = ["fuse_loss", "fused_loss", "give_back_loss", "loss_error"]
 
@@ -242,7 +244,7 @@ class FusedLoss:
             reduction="mean" if num_items is None else "sum",
             softcap=softcap,
             logit_scale=logit_scale,
-            **ranks,
+            ranks=ranks,
         )
         if num_items is not None:
             loss = loss / (num_items.to(loss.device) if isinstance(num_items, Tensor) else num_items)
@@ -298,10 +300,10 @@ def _not_linear(head: Any) -> str:
 
 def _of_rank(
     x: Tensor, weight: Tensor, bias: Tensor | None, targets: Targets, classes: int | None
-) -> tuple[Tensor, Tensor, Tensor | None, dict[str, Any]]:
-    """x, this rank's weight and bias cut to the first `classes`, options of a vocabulary-parallel loss."""
+) -> tuple[Tensor, Tensor, Tensor | None, Ranks | None]:
+    """x, this rank's weight and bias cut to the first `classes`, and the ranks that share them if any."""
     if not is_dtensor(weight):
-        return x, weight[:classes], None if bias is None else bias[:classes], {}
+        return x, weight[:classes], None if bias is None else bias[:classes], None
     # The DTensor comes from tensor parallelism: FSDP has already gathered what it shards.
     dtensor = _yards.ranks().dtensor
     labels = targets.labels if targets.shift_labels is None else targets.shift_labels
@@ -311,13 +313,13 @@ def _of_rank(
     except TypeError as error:
         raise TypeError(f"lm_head.{error}") from None
     x = dtensor.replicated_rows(x, weight, labels.shape[-1])
-    if not ranks:
-        return x, own[:classes], None if bias is None else bias[:classes], ranks
+    if ranks is None:
+        return x, own[:classes], None if bias is None else bias[:classes], None
     if classes is not None:  # later classes count as padding, which needs shards of equal size
-        if len(weight) % ranks["process_group"].size():
+        if len(weight) % ranks.group.size():
             expected = f"{classes} classes, or a number that the ranks divide, where they are split"
             raise TypeError(mismatch("lm_head", expected, len(weight)))
-        ranks["classes"] = classes
+        ranks = replace(ranks, classes=classes)
     return x, own, bias, ranks
 
 

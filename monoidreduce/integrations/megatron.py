@@ -15,6 +15,7 @@ from monoidreduce._validate import check_tensor, mismatch
 from monoidreduce.distributed import shard, unshard
 from monoidreduce.distributed.group import Group, together
 from monoidreduce.distributed.messages import Facts
+from monoidreduce.ranks import Ranks
 
 __all__ = ["linear_cross_entropy", "vocab_parallel_linear_cross_entropy"]
 
@@ -54,8 +55,7 @@ def linear_cross_entropy(
         shard(labels, 0, tp_group) if own_rows else labels,
         reduction=reduction,
         ignore_index=ignore_index,
-        process_group=tp_group,
-        sequence_parallel=own_rows,
+        ranks=None if tp_group is None else Ranks(tp_group, sequence_parallel=own_rows),
     )
     if reduction != "none":
         return loss

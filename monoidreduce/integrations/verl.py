@@ -51,7 +51,7 @@ def linear_cross_entropy(
         labels,
         temperature=1.0 if temperature is None else temperature,
         entropy=True,
-        process_group=dist_process_group,
+        ranks=dist_process_group,
     )
     assert found.entropy is not None
     log_probs = found.log_probs.flatten()

@@ -324,7 +324,7 @@ def _of_dtensors(group: Any, placements: Any, reduction: str, wrong: str) -> Any
         changed = {"plain x": {"x": x}, "weight": {"weight": distribute_tensor(weight, mesh, placed("SS"))}}
         changed |= {
             "target": {"target": distribute_tensor(target, mesh, placed("RS"))},
-            "group": {"process_group": group},
+            "group": {"ranks": group},
         }
         try:
             mr.linear_cross_entropy(**given | changed[wrong])
@@ -360,7 +360,7 @@ def test_dtensors_on_a_mesh_of_two_dimensions(placements: str, reduction: str) -
         ("plain x", "x: expected a DTensor on the mesh of weight"),
         ("weight", "weight: expected a DTensor with Shard(0) on one dimension"),
         ("target", "target: expected placements"),
-        ("group", "process_group: expected None, where an argument is a DTensor"),
+        ("group", "ranks: expected None, where an argument is a DTensor"),
     ),
 )
 def test_wrong_dtensors(wrong: str, expected: str) -> None:

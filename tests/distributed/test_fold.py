@@ -76,7 +76,7 @@ def _fused(a: Tensor, b: Tensor, p: Any, g: Any) -> tuple[Tensor, Tensor]:
 def _reduced(group: Any, a: Tensor, b: Tensor, upstream: Tensor, split: bool, options: Any = None) -> Any:
     a, b = a.clone().requires_grad_(), b.clone().requires_grad_()
     group = group if split else None
-    lse = mr.map_reduce(LSE, _slices, a, b, b_chunk=4, process_group=group, **(options or {})).lse
+    lse = mr.map_reduce(LSE, _slices, a, b, b_chunk=4, ranks=group, **(options or {})).lse
     return lse.detach(), *torch.autograd.grad(lse, (a, b), upstream)
 
 
@@ -102,7 +102,7 @@ def _with_pairs(group: Any, pairs: Any) -> str:
     """The error of a call that compares its arguments across ranks, as a first call does."""
     os.environ["MONOIDREDUCE_DEBUG"] = "1"
     try:
-        mr.map_reduce(LSE, _slices, torch.randn(7, 3), torch.randn(6, 3), pairs=pairs, process_group=group)
+        mr.map_reduce(LSE, _slices, torch.randn(7, 3), torch.randn(6, 3), pairs=pairs, ranks=group)
     except ValueError as error:
         return str(error)
     finally:
@@ -114,7 +114,7 @@ def _with_pairs(group: Any, pairs: Any) -> str:
 def test_pairs_take_no_group(of_ranks: list[Any]) -> None:
     """They would be asked of a rank's own rows. All ranks raise, and name the one that has them."""
     found = on_ranks(2, _with_pairs, Each(of_ranks))
-    assert all("pairs: expected None beside process_group" in text for text in found)
+    assert all("pairs: expected None beside ranks" in text for text in found)
     assert of_ranks[0] or found[0].startswith("rank 1: ")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import Each, on_ranks
+from ranks import Each, on_ranks, over
 from torch import Tensor
 
 import monoidreduce as mr
@@ -38,7 +38,7 @@ def test_columns(classes: int | None, rows: tuple[int, ...], expected: list[tupl
 @pytest.mark.parametrize("rank, rows", ((0, 3), (1, 2)))
 def test_a_shard_that_is_too_short(rank: int, rows: int) -> None:
     with pytest.raises(
-        ValueError, match=rf"weight: expected . rows on rank {rank} of 2, .* classes=7, got {rows}"
+        ValueError, match=rf"weight: expected . rows on rank {rank} of 2, .* ranks.classes=7, got {rows}"
     ):
         Columns.of(Group(HANDLE, rank, 2), "weight", rows, 7)
 
@@ -50,7 +50,7 @@ def _call(
     start = time.monotonic()
     os.environ["MONOIDREDUCE_DEBUG"] = "1"
     try:
-        getattr(mr, operator)(**tensors, **{"process_group": group} | options)
+        getattr(mr, operator)(**tensors, **over(group, options))
     except (TypeError, ValueError, IndexError, RuntimeError) as error:
         return type(error).__name__, str(error), time.monotonic() - start
     finally:
@@ -77,13 +77,13 @@ WRONG = {
     "another option": ({}, {"z_loss": 0.5}, "z_loss: expected 0.0 as on rank 0, got 0.5"),
     "a wrong option": ({}, {"label_smoothing": 2.0}, "label_smoothing: expected a number in"),
     "another reduction": ({}, {"reduction": "sum"}, "reduction: expected 'mean' as on rank 0, got 'sum'"),
-    "another shard": ({"weight": torch.randn(4, 4)}, {}, "classes: expected 10 as on rank 0, got 8"),
+    "another shard": ({"weight": torch.randn(4, 4)}, {}, "ranks.classes: expected 10 as on rank 0, got 8"),
     "a gradient": ({"x": torch.randn(6, 4, requires_grad=True)}, {}, "x: expected torch.float32"),
     "no tensor": ({"weight": None}, {}, "weight: expected a tensor"),
     "other rows": (
         {},
         {"sequence_parallel": True},
-        "sequence_parallel: expected False as on rank 0, got True",
+        "ranks.sequence_parallel: expected False as on rank 0, got True",
     ),
 }
 
@@ -103,10 +103,13 @@ def test_all_ranks_raise_where_one_is_wrong(name: str) -> None:
 @pytest.mark.parametrize(
     "given, expected",
     (
-        ({"process_group": 3}, "process_group: expected a ProcessGroup or a one-dimensional DeviceMesh"),
-        ({"classes": -1}, "classes: expected None or an int >= 0, got -1"),
-        ({"grad_dtype": torch.int64}, "grad_dtype: expected None, float64"),
-        ({"sequence_parallel": 1}, "sequence_parallel: expected True or False, got 1"),
+        (
+            {"ranks": 3},
+            "ranks: expected a monoidreduce.Ranks, a ProcessGroup or a one-dimensional DeviceMesh",
+        ),
+        ({"classes": -1}, "ranks.classes: expected None or an int >= 0, got -1"),
+        ({"grad_dtype": torch.int64}, "ranks.grad_dtype: expected None, float64"),
+        ({"sequence_parallel": 1}, "ranks.sequence_parallel: expected True or False, got 1"),
         ({"classes": 30}, "weight: expected 15 rows on rank 0 of 2"),
     ),
 )
@@ -116,10 +119,12 @@ def test_wrong_options(given: dict[str, Any], expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ({"classes": 5}, {"sequence_parallel": True}, {"grad_dtype": torch.float32})
+    "given",
+    ({"classes": 5}, {"sequence_parallel": True}, {"grad_dtype": torch.float32}),
 )
-def test_options_without_a_group(given: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="process_group: expected a ProcessGroup or DeviceMesh, for"):
+def test_options_of_ranks_are_no_keywords(given: dict[str, Any]) -> None:
+    (name,) = given
+    with pytest.raises(TypeError, match=rf"argument '{name}'; write ranks=mr\.Ranks\(group, {name}=\.\.\.\)"):
         mr.linear_cross_entropy(**_good(), **given)
 
 

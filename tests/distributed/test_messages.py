@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import Each, on_ranks
+from ranks import Each, on_ranks, over
 from torch import Tensor
 
 import monoidreduce as mr
@@ -25,37 +25,37 @@ def _cross_entropy(group: Any, rows: int = ROWS, dtype: torch.dtype = torch.floa
     classes = given.pop("columns", CLASSES)
     target = torch.arange(rows) if "target" not in given else given.pop("target")
     x, weight = _tensor(rows, WIDTH, dtype=dtype), _tensor(classes, WIDTH, seed=1, dtype=dtype)
-    return mr.linear_cross_entropy(x, weight, target, process_group=group, **given)
+    return mr.linear_cross_entropy(x, weight, target, **over(group, given))
 
 
 def _log_probs(group: Any, **given: Any) -> Tensor:
     x, weight = _tensor(ROWS, WIDTH), _tensor(CLASSES, WIDTH, seed=1)
-    return mr.linear_log_probs(x, weight, torch.arange(ROWS), process_group=group, **given).log_probs
+    return mr.linear_log_probs(x, weight, torch.arange(ROWS), **over(group, given)).log_probs
 
 
 def _distillation(group: Any, **given: Any) -> Tensor:
     x, weight = _tensor(ROWS, WIDTH), _tensor(CLASSES, WIDTH, seed=1)
     teacher = _tensor(ROWS, 3, seed=2).detach(), _tensor(CLASSES, 3, seed=3).detach()
-    return mr.linear_distillation(x, weight, *teacher, process_group=group, **given)
+    return mr.linear_distillation(x, weight, *teacher, **over(group, given))
 
 
 def _lse(group: Any, **given: Any) -> Tensor:
-    return mr.logsumexp_matmul(_tensor(ROWS, WIDTH), _tensor(CLASSES, WIDTH), process_group=group, **given)
+    return mr.logsumexp_matmul(_tensor(ROWS, WIDTH), _tensor(CLASSES, WIDTH), **over(group, given))
 
 
 def _mlp(group: Any, **given: Any) -> Tensor:
     x, w1, w2 = _tensor(ROWS, WIDTH), _tensor(7, WIDTH, seed=1), _tensor(WIDTH, 7, seed=2)
-    return mr.mlp(x, w1, w2, process_group=group, **given)
+    return mr.mlp(x, w1, w2, **over(group, given))
 
 
 def _attention(group: Any, positions: int = 8, **given: Any) -> Tensor:
     q, k, v = (_tensor(1, 4, positions, 8, seed=i) for i in range(3))
-    return mr.attention(q, k, v, process_group=group, **given)
+    return mr.attention(q, k, v, **over(group, given))
 
 
 def _varlen(group: Any, starts: tuple[int, ...] = (0, 5, 16), **given: Any) -> Tensor:
     q, k, v = (_tensor(8, 4, 8, seed=i) for i in range(3))
-    return mr.attention_varlen(q, k, v, torch.tensor(starts), process_group=group, **given)
+    return mr.attention_varlen(q, k, v, torch.tensor(starts), **over(group, given))
 
 
 @mr.statistics
@@ -70,7 +70,7 @@ def _squares(score: Tensor) -> dict[str, Tensor]:
 
 def _statistics(group: Any, squares: bool = False, **given: Any) -> Tensor:
     function: Any = _squares if squares else _moments
-    return function(_tensor(ROWS, WIDTH), _tensor(CLASSES, WIDTH, seed=1), process_group=group, **given).sum
+    return function(_tensor(ROWS, WIDTH), _tensor(CLASSES, WIDTH, seed=1), **over(group, given)).sum
 
 
 def _all_fold(group: Any, dtype: torch.dtype = torch.float32, rows: int = ROWS) -> Tensor:
@@ -87,7 +87,7 @@ def _map_reduce(group: Any, fails: bool = False, rows: int = ROWS) -> Tensor:
         return monoid.State((a @ b.mT).logsumexp(1))
 
     a, b = _tensor(rows, WIDTH), _tensor(CLASSES, WIDTH, seed=1)
-    return mr.map_reduce(monoid, fold, a, b, process_group=group).lse
+    return mr.map_reduce(monoid, fold, a, b, ranks=group).lse
 
 
 def _unshard(group: Any, size: int = 3, **given: Any) -> Tensor:
@@ -109,14 +109,14 @@ DIFFERENT: dict[str, tuple[Callable[..., Tensor], Any, str]] = {
         "x: expected torch.float32 [6, 4], requires_grad as on rank 0, got torch.float64",
     ),
     "tokens": (_cross_entropy, {"rows": 5}, "x: expected torch.float32 [6, 4], requires_grad as on rank 0"),
-    "classes": (_cross_entropy, {"columns": 6}, "classes: expected 10 as on rank 0, got 12"),
+    "classes": (_cross_entropy, {"columns": 6}, "ranks.classes: expected 10 as on rank 0, got 12"),
     "a target": (_cross_entropy, {"target": FAR}, "target[5]: expected a class in [0, "),
     "a wrong option": (_cross_entropy, {"label_smoothing": 2.0}, "label_smoothing: expected a number in"),
     "workspace": (_cross_entropy, {"workspace": -1}, "workspace: expected None or an int >= 0, got -1"),
     "top1": (_log_probs, {"top1": True}, "top1: expected False"),
     "temperature": (_log_probs, {"temperature": 2.0}, "temperature: expected 1.0 as on rank 0, got 2.0"),
     "loss": (_distillation, {"loss": "reverse_kl"}, "loss: expected 'cross_entropy' as on rank 0"),
-    "jsd": (_distillation, {"loss": "jsd"}, "process_group: expected None beside bias"),
+    "jsd": (_distillation, {"loss": "jsd"}, "ranks: expected None beside bias"),
     "scale": (_lse, {"scale": 2.0}, "scale: expected 1.0 as on rank 0, got 2.0"),
     "activation": (_mlp, {"activation": "silu"}, "activation: expected 'gelu_tanh' as on rank 0, got 'silu'"),
     "ulysses": (
@@ -124,12 +124,16 @@ DIFFERENT: dict[str, tuple[Callable[..., Tensor], Any, str]] = {
         {"causal": True},
         "window (causal is one that ends at 0): expected (-1, -1) as on rank 0, got (-1, 0)",
     ),
-    "method": (_attention, {"method": "all_gather"}, "method: expected auto as on rank 0, got all_gather"),
+    "method": (
+        _attention,
+        {"method": "all_gather"},
+        "ranks.method: expected auto as on rank 0, got all_gather",
+    ),
     "positions": (_attention, {"positions": 6}, "queries: expected 16 as on rank 0, got 12"),
     "mod": (
         _attention,
         {"mask_mod": lambda b, h, i, j: i > j},
-        "mask_mod: expected None beside process_group",
+        "mask_mod: expected None beside ranks",
     ),
     "starts": (_varlen, {"starts": (0, 6, 16)}, "cu_seqlens_q: expected torch.int64 [3] up to 16, digest"),
     "function": (_statistics, {"squares": True}, "operator: expected _moments as on rank 0, got _squares"),
@@ -284,7 +288,7 @@ def test_columns_of_other_sizes_are_no_other_call() -> None:
 def _uneven(group: Any, hidden: int) -> Any:
     def call() -> Tensor:
         x, w1, w2 = _tensor(ROWS, WIDTH), _tensor(hidden, WIDTH, seed=1), _tensor(WIDTH, hidden, seed=2)
-        return mr.mlp(x, w1, w2, process_group=group)
+        return mr.mlp(x, w1, w2, ranks=group)
 
     call()
     return _caught(call)

@@ -141,7 +141,7 @@ def test_log_probs_of_empty_and_padded_shards(classes: int, padding: int | None)
 
 def _log_probs_with_top1(group: Any, inputs: Any) -> None:
     with pytest.raises(ValueError, match="top1: expected False where classes are split"):
-        mr.linear_log_probs(**inputs, top1=True, process_group=group)
+        mr.linear_log_probs(**inputs, top1=True, ranks=group)
 
 
 def test_top1_over_ranks_is_refused() -> None:
@@ -172,7 +172,7 @@ def test_gated_mlp(ranks: int, own_rows: bool, dtype: torch.dtype) -> None:
 
 
 def _mlp(group: Any, inputs: Any) -> torch.Tensor:
-    return mr.mlp(**inputs, activation="relu", process_group=group)
+    return mr.mlp(**inputs, activation="relu", ranks=group)
 
 
 def test_partial_results_of_an_mlp_are_rounded_once() -> None:
@@ -204,7 +204,7 @@ def test_more_than_one_axis_of_rows() -> None:
 
 def _without_and_with_group(group: Any, operator: str, inputs: Any, options: Any) -> list[list[torch.Tensor]]:
     found = []
-    for given in ({}, {"process_group": group}):
+    for given in ({}, {"ranks": group}):
         leaves = {k: t.clone().requires_grad_(t.is_floating_point()) for k, t in inputs.items()}
         results = as_outputs(getattr(mr, operator)(**leaves, **options, **given))
         sum(result.sum() for result in results).backward()
@@ -227,7 +227,7 @@ def test_one_rank_has_the_bits_of_no_group(specimen: Any, dtype: torch.dtype) ->
 def _flops(group: Any, operator: str, inputs: Any) -> list[int]:
     """Those that torch counts of a call and of its backward pass."""
     leaves = {k: t.clone().requires_grad_(t.is_floating_point()) for k, t in inputs.items()}
-    options = {} if group is None else {"process_group": group}
+    options = {} if group is None else {"ranks": group}
     with FlopCounterMode(display=False) as forward:
         result = getattr(mr, operator)(**leaves, **options)
     with FlopCounterMode(display=False) as backward:
@@ -260,7 +260,7 @@ def test_nothing_is_kept_while_a_mode_looks_on() -> None:
 
 def _compiled(group: Any, inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     def loss(**tensors: Any) -> Any:
-        return mr.linear_cross_entropy(**tensors, process_group=group) * 2
+        return mr.linear_cross_entropy(**tensors, ranks=group) * 2
 
     return loss(**inputs), torch.compile(loss, backend="eager")(**inputs)
 
@@ -274,7 +274,7 @@ def _slices(a: torch.Tensor, b: torch.Tensor) -> Any:
     return mr.monoids.LogSumExp.State((a @ b.mT).logsumexp(1))
 
 
-def _why_not_whole(group: Any, operator: str) -> str:
+def _why_not_whole(group: Any, operator: str) -> list[str]:
     a, b, q = torch.randn(4, 8), torch.randn(6, 8), torch.randn(1, 2, 4, 8)
     call = {
         "logsumexp_matmul": partial(mr.logsumexp_matmul, a, b),
@@ -282,14 +282,18 @@ def _why_not_whole(group: Any, operator: str) -> str:
         "statistics": partial(_total, a, b),
         "map_reduce": partial(mr.map_reduce, mr.monoids.LogSumExp(), _slices, a, b),
     }[operator]
-    with pytest.raises(torch._dynamo.exc.Unsupported) as error:
-        torch.compile(partial(call, process_group=group), backend="eager", fullgraph=True)()
-    return str(error.value)
+    found = []
+    for ranks in (group, mr.Ranks(group)):
+        with pytest.raises(torch._dynamo.exc.Unsupported) as error:
+            torch.compile(partial(call, ranks=ranks), backend="eager", fullgraph=True)()
+        found.append(str(error.value))
+    return found
 
 
 @pytest.mark.parametrize("operator", ("logsumexp_matmul", "attention", "statistics", "map_reduce"))
 def test_fullgraph_says_why_not(operator: str) -> None:
-    assert all("a call over ranks breaks the graph" in why for why in on_ranks(2, _why_not_whole, operator))
+    for found in on_ranks(2, _why_not_whole, operator):
+        assert all("a call over ranks breaks the graph" in why for why in found)
 
 
 @pytest.mark.release

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
+from ranks import on_ranks, over
 
 import monoidreduce as mr
 from monoidreduce import plan
@@ -32,7 +32,7 @@ def _counted(group: Any, operator: str, sizes: dict[str, Any], options: dict[str
     leaves = made[:2] if operator == "linear_distillation" else [t for t in made if t.is_floating_point()]
     for leaf in leaves:
         leaf.requires_grad_()
-    options, sent = given | options | {"process_group": group}, []
+    options, sent = over(group, given | options), []
     ranks = dist.get_world_size(group)
     gather, exchange = messages._all_gather, dist.all_to_all_single
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import AttentionOverRanks, Each, on_ranks
+from ranks import AttentionOverRanks, Each, on_ranks, over
 from specimens import attention_inputs, name_of
 from tolerance import check_operator, run, upstream_gradient
 
@@ -154,7 +154,7 @@ def test_without_lse() -> None:
 def _autocast(group: Any, method: str, tensors: dict[str, Any]) -> list[Any]:
     bias = torch.randn(1, 1, 12, 1)
     with torch.autocast("cpu", torch.bfloat16):
-        return list(mr.attention(**tensors, bias=bias, return_lse=True, method=method, process_group=group))
+        return list(mr.attention(**tensors, bias=bias, return_lse=True, ranks=mr.Ranks(group, method=method)))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -168,9 +168,9 @@ def _collectives(group: Any, heads: int, key_heads: int) -> list[int]:
     from torch.distributed.tensor.debug import CommDebugMode
 
     q, k, v = (torch.randn(1, n, 4, 8, requires_grad=True) for n in (heads, key_heads, key_heads))
-    mr.attention(q, k, v, process_group=group).sum().backward()
+    mr.attention(q, k, v, ranks=group).sum().backward()
     with CommDebugMode() as forward:
-        out = mr.attention(q, k, v, process_group=group)
+        out = mr.attention(q, k, v, ranks=group)
     with CommDebugMode() as backward:
         out.sum().backward()
     return [forward.get_total_counts(), backward.get_total_counts()]
@@ -192,7 +192,7 @@ def _call(group: Any, tensors: dict[str, Any], options: dict[str, Any]) -> tuple
     start = time.monotonic()
     os.environ["MONOIDREDUCE_DEBUG"] = "1"
     try:
-        mr.attention(**tensors, **{"process_group": group} | options)
+        mr.attention(**tensors, **over(group, options))
     except (TypeError, ValueError) as error:
         return type(error).__name__, str(error), time.monotonic() - start
     finally:
@@ -207,10 +207,10 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "another dtype": ({k: torch.randn(1, 4, 6, 8).double() for k in "qkv"}, {}, "q: expected torch.float32"),
     "another scale": ({}, {"scale": 0.5}, "scale: expected None as on rank 0, got 0.5"),
     "another mask": ({}, {"causal": True}, "window (causal is one that ends at 0): expected (-1, -1)"),
-    "another layout": ({}, {"layout": "zigzag"}, "layout: expected contiguous as on rank 0, got zigzag"),
-    "another method": ({}, {"method": "ulysses"}, "method: expected auto as on rank 0, got ulysses"),
+    "another layout": ({}, {"layout": "zigzag"}, "ranks.layout: expected contiguous as on rank 0"),
+    "another method": ({}, {"method": "ulysses"}, "ranks.method: expected auto as on rank 0, got ulysses"),
     "another result": ({}, {"return_lse": True}, "return_lse: expected False as on rank 0, got True"),
-    "another sum": ({}, {"grad_dtype": torch.float32}, "grad_dtype: expected None as on rank 0"),
+    "another sum": ({}, {"grad_dtype": torch.float32}, "ranks.grad_dtype: expected None as on rank 0"),
     "a bias": ({"bias": torch.randn(12, 12)}, {}, "bias: expected None as on rank 0, got torch.float32"),
     "a bias of a part": ({"bias": torch.randn(6, 12)}, {}, "bias: expected a shape broadcastable to"),
     "sinks": ({"sinks": torch.randn(4)}, {}, "sinks: expected None as on rank 0, got torch.float32"),
@@ -236,15 +236,18 @@ def test_all_ranks_raise_where_one_is_wrong(name: str) -> None:
 @pytest.mark.parametrize(
     "given, expected",
     (
-        ({"process_group": 3}, "process_group: expected a ProcessGroup or a one-dimensional DeviceMesh"),
-        ({"method": "ring"}, "method: expected one of auto, ulysses, all_gather, got 'ring'"),
-        ({"layout": "striped"}, "layout: expected one of contiguous, zigzag, got 'striped'"),
-        ({"grad_dtype": torch.int64}, "grad_dtype: expected None, float64"),
+        (
+            {"ranks": 3},
+            "ranks: expected a monoidreduce.Ranks, a ProcessGroup or a one-dimensional DeviceMesh",
+        ),
+        ({"method": "ring"}, "ranks.method: expected one of auto, ulysses, all_gather, got 'ring'"),
+        ({"layout": "striped"}, "ranks.layout: expected one of contiguous, zigzag, got 'striped'"),
+        ({"grad_dtype": torch.int64}, "ranks.grad_dtype: expected None, float64"),
         (
             {"length": 20},
             "q: expected 10 positions on rank 0 of 2, for length=20, layout='contiguous', got 6",
         ),
-        ({"length": 1.5}, "length: expected None or an int >= 0, got 1.5"),
+        ({"length": 1.5}, "ranks.length: expected None or an int >= 0, got 1.5"),
     ),
 )
 def test_wrong_options(given: dict[str, Any], expected: str) -> None:
@@ -261,16 +264,18 @@ def test_what_the_layout_and_the_method_ask_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ({"method": "ulysses"}, {"layout": "zigzag"}, {"length": 6}, {"grad_dtype": torch.float32})
+    "given",
+    ({"method": "ulysses"}, {"layout": "zigzag"}, {"length": 6}, {"grad_dtype": torch.float32}),
 )
-def test_options_without_a_group(given: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="process_group: expected a ProcessGroup or DeviceMesh, for"):
+def test_options_of_ranks_are_no_keywords(given: dict[str, Any]) -> None:
+    (name,) = given
+    with pytest.raises(TypeError, match=rf"argument '{name}'; write ranks=mr\.Ranks\(group, {name}=\.\.\.\)"):
         mr.attention(**_good(), **given)
 
 
 def test_functions_of_scores_with_a_group() -> None:
-    with pytest.raises(ValueError, match="mask_mod: expected None beside process_group"):
-        mr.attention(**_good(), mask_mod=lambda b, h, q, k: k <= q, process_group=3)
+    with pytest.raises(ValueError, match="mask_mod: expected None beside ranks"):
+        mr.attention(**_good(), mask_mod=lambda b, h, q, k: k <= q, ranks=3)
 
 
 def _twice(group: Any, method: str, tensors: dict[str, Any]) -> bool:
@@ -279,7 +284,7 @@ def _twice(group: Any, method: str, tensors: dict[str, Any]) -> bool:
         runs = []
         for _ in range(2):
             leaves = {name: t.clone().requires_grad_() for name, t in tensors.items()}
-            out = mr.attention(**leaves, causal=True, method=method, process_group=group)
+            out = mr.attention(**leaves, causal=True, ranks=mr.Ranks(group, method=method))
             runs.append((out, *torch.autograd.grad(out.square().sum(), list(leaves.values()))))
         return all(map(torch.equal, *runs))
     finally:
@@ -293,7 +298,7 @@ def test_every_run_has_the_same_bits(method: str) -> None:
 
 def _differentiated_twice(group: Any, method: str, tensors: dict[str, Any]) -> str:
     q = tensors["q"].requires_grad_()
-    out = mr.attention(**tensors | {"q": q}, method=method, process_group=group)
+    out = mr.attention(**tensors | {"q": q}, ranks=mr.Ranks(group, method=method))
     (gradient,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
     try:
         gradient.sum().backward()
@@ -309,7 +314,7 @@ def test_a_second_derivative_is_refused(method: str) -> None:
 
 def _compiled(group: Any, tensors: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     def attend(**tensors: Any) -> Any:
-        return mr.attention(**tensors, causal=True, process_group=group) * 2
+        return mr.attention(**tensors, causal=True, ranks=group) * 2
 
     return attend(**tensors), torch.compile(attend, backend="eager")(**tensors)
 

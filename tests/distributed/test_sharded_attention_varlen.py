@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import Each, VarlenOverRanks, on_ranks
+from ranks import Each, VarlenOverRanks, on_ranks, over
 from specimens import name_of, starts, varlen_inputs
 from tolerance import check_operator, run, upstream_gradient
 from virtual_ranks import varlen_over_virtual_ranks
@@ -151,9 +151,9 @@ def _collectives(group: Any, tensors: dict[str, Any]) -> list[int]:
     from torch.distributed.tensor.debug import CommDebugMode
 
     leaves = {n: t.requires_grad_() if t.is_floating_point() else t for n, t in tensors.items()}
-    mr.attention_varlen(**leaves, process_group=group).sum().backward()
+    mr.attention_varlen(**leaves, ranks=group).sum().backward()
     with CommDebugMode() as forward:
-        out = mr.attention_varlen(**leaves, process_group=group)
+        out = mr.attention_varlen(**leaves, ranks=group)
     with CommDebugMode() as backward:
         out.sum().backward()
     return [forward.get_total_counts(), backward.get_total_counts()]
@@ -170,7 +170,7 @@ def _call(group: Any, tensors: dict[str, Any], options: dict[str, Any]) -> tuple
     start = time.monotonic()
     os.environ["MONOIDREDUCE_DEBUG"] = "1"
     try:
-        mr.attention_varlen(**tensors, **{"process_group": group} | options)
+        mr.attention_varlen(**tensors, **over(group, options))
     except (TypeError, ValueError) as error:
         return type(error).__name__, str(error), time.monotonic() - start
     finally:
@@ -204,10 +204,14 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "lengths as a list": ({"cu_seqlens_q": [0, 12]}, {}, "cu_seqlens_q: expected a tensor"),
     "another mask": ({}, {"causal": True}, "window (causal is one that ends at 0): expected (-1, -1)"),
-    "another layout": ({}, {"layout": "zigzag"}, "layout: expected contiguous as on rank 0, got zigzag"),
-    "another method": ({}, {"method": "ulysses"}, "method: expected auto as on rank 0, got ulysses"),
+    "another layout": (
+        {},
+        {"layout": "zigzag"},
+        "ranks.layout: expected contiguous as on rank 0, got zigzag",
+    ),
+    "another method": ({}, {"method": "ulysses"}, "ranks.method: expected auto as on rank 0, got ulysses"),
     "another result": ({}, {"return_lse": True}, "return_lse: expected False as on rank 0, got True"),
-    "another sum": ({}, {"grad_dtype": torch.float32}, "grad_dtype: expected None as on rank 0"),
+    "another sum": ({}, {"grad_dtype": torch.float32}, "ranks.grad_dtype: expected None as on rank 0"),
     "compensated": ({}, {"compensated": 1}, "compensated: expected"),
     "sinks": ({"sinks": torch.randn(4)}, {}, "sinks: expected None as on rank 0, got torch.float32"),
     "sinks of other heads": ({"sinks": torch.randn(3)}, {}, "sinks: expected shape [H"),
@@ -228,10 +232,13 @@ def test_all_ranks_raise_where_one_is_wrong(name: str) -> None:
 @pytest.mark.parametrize(
     "given, expected",
     (
-        ({"process_group": 3}, "process_group: expected a ProcessGroup or a one-dimensional DeviceMesh"),
-        ({"method": "ring"}, "method: expected one of auto, ulysses, all_gather, got 'ring'"),
-        ({"layout": "striped"}, "layout: expected one of contiguous, zigzag, got 'striped'"),
-        ({"grad_dtype": torch.int64}, "grad_dtype: expected None, float64"),
+        (
+            {"ranks": 3},
+            "ranks: expected a monoidreduce.Ranks, a ProcessGroup or a one-dimensional DeviceMesh",
+        ),
+        ({"method": "ring"}, "ranks.method: expected one of auto, ulysses, all_gather, got 'ring'"),
+        ({"layout": "striped"}, "ranks.layout: expected one of contiguous, zigzag, got 'striped'"),
+        ({"grad_dtype": torch.int64}, "ranks.grad_dtype: expected None, float64"),
         (
             {"length": 20},
             "q: expected 10 positions on rank 0 of 2, for length=20, layout='contiguous', got 6",
@@ -259,16 +266,18 @@ def test_heads_that_ranks_cannot_share() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ({"method": "ulysses"}, {"layout": "zigzag"}, {"length": 6}, {"grad_dtype": torch.float32})
+    "given",
+    ({"method": "ulysses"}, {"layout": "zigzag"}, {"length": 6}, {"grad_dtype": torch.float32}),
 )
-def test_options_without_a_group(given: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="process_group: expected a ProcessGroup or DeviceMesh, for"):
+def test_options_of_ranks_are_no_keywords(given: dict[str, Any]) -> None:
+    (name,) = given
+    with pytest.raises(TypeError, match=rf"argument '{name}'; write ranks=mr\.Ranks\(group, {name}=\.\.\.\)"):
         mr.attention_varlen(**_good() | {"cu_seqlens_q": torch.tensor([0, 6])}, **given)
 
 
 def _differentiated_twice(group: Any, method: str, tensors: dict[str, Any]) -> str:
     q = tensors["q"].requires_grad_()
-    out = mr.attention_varlen(**tensors | {"q": q}, method=method, process_group=group)
+    out = mr.attention_varlen(**tensors | {"q": q}, ranks=mr.Ranks(group, method=method))
     (gradient,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
     try:
         gradient.sum().backward()
@@ -284,7 +293,7 @@ def test_a_second_derivative_is_refused(method: str) -> None:
 
 def _changed_starts(group: Any, method: str, tensors: dict[str, Any]) -> str:
     q = tensors["q"].requires_grad_()
-    out = mr.attention_varlen(**tensors | {"q": q}, method=method, process_group=group)
+    out = mr.attention_varlen(**tensors | {"q": q}, ranks=mr.Ranks(group, method=method))
     tensors["cu_seqlens_q"][1] = 4
     try:
         out.sum().backward()
@@ -301,7 +310,7 @@ def test_starts_that_change_before_the_backward_pass(method: str) -> None:
 
 def _compiled(group: Any, tensors: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     def attend(**tensors: Any) -> Any:
-        return mr.attention_varlen(**tensors, causal=True, process_group=group) * 2
+        return mr.attention_varlen(**tensors, causal=True, ranks=group) * 2
 
     return attend(**tensors), torch.compile(attend, backend="eager")(**tensors)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import Each, on_ranks, same_bits, split
+from ranks import Each, on_ranks, over, same_bits, split
 from specimens import name_of
 from tolerance import accuracy_failures, upstream_gradient
 from torch import Tensor
@@ -75,12 +75,12 @@ def _differentiated(function: Any, tensors: dict[str, Tensor], upstream: list[Te
 
 
 def _on_rank(group: Any, name: str, tensors: dict[str, Tensor], upstream: list[Tensor], options: Any) -> Any:
-    return _differentiated(FUNCTIONS[name], tensors, upstream, process_group=group, **options)
+    return _differentiated(FUNCTIONS[name], tensors, upstream, **over(group, options))
 
 
 def _without_and_with_group(group: Any, tensors: dict[str, Tensor], upstream: list[Tensor]) -> Any:
     alone = _differentiated(of_scores, tensors, upstream)
-    return alone, _differentiated(of_scores, tensors, upstream, process_group=group)
+    return alone, _differentiated(of_scores, tensors, upstream, ranks=group)
 
 
 OF_COLUMNS = ("b", "other_b", "w")
@@ -140,7 +140,7 @@ def _short_captured(group: Any, a: Tensor, b: Tensor, columns: Tensor) -> str:
         return {"total": mr.stat.total(score * columns[column])}
 
     try:
-        weighted(a, b, process_group=group)
+        weighted(a, b, ranks=group)
     except ValueError as error:
         return str(error)
     return "no error"

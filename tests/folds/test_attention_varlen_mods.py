@@ -203,9 +203,9 @@ def test_refused() -> None:
             "table, of shape .100.: indexed by",
         ),
         (
-            {"score_mod": identity, "process_group": object()},
+            {"score_mod": identity, "ranks": object()},
             ValueError,
-            "score_mod: expected None beside process_group",
+            "score_mod: expected None beside ranks",
         ),
         ({"block_mask": identity}, TypeError, "block_mask.*write mask_mod"),
         ({"alibi_slopes": table}, TypeError, "alibi_slopes.*write score_mod"),

@@ -232,7 +232,7 @@ def test_module(device: torch.device) -> None:
         ({"beta": 2.0}, r"^beta: expected a number between 0 and 1, got 2\.0$"),
         ({"loss": "js"}, "^loss: expected one of cross_entropy, forward_kl, reverse_kl, jsd"),
         ({"bias": torch.zeros(3)}, r"^bias: expected shape \[V=67\]"),
-        ({"loss": "jsd", "process_group": object()}, "^process_group: expected None beside bias"),
+        ({"loss": "jsd", "ranks": object()}, "^ranks: expected None beside bias"),
     ),
     ids=("beta_0", "beta_1", "no_target", "beta_2", "loss", "bias", "ranks"),
 )

@@ -26,7 +26,7 @@ def _rank(rank: int, store: str, results: Any) -> None:
     x.requires_grad_(), weight.requires_grad_()
 
     def loss(**options: Any) -> torch.Tensor:
-        return mr.linear_cross_entropy(x, weight, target, process_group=dist.group.WORLD, **options)
+        return mr.linear_cross_entropy(x, weight, target, ranks=dist.group.WORLD, **options)
 
     def caught(call: Any) -> str:
         try:

@@ -296,7 +296,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"bias": torch.ones(3)}, ValueError, r"bias: expected shape \[V=67\]"),
     ({"ignore_index": 0.5}, TypeError, "ignore_index: expected an int"),
     ({"workspace": -1}, ValueError, "workspace: expected None or an int >= 0"),
-    ({"classes": 5}, ValueError, "process_group: expected a ProcessGroup"),
+    ({"ranks": 5}, TypeError, "ranks: expected a monoidreduce.Ranks, a ProcessGroup or"),
     ({"reduction": "mean"}, TypeError, "unexpected keyword argument 'reduction'"),
 ]
 

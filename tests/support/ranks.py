@@ -12,6 +12,7 @@ import pickle
 import tempfile
 import traceback
 from collections.abc import Callable
+from dataclasses import fields
 from datetime import timedelta
 from functools import cache
 from multiprocessing import get_context
@@ -30,6 +31,14 @@ MOST_RANKS = 4
 SECONDS = 40  # limit of a call; beyond it the processes are killed
 REPLICATED = ("bias", "sinks", "cu_seqlens_q", "cu_seqlens_k")  # by attention over ranks
 ROWS = ("x", "target", "temperature", "mask", "teacher_x", "a")
+OF_RANKS = {field.name for field in fields(mr.Ranks)} - {"group"}
+
+
+def over(group: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a call over a group: those of mr.Ranks become its argument `ranks`."""
+    of_ranks = {name: value for name, value in options.items() if name in OF_RANKS}
+    others = {name: value for name, value in options.items() if name not in OF_RANKS}
+    return {"ranks": mr.Ranks(group, **of_ranks) if of_ranks else group} | others
 
 
 class Ranks:
@@ -138,7 +147,7 @@ def _forward(
     group: Any, operator: str, inputs: dict[str, Tensor], options: dict[str, Any], wanted: Any
 ) -> Any:
     leaves = {name: t.detach().requires_grad_(name in wanted) for name, t in inputs.items()}
-    outputs = as_outputs(getattr(mr, operator)(**leaves, **options, process_group=group))
+    outputs = as_outputs(getattr(mr, operator)(**leaves, **over(group, options)))
     _kept.update(leaves=leaves, outputs=outputs)
     return [y.detach().clone() for y in outputs]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -117,9 +118,10 @@ class _OverVirtualRanks:
             folds.append(fold)
             return (x,) * self.results
 
+        of_ranks: Any = SimpleNamespace(classes=len(weight), sequence_parallel=False, grad_dtype=None)
         with mock.patch.object(operators, "fold_over_ranks", capture):
             for rank, tensors in enumerate(inputs):
-                sharding = Sharding(Group(HANDLE, rank, self.ranks), len(weight), False, None)
+                sharding = Sharding(Group(HANDLE, rank, self.ranks), of_ranks)
                 columns = sharding.columns("weight", tensors[1])
                 with mock.patch.object(operators.Sharded, "_own_rows", lambda _, t: t):
                     call(operators.Sharded(tensors, options, columns, sharding))

@@ -38,8 +38,8 @@ MODULES = (
 )
 
 
-# Of classes that are split over ranks, which the functions have, and nn.LinearCrossEntropyHead.
-OVER_RANKS = {"process_group", "classes", "sequence_parallel", "grad_dtype", "method", "layout", "length"}
+# A keyword of the functions that modules lack: they compute on one rank.
+OVER_RANKS = {"ranks"}
 
 
 def tensors(function: object) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:

@@ -112,8 +112,8 @@ def over_ranks(
             For attention B, H, Hkv, L, d, "causal" and "softcap".
         ranks: number of devices: at most those of one node, or whole nodes.
         hardware: a GPU whose links `monoidreduce.hardware` knows, or its name.
-        split: one of `SPLITS[operator]`. "columns", "ulysses" and "all_gather" are what `process_group` does.
-            "data": each rank has its own rows or sequences and all weights; gradients of weights are
+        split: one of `SPLITS[operator]`. "columns", "ulysses" and "all_gather" are what operators do with
+            `ranks`. "data": each rank has its own rows or sequences and all weights; gradients of weights are
             all-reduced in their dtype. "ring": keys and values go round, overlapped with the kernels; not in
             the library.
         sequence_parallel: for "columns": the rows are sharded too.
