@@ -1,6 +1,6 @@
 """The operators as `torch.library` ops, `torch.ops.monoidreduce.*`, with one file for each operator."""
 
-from monoidreduce._ops import (
+from monoidreduce._ops import (  # noqa: F401  # each registers its op
     attention,
     attention_varlen,
     cross_entropy,
@@ -11,15 +11,3 @@ from monoidreduce._ops import (
     mlp,
     stored_scores,
 )
-
-__all__ = [
-    "attention",
-    "attention_varlen",
-    "cross_entropy",
-    "distillation",
-    "gated_mlp",
-    "log_probs",
-    "logsumexp",
-    "mlp",
-    "stored_scores",
-]
