@@ -1,16 +1,31 @@
-"""What `explain` returns, and the words for devices and dtypes in it."""
+"""What `explain` returns, and what it reads from a dry run: the passes, their order of sums, the device."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from monoidreduce import _C
 from monoidreduce._ops.dry_run import DryRun, Launch
+from monoidreduce._ops.memory import accumulation_dtype
+from monoidreduce._validate import mismatch
 
-__all__ = ["Explanation", "Pass", "architecture_of", "name_of", "passes_of"]
+__all__ = [
+    "Explanation",
+    "Pass",
+    "architecture_of",
+    "cpu_tiles",
+    "facts_of",
+    "name_of",
+    "of_dtypes",
+    "order_of",
+    "passes_of",
+    "where_of",
+]
 
 
 @dataclass(frozen=True)
@@ -55,15 +70,67 @@ class Explanation:
         return "\n".join(lines)
 
 
-def architecture_of(device: torch.device) -> str:
+def facts_of(device: torch.device) -> _C.DeviceFacts | None:
+    """The facts of the GPU that tensors are on; None for the CPU. Raises ValueError for another device, and
+    RuntimeError for a GPU in a build without CUDA."""
+    if device.type not in ("cpu", "cuda"):
+        expected = "tensors on the CPU or on a GPU, or the name of hardware"
+        raise ValueError(mismatch("tensors", expected, device))
     if device.type == "cpu":
-        return _C.cpu_isa()
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}"
+        return None
+    if not _C.build_info()["cuda"]:
+        raise RuntimeError(f"the tensors are on {device} and this build of monoidreduce is CPU-only")
+    return _C.facts_of(device.index)
+
+
+def architecture_of(gpu: _C.DeviceFacts | None) -> str:
+    return _C.cpu_isa() if gpu is None else f"sm_{gpu.major}{gpu.minor}"
+
+
+def where_of(device: torch.device, hardware: str | None, gpu: _C.DeviceFacts | None) -> list[str]:
+    """Sentences about the device. hardware: the name of a GPU that need not be present."""
+    if hardware is not None:
+        return [f"the GPU is to be of the kind {hardware}"]
+    if gpu is not None:
+        return [f"the tensors are on {device}, {torch.cuda.get_device_name(device)}"]
+    return [
+        f"the tensors are on the CPU, which has {', '.join(_C.cpu_isas())}",
+        f"{_C.cpu_isa()} is the last of these, or what MONOIDREDUCE_CPU_ISA names",
+        f"{torch.get_num_threads()} threads: for a given number of threads sums have a fixed order",
+    ]
+
+
+def of_dtypes(dtype: torch.dtype) -> str:
+    """A sentence about the dtypes of a call whose inputs have this one."""
+    return f"the inputs are {name_of(dtype)}, sums and statistics {name_of(accumulation_dtype(dtype))}"
 
 
 def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+WAYS = "forward", "backward"
+Tiles = tuple[tuple[int, int], tuple[int, int]]
+
+
+def cpu_tiles(operands: dict[str, Tensor | None], bias_gradient: bool = False) -> Tiles:
+    """The rows and columns that the CPU engine computes at a time, forward and backward.
+
+    operands: "a" [rows, F] or [B, H, rows, F] and "b", and those of a second score ("other_a", "other_b") and
+    the "payload", if there are any. Their values are not read. bias_gradient: whether a bias has a gradient.
+    """
+    given: dict[str, Tensor | None] = dict.fromkeys(("a", "b", "other_a", "other_b", "payload"))
+    for name, t in operands.items():
+        if t is not None:
+            *rows, width = t.shape
+            shape = (*rows, width) if len(rows) == 3 else (1, 1, math.prod(rows), width)
+            given[name] = torch.empty((), dtype=t.dtype).expand(shape)
+    tiles: Tiles = _C.cpu_tiles(
+        **given,  # type: ignore[arg-type]
+        bias_gradient=bias_gradient,
+        threads=torch.get_num_threads(),
+    )
+    return tiles
 
 
 # Kernels of a part of a pass, and the pass as which `_C` counts them.
@@ -77,6 +144,10 @@ _PARTS = {
     "log_probs_local_gradient": "log_probs_backward",
     "logsumexp_local_gradient": "logsumexp_backward",
 }
+
+
+# A kernel whose threads own rows and sum their gradients: it stores no gradients of scores.
+_ROW_SUMS = "statistics_row_gradient"
 
 
 class Pass(NamedTuple):
@@ -95,19 +166,44 @@ class Pass(NamedTuple):
     of_products: bool
 
 
+def order_of(backward: Pass) -> tuple[bool, str]:
+    """Whether two runs of a backward pass on a GPU give the same bits, and why."""
+    if torch.are_deterministic_algorithms_enabled():
+        asked = "torch.use_deterministic_algorithms(True) is in force: gradients are added in a fixed order"
+        return True, asked
+    if backward.of_products:
+        return True, "gradients are matrix products of local gradients, added in a fixed order"
+    by_rows = backward.launch is not None and backward.launch.name == _ROW_SUMS
+    if backward.plan is not None and backward.plan.adds_rows and not by_rows:
+        instead = "torch.use_deterministic_algorithms(True) fixes their order"
+        return False, f"gradients are added atomically; {instead}"
+    if backward.launch is None:
+        return True, "no kernel writes gradients"
+    return True, "a gradient is summed by one block each, in a fixed order"
+
+
 def passes_of(run: DryRun) -> tuple[Pass, Pass]:
-    """The forward and the backward pass of a dry run."""
-    forward, backward = (_pass_of(run, backward) for backward in (False, True))
-    return forward, backward
+    """The forward and the backward pass of a dry run: those of its last op."""
+    op = run.ops[-1]
+    if op.name == "linear_jsd":  # the kernel of its forward pass makes the gradients too
+        launch = next(x for x in run.launches if x.name == "jsd_rows")
+        forward, backward = (f"jsd_{way}/cuda/sm90/{name_of(op.arguments['x'].dtype)}" for way in WAYS)
+        return Pass(forward, None, launch, False), Pass(backward, None, launch, True)
+    return _pass_of(run, False), _pass_of(run, True)
 
 
 def _pass_of(run: DryRun, backward: bool) -> Pass:
     endings = ("_backward", "_pull", "_gradient") if backward else ("_forward", "_fold")
 
-    def names_pass(name: str, of_backward: bool) -> bool:
+    def names_pass(name: str, of_backward: bool, endings: tuple[str, ...] = endings) -> bool:
         return of_backward == backward and _PARTS.get(name, name).endswith(endings)
 
-    launch = next((x for x in run.launches if names_pass(x.name, x.backward)), None)
+    launches = [x for x in run.launches if not x.name.startswith("aten::")]
+    if not backward:  # a call may run an op before its last one
+        launches.reverse()
+    launch = next((x for x in launches if names_pass(x.name, x.backward)), None)
+    if launch is None and backward and run.ops[-1].name == "statistics":  # gradients of data are folds
+        launch = next((x for x in launches if names_pass(x.name, True, ("_forward", "_fold"))), None)
     planned = next((x for x in run.plans if names_pass(x.name, x.backward)), None)
     op = run.ops[-1]
     leading = next(iter((op if launch is None else launch).arguments.values()))
@@ -128,5 +224,6 @@ def _pass_of(run: DryRun, backward: bool) -> Pass:
         in_order = torch.are_deterministic_algorithms_enabled()
         engine += "/deterministic" if in_order and launch is not None and name.endswith("_backward") else ""
     path = f"{_PARTS.get(name, name)}/{engine}/{name_of(leading.dtype)}"
-    writes_gradients = launch is not None and name.endswith(("_backward", "_pull"))
+    ways_to_write = ("_backward", "_pull", "_forward", "_fold", _ROW_SUMS)
+    writes_gradients = launch is not None and name.endswith(ways_to_write)
     return Pass(path, plan, launch, backward and not idle and not writes_gradients)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,21 +12,31 @@ from torch import Tensor
 
 from monoidreduce import _C, functional, nn, varlen
 from monoidreduce._keywords import refuse
-from monoidreduce._ops import attention_wide, memory
+from monoidreduce._ops import attention_wide, memory, stored_scores
 from monoidreduce._ops.dry_run import DryRun, dry_run
-from monoidreduce._ops.memory import accumulation_dtype
-from monoidreduce._ops.stored_scores import Layout
-from monoidreduce._validate import FLOATING, mismatch, number_of
+from monoidreduce._validate import FLOATING, check_tensor, mismatch, number_of
 from monoidreduce._version import __version__
-from monoidreduce.explanation import Explanation, Pass, architecture_of, name_of, passes_of
+from monoidreduce.explanation import (
+    WAYS,
+    Explanation,
+    Pass,
+    Tiles,
+    architecture_of,
+    cpu_tiles,
+    facts_of,
+    name_of,
+    of_dtypes,
+    order_of,
+    passes_of,
+    where_of,
+)
 from monoidreduce.folds.attend import attend, dtype_of_weights
 from monoidreduce.folds.block_mask import as_block_mask
 from monoidreduce.folds.cpp_monoid import CppMonoid
-from monoidreduce.folds.distillation import Distillation
+from monoidreduce.folds.explain import explain_fold, explanation_of
 from monoidreduce.folds.program.program import parse
 from monoidreduce.folds.statistics import Statistics
 from monoidreduce.theory.hardware import find
-from monoidreduce.workspace import get_workspace
 
 __all__ = ["backend_info", "explain"]
 
@@ -89,8 +97,9 @@ def backend_info() -> dict[str, Any]:
         "build": build,
         "cpu": {"isa": _C.cpu_isa(), "isas": _C.cpu_isas(), "threads": torch.get_num_threads()},
         "cuda_devices": [
-            f"{torch.cuda.get_device_name(index)}, {architecture_of(torch.device('cuda', index))}"
+            f"{torch.cuda.get_device_name(index)}, sm_{10 * major + minor}"
             for index in range(count)
+            for major, minor in [torch.cuda.get_device_capability(index)]
         ],
         "paths": {
             operator: {
@@ -128,8 +137,8 @@ def explain(
 
     Args:
         op: an operator that has kernels of its own, as `monoidreduce.mlp`, or its name, as "mlp". Or a module
-            of `monoidreduce.nn`, or a `functools.partial` of one of them. Without hardware it may also be
-            what `monoidreduce.statistics` or `monoidreduce.cpp_monoid` returns.
+            of `monoidreduce.nn`, or a `functools.partial` of one of them. Or what `monoidreduce.statistics`
+            or `monoidreduce.cpp_monoid` returns, whose kernels are not compiled for it.
         arguments, options: as the call has them, tensors by position or by name.
         hardware: a GPU of `monoidreduce.hardware.HARDWARE`, as "h100", that the call is explained for. It
             need not be there, and the tensors may be on any device, "meta" too. A build without
@@ -141,14 +150,16 @@ def explain(
         RuntimeError: the tensors are on a GPU and this build is CPU-only, or the call needs NVRTC there and
             finds none.
     """
-    if isinstance(op, (Statistics, CppMonoid)) and hardware is None:
-        return op.explain(*arguments, **options)
+    gpu = None if hardware is None else find(hardware).facts()
+    if isinstance(op, (Statistics, CppMonoid)):
+        bound = inspect.signature(op.explain).bind(*arguments, **options)
+        bound.apply_defaults()
+        return explain_fold(op, bound.arguments, hardware, gpu)
     operator, call = resolved(op, arguments, options)
-    if operator == "linear_distillation" and functional.distils_by_statistics(
-        *(call[name] for name in ("loss", "bias", "teacher_bias", "target", "hard_weight"))
-    ):
-        return _explain_distillation(call, hardware)
-    device, gpu = _leading(call).device, _facts(_leading(call).device, hardware)
+    device = check_tensor(next(iter(call)), _leading(call)).device
+    if hardware is None:
+        gpu = facts_of(device)
+    where = where_of(device, hardware, gpu)
     if call.get("block_mask") is not None:
         call["block_mask"] = as_block_mask(call["block_mask"])
     run = dry_run(
@@ -158,21 +169,20 @@ def explain(
         gpu,
         assumes_compiler=hardware is not None,
     )
+    if run.ops[-1].name == "linear_jsd":
+        return _of_stored_scores(run, gpu, where)
+    if operator == "linear_distillation" and run.ops[-1].name == "statistics":
+        return explanation_of(operator, run, gpu, where, _of_folds(call, run))
     given = run.ops[-1].arguments
     forward, backward = passes_of(run)
     dtype = _leading(given).dtype
     if gpu is None:
-        reasons = _of_cpu(forward)
+        reasons = [*where, *_of_isa(forward)]
         deterministic, tiles = True, _cpu_tiles(operator, call, run)
     else:
-        deterministic, order = _order(backward)
-        where = (
-            f"the tensors are on {device}, {torch.cuda.get_device_name(device)}"
-            if hardware is None
-            else f"the GPU is to be of the kind {hardware}"
-        )
-        plans = (("forward", forward.plan), ("backward", backward.plan))
-        reasons = [where, order, *(f"{way}: {plan}" for way, plan in plans if plan is not None)]
+        deterministic, order = order_of(backward)
+        plans = zip(WAYS, (forward.plan, backward.plan), strict=True)
+        reasons = [*where, order, *(f"{way}: {plan}" for way, plan in plans if plan is not None)]
         reasons += [*_copies(operator, run), *_saved(forward, given)]
         tiles = None
     if forward.launch is None:
@@ -188,16 +198,14 @@ def explain(
     if "program" in given:
         tier = None if forward.plan is None else forward.plan.tier
         reasons += _of_mods(operator, call, given["program"], gpu is not None, tier)
-    reasons.append(
-        f"the inputs are {name_of(dtype)}, sums and statistics {name_of(accumulation_dtype(dtype))}"
-    )
+    reasons.append(of_dtypes(dtype))
     if call.get("sinks") is not None and forward.launch is not None:
         reasons.append(_of_sinks(call, run))
     return Explanation(
         operator=operator,
         forward=forward.path,
         backward=backward.path,
-        architecture=_C.cpu_isa() if gpu is None else f"sm_{gpu.major}{gpu.minor}",
+        architecture=architecture_of(gpu),
         tiles=tiles,
         workspace=workspace,
         deterministic=deterministic,
@@ -205,23 +213,14 @@ def explain(
     )
 
 
-def _facts(device: torch.device, hardware: str | None) -> _C.DeviceFacts | None:
-    """The GPU that a call is explained for; None: the CPU."""
-    if hardware is not None:
-        return find(hardware).facts()
-    if device.type not in ("cpu", "cuda"):
-        expected = "tensors on the CPU or on a GPU, or the name of hardware"
-        raise ValueError(mismatch("tensors", expected, device))
-    if device.type == "cpu":
-        return None
-    if not _C.build_info()["cuda"]:
-        raise RuntimeError(f"the tensors are on {device} and this build of monoidreduce is CPU-only")
-    return _C.facts_of(device.index)
-
-
 def differentiated(operator: str, call: dict[str, Any]) -> tuple[str, ...]:
     """The tensors that require gradients or, if there are none, the operator's matrices."""
-    frozen = () if call.get("teacher_grad") else ("teacher_x", "teacher_weight")
+    teacher = call.get("teacher_grad")
+    frozen: tuple[str, ...] = (
+        () if not isinstance(teacher, Tensor) and teacher else ("teacher_x", "teacher_weight")
+    )
+    if not torch.is_grad_enabled():  # a call refuses gradients of these only where it is recorded
+        frozen += ("class_weight", "temperature")
     floating = [
         name
         for name, t in call.items()
@@ -232,30 +231,9 @@ def differentiated(operator: str, call: dict[str, Any]) -> tuple[str, ...]:
     return wanted or tuple(name for name in matrices if name in floating)
 
 
-def _order(backward: Pass) -> tuple[bool, str]:
-    """Whether two runs on a GPU give the same bits, and why."""
-    if torch.are_deterministic_algorithms_enabled():
-        asked = "torch.use_deterministic_algorithms(True) is in force: gradients are added in a fixed order"
-        return True, asked
-    if backward.of_products:
-        return True, "gradients are matrix products of local gradients, added in a fixed order"
-    if backward.plan is not None and backward.plan.adds_rows:
-        instead = "torch.use_deterministic_algorithms(True) fixes their order"
-        return False, f"gradients are added atomically; {instead}"
-    if backward.launch is None:
-        return True, "no kernel writes gradients"
-    return True, "a gradient is summed by one block each, in a fixed order"
-
-
-def _of_cpu(forward: Pass) -> list[str]:
+def _of_isa(forward: Pass) -> list[str]:
     _, _, isa, dtype = forward.path.split("/")
-    others = [] if isa == _C.cpu_isa() else [f"{_C.cpu_isa()} has nothing of its own for {dtype}"]
-    return [
-        f"the tensors are on the CPU, which has {', '.join(_C.cpu_isas())}",
-        f"{_C.cpu_isa()} is the last of these, or what MONOIDREDUCE_CPU_ISA names",
-        *others,
-        f"{torch.get_num_threads()} threads: for a given number of threads sums have a fixed order",
-    ]
+    return [] if isa == _C.cpu_isa() else [f"{_C.cpu_isa()} has nothing of its own for {dtype}"]
 
 
 def _copies(operator: str, run: DryRun) -> list[str]:
@@ -305,7 +283,7 @@ def is_wide(run: DryRun) -> bool:
     return run.ops[-1].name == "attention" and any(x.name == "statistics_fold" for x in run.launches)
 
 
-def _parts(run: DryRun) -> tuple[tuple[int, int], tuple[int, int]]:
+def _parts(run: DryRun) -> Tiles:
     """The rows and hidden units that an MLP with a gate has at a time, forward and backward."""
 
     def part(name: str) -> tuple[int, int]:
@@ -330,52 +308,47 @@ def _of_gate(run: DryRun, forward: Pass) -> list[str]:
     ]
 
 
-def _explain_distillation(call: dict[str, Any], hardware: str | None) -> Explanation:
-    """What a call of `linear_distillation` runs that its built-in fold has not."""
-    if hardware is not None:
-        expected = "None beside bias, teacher_bias, target or the loss jsd"
-        raise ValueError(mismatch("hardware", expected, repr(hardware)))
-    names = ("x", "weight", "teacher_x", "teacher_weight", "mask", "reduction", "loss", "temperature")
-    folds = functional.distillation_folds(
-        (*(call[name] for name in names), call["teacher_grad"]),
-        (call["bias"], call["teacher_bias"]),
-        call["beta"],
-        (call["target"], call["hard_weight"], call["ignore_index"]),
-        call["workspace"],
-    )
-    obstacle = folds.obstacle(call["reduction"])
-    if obstacle is None:
-        return _explain_stored_scores(folds, call)
-    found = folds.explain()
+def _of_folds(call: dict[str, Any], run: DryRun) -> tuple[str, ...]:
+    """Why a call of `linear_distillation` runs two folds of programs."""
     how = "biases, jsd and a target are two folds of monoidreduce.statistics, of log-sum-exps and of the loss"
-    why = [f"scores are not stored: {obstacle}"] if folds.loss == "jsd" else []
-    return replace(found, operator="linear_distillation", reasons=(how, *why, *found.reasons))
+    if call["loss"] != "jsd":
+        return (how,)
+    given = run.ops[-1].arguments
+    operands = (given["a"], given["b"], given["other_a"], given["other_b"])
+    biased = call["bias"] is not None or call["teacher_bias"] is not None
+    hard = call["target"] is not None and call["hard_weight"] > 0
+    with torch.enable_grad():
+        why = stored_scores.obstacle_of_call(operands, "jsd", call["reduction"], biased or hard)
+    return how, f"scores are not stored: {why or stored_scores.ONLY_HOPPER}"
 
 
-def _explain_stored_scores(folds: Distillation, call: dict[str, Any]) -> Explanation:
-    """What the loss "jsd" runs where scores are stored, with a gradient of the weights."""
-    x, weight, *_ = folds.operands
-    rows, (classes, width) = len(x), weight.shape
-    workspace = get_workspace() if folds.workspace is None else folds.workspace
-    layout = Layout.of(rows, classes, width, workspace, keeps=True)
-    reasons = [f"scores of {layout.at_once} of {rows} rows at a time are stored in float32"]
-    if layout.at_once < rows:
-        kept = f"local gradients of the last {classes - layout.own.start} of {classes} classes are kept"
+def _of_stored_scores(run: DryRun, gpu: _C.DeviceFacts | None, where: list[str]) -> Explanation:
+    """What the loss "jsd" runs where scores are stored."""
+    given, (forward, backward) = run.ops[-1].arguments, passes_of(run)
+    rows, classes = len(given["x"]), len(given["weight"])
+    slices = {name: [x for x in run.launches if x.name == name] for name in ("jsd_rows", "jsd_gradient")}
+    at_once = slices["jsd_rows"][0].arguments["student"].shape[0]
+    again = [x.arguments["student"].shape[1] for x in slices["jsd_gradient"]]
+    reasons = [f"scores of {at_once} of {rows} rows at a time are stored in float32"]
+    if at_once < rows and any(x.name == "columns_product" for x in run.launches):
+        kept = f"local gradients of the last {classes - sum(again)} of {classes} classes are kept"
         reasons.append(f"{kept}, in the memory of the weights' gradient and in the workspace")
-    if layout.again:
-        reasons.append(f"scores of the others are computed again, {layout.again} classes at a time")
+    if again:
+        reasons.append(f"scores of the others are computed again, {again[0]} classes at a time")
     return Explanation(
         operator="linear_distillation",
-        forward=f"jsd_forward/cuda/sm90/{name_of(x.dtype)}",
-        backward=f"jsd_backward/cuda/sm90/{name_of(x.dtype)}",
-        architecture=architecture_of(x.device),
+        forward=forward.path,
+        backward=backward.path,
+        architecture=architecture_of(gpu),
         tiles=None,
-        workspace=workspace,
+        workspace=given["workspace"],
         deterministic=True,
         reasons=(
             *reasons,
+            *where,
             "gradients are computed in the forward pass; the backward pass multiplies them by a number",
             "gradients are matrix products of local gradients, added in a fixed order",
+            of_dtypes(given["x"].dtype),
         ),
     )
 
@@ -452,22 +425,29 @@ def resolved(op: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tu
     except TypeError as error:
         raise TypeError(f"{name}: {error}") from None
     bound.apply_defaults()
-    call = {n: _as_number(n, a, str(signature.parameters[n].annotation)) for n, a in bound.arguments.items()}
+    device = getattr(next(iter(bound.arguments.values())), "device", None)
+    annotations = {name: str(parameter.annotation) for name, parameter in signature.parameters.items()}
+    call = {name: _as_number(name, a, annotations[name], device) for name, a in bound.arguments.items()}
     if unknown := call.pop("others", None):
         refuse(name, unknown)
     return name, call
 
 
-def _as_number(name: str, value: Any, annotation: str) -> Any:
-    """Options that are numbers as such, while tensors have values: what is planned is a call without any."""
+def _as_number(name: str, value: Any, annotation: str, device: torch.device | None) -> Any:
+    """An option that is a number as such, while tensors have values: those of a dry run have none.
+
+    device: of the call. A number that may also be a tensor is not read where kernels read it there.
+    """
     if annotation.startswith("Window") and isinstance(value, (tuple, list)):
         return tuple(number_of(name, side, "an int") for side in value)
-    per_token = isinstance(value, Tensor) and value.dim() > 0
-    return (
-        number_of(name, value, "a number")
-        if annotation.startswith(("float", "int")) and not per_token
-        else value
-    )
+    if not annotation.startswith(("float", "int")):
+        return value
+    if isinstance(value, Tensor) and "Tensor" in annotation:
+        if value.dim() or (value.is_floating_point() and value.device == device):
+            return value
+    elif isinstance(value, Tensor) and value.dim():
+        return value  # which the call refuses
+    return number_of(name, value, "a number")
 
 
 def _leading(call: dict[str, Any]) -> Any:
@@ -475,22 +455,18 @@ def _leading(call: dict[str, Any]) -> Any:
     return next(iter(call.values()))
 
 
-def cpu_tiles(
-    operator: str, call: dict[str, Any], dtype: torch.dtype
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The tiles of the forward and the backward pass of a call on the CPU."""
-    operands: dict[str, Any] = dict.fromkeys(("other_a", "other_b", "payload"))
+def tiles_of(operator: str, call: dict[str, Any], dtype: torch.dtype) -> Tiles:
+    """The tiles of the forward and the backward pass of an operator's call on the CPU."""
+    operands: dict[str, Tensor | None] = {}
     for role, name in OPERANDS[operator].items():
-        tensor = call[name].mT if name == "w2" else call[name]
-        *rows, width = tensor.transpose(0, 1)[None].shape if operator == "attention_varlen" else tensor.shape
-        shape = (*rows, width) if len(rows) == 3 else (1, 1, math.prod(rows), width)
-        operands[role] = torch.empty((), dtype=dtype).expand(shape)  # the values do not count
+        t = call[name].mT if name == "w2" else call[name]
+        t = t.transpose(0, 1)[None] if operator == "attention_varlen" else t
+        operands[role] = torch.empty((), dtype=dtype).expand(t.shape)
     bias = call.get("bias")
-    gradient = bias is not None and bias.requires_grad
-    return _C.cpu_tiles(**operands, bias_gradient=gradient, threads=torch.get_num_threads())
+    return cpu_tiles(operands, bias is not None and bias.requires_grad)
 
 
-def _cpu_tiles(operator: str, call: dict[str, Any], run: DryRun) -> tuple[tuple[int, int], tuple[int, int]]:
+def _cpu_tiles(operator: str, call: dict[str, Any], run: DryRun) -> Tiles:
     if "gate" in run.ops[-1].arguments:
         return _parts(run)
-    return cpu_tiles(operator, call, _leading(run.ops[-1].arguments).dtype)
+    return tiles_of(operator, call, _leading(run.ops[-1].arguments).dtype)

@@ -30,7 +30,7 @@ from monoidreduce._torch_private import (
 from monoidreduce._validate import mismatch
 from monoidreduce.flops import FORMULAS
 
-__all__ = ["DryRun", "Launch", "Op", "Operand", "Planned", "dry_run"]
+__all__ = ["DryRun", "Launch", "Op", "Operand", "Planned", "dry_run", "tensors_in"]
 
 _BLOCK = 512  # bytes; torch's CUDA allocator rounds sizes up to it
 
@@ -131,9 +131,9 @@ class _Notes(DispatchMode):  # type: ignore[misc]
     Ops of this library run their forward implementation under it, and are recorded in `run.ops`.
     """
 
-    def __init__(self, run: DryRun, kind: type[Tensor], needed: tuple[str, ...], keeps: bool) -> None:
+    def __init__(self, run: DryRun, kind: type[Tensor], device: torch.device, keeps: bool) -> None:
         super().__init__()
-        self.run, self.kind, self.needed, self.keeps = run, kind, needed, keeps
+        self.run, self.kind, self.device, self.keeps = run, kind, device, keeps
         self.backward, self.live, self.most = False, 0, 0
         self.known: weakref.WeakSet[Any] = weakref.WeakSet()
         self.given: dict[str, Any] = {}  # arguments of the op that runs
@@ -143,38 +143,43 @@ class _Notes(DispatchMode):  # type: ignore[misc]
         if func.namespace == "monoidreduce":
             name = func._schema.name.removeprefix("monoidreduce::")
             names = (a.name for a in func._schema.arguments)
-            given = self.differentiated(name, dict(zip(names, args, strict=True)))
+            given = dict(zip(names, args, strict=True))
+            if not self.keeps:
+                given |= _of_shard(name, given)
             self.given = given
             with self:
                 self.results = OPERATORS[name].forward(*given.values())
             self.run.ops.append(Op(name, given))
             return self.results
+        kwargs = kwargs or {}
+        read = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        captured = [t for t in read if not isinstance(t, self.kind)]
+        if captured and len(captured) == len(read):
+            # Of tensors that a user's function captured: while it is traced, or as they enter the call.
+            results = tree_map(self.placed, func(*args, **kwargs))
+            if any(isinstance(t, self.kind) for t in tree_leaves(results)):
+                self.check_device(captured)
+            return results
+        self.check_device(captured)
         by_mask = func is torch.ops.aten.index.Tensor
         if by_mask and any(t.dtype == torch.bool for t in tree_leaves(args[1]) if t is not None):
             return args[0].new_empty(0)  # no value is known: a mask, as of wrong targets, selects nothing
-        kwargs = kwargs or {}
         # A 16-bit product into a float32 result. On meta tensors, torch 2.11 mistakes out_dtype for beta.
         results = kwargs["out"] if func._overloadname == "dtype_out" else func(*args, **kwargs)
         results = tree_map(self.placed, results)
         self.note(func, args, results)
         return results
 
+    def check_device(self, captured: list[Tensor]) -> None:
+        """Raise ValueError if a tensor that a user's function captured is not on the call's device."""
+        for t in captured:
+            if t.dim() and t.device != self.device and self.device.type != "meta":
+                raise ValueError(mismatch("captured tensor", f"one on {self.device}", t.device))
+
     def placed(self, result: Any) -> Any:
         """A result as a tensor that ops take for one where the inputs are."""
-        return result.as_subclass(self.kind) if type(result) is Tensor else result
-
-    def differentiated(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
-        """The arguments that an op would get if autograd recorded the call; it cannot for these tensors."""
-        if "keep" in given:
-            student, teacher = ({f"{of}x", f"{of}weight"} & {*self.needed} for of in ("", "teacher_"))
-            keep = given["x"].is_cuda and bool(student) and not teacher
-            if not self.keeps and name == "linear_cross_entropy":
-                keep &= rank_may_save(**given)
-            keep &= self.keeps or name != "linear_log_probs"
-            given |= {"keep": keep, "x_differentiated": "x" in self.needed}
-        if "a_differentiated" in given:
-            given["a_differentiated"] = self.keeps and given["a"].is_cuda and "a" in self.needed
-        return given
+        without_memory = type(result) is Tensor and result.is_meta
+        return result.as_subclass(self.kind) if without_memory else result
 
     def note(self, func: Any, args: Any, results: Any) -> None:
         read = args[1:] if func._schema.name == "aten::copy_" else args
@@ -199,6 +204,15 @@ class _Notes(DispatchMode):  # type: ignore[misc]
 
     def release(self, size: int) -> None:
         self.live -= size
+
+
+def _of_shard(name: str, given: dict[str, Any]) -> dict[str, bool]:
+    """The arguments of an op that differ if its columns are one rank's shard: forward may save less."""
+    if name == "linear_cross_entropy":
+        return {"keep": given["keep"] and rank_may_save(**given)}
+    if name == "linear_log_probs":
+        return {"keep": False}
+    return {"a_differentiated": False} if "a_differentiated" in given else {}
 
 
 def _noting(name: str, notes: _Notes) -> Callable[..., None]:
@@ -234,24 +248,37 @@ def _planning(name: str, notes: _Notes, gpu: _C.DeviceFacts) -> Callable[..., _C
     return call
 
 
+def _can_keep(gpu: _C.DeviceFacts) -> Callable[..., bool]:
+    """A function that replaces `_C.can_keep`: it answers for `gpu`, which need not be present."""
+
+    def can_keep(device: int | None, width: int, other_width: int, scale: float) -> bool:
+        row = torch.empty(1, width, dtype=torch.bfloat16, device="meta")
+        return _C.plan_logsumexp_forward(row, row, scale=scale, gpu=gpu).keeps
+
+    return can_keep
+
+
 @contextmanager
 def _substituted(notes: _Notes, gpu: _C.DeviceFacts | None, assumes_compiler: bool) -> Iterator[None]:
     """Context in which the ops of this thread record calls of `_C` instead of launching kernels."""
     calls: Any = {name: _noting(name, notes) for name in _C.CALLS}
     if gpu is not None:
         calls |= {name: _planning(name, notes, gpu) for name in vars(_C) if name.startswith("plan_")}
+        calls["can_keep"] = _can_keep(gpu)
     substitutes = {
         engine._C: calls,
         engine.streams: {"current": lambda index: 0},
         engine.user_kernels: {"load": False, "assumed": assumes_compiler},
     }
+    before = {holder: dict(vars(holder)) for holder in substitutes}
     for holder, of_thread in substitutes.items():
         vars(holder).update(of_thread)
     try:
         yield
     finally:
-        for holder in substitutes:
+        for holder, of_thread in before.items():
             vars(holder).clear()
+            vars(holder).update(of_thread)
 
 
 def dry_run(
@@ -279,36 +306,45 @@ def dry_run(
     Raises:
         TypeError, ValueError: the call itself would raise.
     """
-    _check_devices(call)
+    device, mixed = _device_of(call)
     run = DryRun()
     kind = _OnCpu if gpu is None else _OnGpu
-    notes = _Notes(run, kind, needed, keeps)
+    notes = _Notes(run, kind, device, keeps)
 
-    def emptied(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return _without_memory(value).as_subclass(kind)
-        if is_dataclass(value) and not isinstance(value, type):  # such as a BlockMask
-            return replace(value, **{f.name: emptied(getattr(value, f.name)) for f in fields(value)})
-        return value
+    def emptied(name: str, t: Tensor) -> Tensor:
+        if t.layout is not torch.strided or t.is_nested:
+            return t  # which the call refuses
+        is_leaf = name in needed and t.is_floating_point()
+        return _without_memory(t).as_subclass(kind).requires_grad_(is_leaf)
 
-    with _substituted(notes, gpu, assumes_compiler), torch.no_grad(), without_fakes():
-        call = {name: emptied(value) for name, value in call.items()}
-        inputs = {t.untyped_storage(): t.nbytes for t in call.values() if isinstance(t, Tensor)}
+    with (
+        _substituted(notes, gpu, assumes_compiler),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        without_fakes(),
+    ):
+        call = {name: _with_tensors(name, value, emptied) for name, value in call.items()}
+        inputs = {t.untyped_storage(): t.nbytes for _, t in tensors_in(call) if t.layout is torch.strided}
         notes.known.update(inputs)
         with notes:
             output = function(**call)
-        outputs = sum(t.nbytes for t in tree_leaves(output) if isinstance(t, Tensor))
+        if mixed:  # which the call itself refuses, but for its other errors
+            raise ValueError(mixed)
+        # Detached, so that nothing keeps alive what autograd has recorded.
+        output = [t.detach() for t in tree_leaves(output) if isinstance(t, Tensor)]
+        outputs = sum(t.nbytes for t in output)
         run.peak = notes.most - outputs
         run.compulsory = sum(inputs.values()) + outputs
         name, given = run.ops[-1]
         of = OPERATORS[name]
         run.flops = _flops(name, given)
-        if needed:
+    if needed:
+        with _substituted(notes, gpu, assumes_compiler), torch.no_grad(), without_fakes():
             results = notes.results if isinstance(notes.results, tuple) else (notes.results,)
             notes.results, notes.given, notes.backward = None, given, True
             upstream = torch.empty_like(results[0]).as_subclass(kind)
             kept, arguments = of.residuals(results), [*given.values()]
-            wanted = [name in needed for name in given][: of.inputs]
+            wanted = [isinstance(t, Tensor) and t.requires_grad for t in arguments][: of.inputs]
             del results
             notes.known.add(upstream.untyped_storage())
             grads = (upstream, *[None] * (of.differentiable - 1))
@@ -324,14 +360,37 @@ def dry_run(
     return run
 
 
-def _check_devices(call: dict[str, Any]) -> None:
-    """Raise ValueError for tensors on several devices. Those without memory are all on one."""
-    tensors = {name: t for name, t in call.items() if isinstance(t, Tensor)}
-    first = next(iter(tensors))
-    device = tensors[first].device
-    for name, t in tensors.items():
-        if t.device != device and t.dim():  # a number may be anywhere
-            raise ValueError(mismatch(name, f"a tensor on {device} as {first}", t.device))
+def _with_tensors(name: str, value: Any, new: Callable[[str, Tensor], Any]) -> Any:
+    """An argument with new(name, tensor) in place of each tensor in it; an argument may be a dict of tensors
+    or a record, such as a BlockMask."""
+    if isinstance(value, Tensor):
+        return new(name, value)
+    if isinstance(value, dict):
+        return {key: _with_tensors(f"{name}[{key!r}]", t, new) for key, t in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(
+            value, **{f.name: _with_tensors(name, getattr(value, f.name), new) for f in fields(value)}
+        )
+    return value
+
+
+def tensors_in(call: dict[str, Any]) -> list[tuple[str, Tensor]]:
+    """The tensors of a call, and their names."""
+    found: list[tuple[str, Tensor]] = []
+    for name, value in call.items():
+        _with_tensors(name, value, lambda name, t: found.append((name, t)))
+    return found
+
+
+def _device_of(call: dict[str, Any]) -> tuple[torch.device, str | None]:
+    """The device of the first tensor of a call, and an error if another one is elsewhere: tensors without
+    memory are all on one device. Beside tensors of the device meta a record may be anywhere."""
+    given = tensors_in(call)
+    first, device = given[0][0], given[0][1].device
+    for name, t in given:
+        if t.device != device and not (device.type == "meta" and is_dataclass(call.get(name))):
+            return device, mismatch(name, f"a tensor on {device} as {first}", t.device)
+    return device, None
 
 
 def _without_memory(t: Tensor) -> Tensor:

@@ -27,8 +27,8 @@ streams = Streams()
 class UserKernels(threading.local):
     """How kernels of users' functions are made for a GPU. A dry run changes both.
 
-    load: whether to compile and load them. assumed: whether to assume that there is a compiler, instead of
-    looking for one.
+    load: whether to compile and load them. assumed: whether to assume that the build has CUDA and that there
+    is a compiler, instead of looking.
     """
 
     load = True

@@ -12,7 +12,7 @@ first classes are computed again.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ from monoidreduce._ops.slices import TILE_COLUMNS, TILE_ROWS
 from monoidreduce._torch_private import mark_constant
 from monoidreduce.workspace import get_workspace
 
-__all__ = ["Layout", "obstacle"]
+__all__ = ["ONLY_HOPPER", "Layout", "obstacle", "obstacle_of_call"]
 
 _FEWEST_ROWS = 128  # of a slice: the rows of one block of a cluster
 _PAIR = 8  # bytes of the scores of a student and a teacher
@@ -321,10 +321,15 @@ def _multiplies(device: int) -> bool:
 mark_constant(_multiplies)  # a compiler calls it while it traces
 
 
-def obstacle(
-    operands: tuple[Tensor, Tensor, Tensor, Tensor], loss: str, reduction: str, others: bool
-) -> str | None:
-    """Why scores of a call are not stored, if they are not. others: has it biases or hard labels."""
+Operands: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
+ONLY_HOPPER = "only kernels for Hopper store scores"
+
+
+def obstacle_of_call(operands: Operands, loss: str, reduction: str, others: bool) -> str | None:
+    """Why no GPU stores the scores of a call; None if one may.
+
+    operands: x, weight, teacher_x, teacher_weight. others: whether there are biases or hard labels.
+    """
     x, weight, teacher_x, teacher_weight = operands
     if loss != "jsd":
         return f"the loss is {loss}"
@@ -341,6 +346,12 @@ def obstacle(
     sizes = (*x.shape, *weight.shape, teacher_x.shape[1])
     if 0 in sizes or max(sizes) >= 1 << 30:
         return "a size is 0, or 2^30 or more"
-    if not x.is_cuda or not _multiplies(x.device.index):
-        return "only kernels for Hopper store scores"
     return None
+
+
+def obstacle(operands: Operands, loss: str, reduction: str, others: bool) -> str | None:
+    """Why the scores of a call are not stored; None if they are. Arguments as in `obstacle_of_call`."""
+    if why := obstacle_of_call(operands, loss, reduction, others):
+        return why
+    x = operands[0]
+    return None if x.is_cuda and _multiplies(x.device.index) else ONLY_HOPPER

@@ -153,7 +153,7 @@ def _call(
         traced = mods_of(*given)
         captured = [_given(tensor, STAND_INS, of_call) for tensor in traced.tensors]
     table, table_index, numbers = tables(traced, captured, q, given[:2])
-    if q.device.type == "cpu" and not torch.compiler.is_compiling():
+    if q.is_cpu and not torch.compiler.is_compiling():
         _check_fits(traced.text, numbers, (q, k, v, table), score_mod or mask_mod)
     # With few keys, dq in bfloat16 would miss the accuracy rule without the low word of out.
     compensated = compensated or (table is not None and table.requires_grad and torch.is_grad_enabled())

@@ -16,7 +16,7 @@ from monoidreduce._results import RESULTS, result_name
 from monoidreduce._validate import check_choice, check_factor, check_int, mismatch
 from monoidreduce.explanation import Explanation
 from monoidreduce.folds.cpp.cpp_source import KINDS, CppSource
-from monoidreduce.folds.explain import explain_cpp_monoid
+from monoidreduce.folds.explain import explain_fold
 from monoidreduce.folds.statistics import checked_label, checked_operands
 from monoidreduce.functional import _like_rows, workspace_bytes
 
@@ -174,12 +174,12 @@ class CppMonoid:
         scale: float = 1.0,
         workspace: int | None = None,
     ) -> Explanation:
-        """The kernels that a call would run, and why. Nothing is computed.
+        """The kernels that a call would run, and why. Nothing is computed or compiled, and no law is tried.
 
         Raises RuntimeError, TypeError and ValueError as the call would.
         """
-        operands = self._operands(a, b, other_a, other_b)
-        return explain_cpp_monoid(repr(self), operands[0], workspace_bytes(workspace))
+        call = {"a": a, "b": b, "other_a": other_a, "other_b": other_b, "label": label}
+        return explain_fold(self, {**call, "scale": scale, "workspace": workspace})
 
     def _operands(
         self, a: Tensor, b: Tensor, other_a: Tensor | None, other_b: Tensor | None

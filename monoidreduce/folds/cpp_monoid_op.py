@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from monoidreduce import _C
+from monoidreduce._ops.engine import _C, user_kernels
 from monoidreduce._ops.memory import empty_statistics, launch_on, rounded_gradients
 from monoidreduce.folds.cpp.cpp_kernels import FOLD, GRADIENT, fold_plan, gradient_plan, loaded
 from monoidreduce.folds.cpp.cpp_laws import check
@@ -23,7 +23,10 @@ def check_device(a: Tensor) -> None:
     needs = "a monoid of cpp_monoid is compiled for a GPU: "
     instead = "; a function of monoidreduce.statistics runs on any device"
     if not a.is_cuda:
-        raise RuntimeError(f"{needs}expected tensors on a CUDA device, got one on {a.device}{instead}")
+        given = "cpu" if a.is_cpu else a.device
+        raise RuntimeError(f"{needs}expected tensors on a CUDA device, got one on {given}{instead}")
+    if user_kernels.assumed:
+        return
     if not _C.build_info()["cuda"]:
         raise RuntimeError(f"{needs}expected a build of monoidreduce with CUDA, got one that is CPU-only")
     if compiler.find() is None:
@@ -68,7 +71,8 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Values, kept numbers (read by the gradient only), and indices, each [numbers, rows]."""
     check_device(a)
-    check(monoid, a.device)
+    if user_kernels.load:
+        check(monoid, a.device)
     operands = (a, b, other_a, other_b)
     folded = _results(parse(monoid), a)
     plan = fold_plan(operands)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,7 +22,6 @@ from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._ops.registry import any_requires_grad, call_op
 from monoidreduce._torch_private import transforms_are_active
 from monoidreduce._validate import mismatch
-from monoidreduce.explanation import Explanation
 from monoidreduce.folds import stat
 from monoidreduce.folds.statistics import Statistics, statistics
 
@@ -283,8 +281,3 @@ class Distillation:
             expected = f"a class in [0, {self.classes}) or ignore_index"
             raise IndexError(mismatch(f"target[{at}]", expected, int(target[at])))
         return outside
-
-    def explain(self) -> Explanation:
-        """The kernels of the second fold. The first fold's forward reads and computes equally much."""
-        lse = SimpleNamespace(**dict.fromkeys(("student", "teacher", "hard"), self.row["inverse"]))
-        return self.fold.explain(*self.operands, **self.data(lse, lse))

@@ -19,7 +19,7 @@ from monoidreduce._ops.registry import call_op
 from monoidreduce._results import RESULTS
 from monoidreduce._validate import check_axes, check_factor, check_like, check_tensor, mismatch
 from monoidreduce.explanation import Explanation
-from monoidreduce.folds.explain import explain_statistics
+from monoidreduce.folds.explain import explain_fold
 from monoidreduce.folds.program.arguments import ARGUMENTS, arguments, kind_of
 from monoidreduce.folds.program.errors import TraceError
 from monoidreduce.folds.program.tracing import Source, Traced, described, traced_in_graph, traced_now
@@ -171,7 +171,7 @@ class Statistics:
         if traced is None:
             folded: Any = outside_of_graphs(self._folded, call, workspace)
             return folded  # type: ignore[no-any-return]
-        if call.a.device.type == "cpu" and not torch.compiler.is_compiling():
+        if call.a.is_cpu and not torch.compiler.is_compiling():
             self._check_fits(call, traced, tensors)
         values, low, indices = call_op(
             "statistics",
@@ -253,12 +253,26 @@ class Statistics:
         scale: float = 1.0,
         workspace: int | None = None,
     ) -> Explanation:
-        """The kernels that a call would run, and why. Nothing is computed, and no label is needed."""
-        if label is None and "label" in self._names:
-            label = check_tensor("a", a).new_zeros(a.shape[:-1], dtype=torch.int64)
-        call = _Call(self, a, b, other_a, other_b, label, ignore_index, row or {}, column or {}, scale)
-        text = self._traced(call)[0].text
-        return explain_statistics(repr(self), call.operands, text, workspace_bytes(workspace))
+        """The kernels that a call would run, and why. Nothing is computed, and no label is needed.
+
+        Raises TraceError, TypeError and ValueError as the call would.
+        """
+        call: dict[str, Any] = {
+            "a": a,
+            "b": b,
+            "other_a": other_a,
+            "other_b": other_b,
+            "label": label,
+            "row": row,
+        }
+        call |= {
+            "row": row,
+            "column": column,
+            "ignore_index": ignore_index,
+            "scale": scale,
+            "workspace": workspace,
+        }
+        return explain_fold(self, call)
 
     def _traced(self, call: _Call) -> tuple[Any, tuple[Tensor, ...]]:
         """The traced function for a call, and the tensors that it captured.
@@ -453,6 +467,8 @@ class _Call:
             return number % max(heads, 1) if name == "head" else number // max(heads, 1)
         number_of_tensor, indices = rest
         tensor = tensors[number_of_tensor]
+        if self.a.is_meta:  # only shapes are wanted
+            tensor = tensor.to(self.a.device)
 
         def leaf(node: tuple[Any, ...]) -> Tensor:
             if node[0] == "position":
@@ -476,7 +492,7 @@ class _Call:
                 lengths["row_index", of_rows.index((name,)), "number"] = length
         expected: str | None = None
         given: Any = tensor.device
-        if tensor.device != self.a.device:
+        if tensor.device != self.a.device and not self.a.is_meta:
             expected = f"one on {self.a.device} as a"
         for number, size in zip(indices, tensor.shape, strict=True):
             if size < lengths.get(traced.nodes[number], 0):

@@ -200,6 +200,17 @@ def test_without_a_gpu() -> None:
             call(A, B)
 
 
+def test_explained_for_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its plans. Nothing is compiled, and no law is tried."""
+    monkeypatch.setattr(compiler.Compiler, "compile", lambda *_: pytest.fail("compiled"))
+    monoid = mr.cpp_monoid(NONE_FIRES)
+    found = mr.explain(monoid, A, B, workspace=1000, hardware="h100")
+    assert found.forward == "statistics_fold/cuda/simt/float32"
+    assert found.backward == "statistics_local_gradient/cuda/simt/float32" and found.deterministic
+    assert found.architecture == "sm_90" and found.workspace == 1000
+    assert any("a user's monoid in C++ has no kernels with them" in reason for reason in found.reasons)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     (

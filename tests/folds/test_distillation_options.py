@@ -247,8 +247,11 @@ def test_explanation() -> None:
     found = mr.explain("linear_distillation", **inputs, loss="jsd", hard_weight=0.5)
     assert found.operator == "linear_distillation" and found.forward.startswith("statistics_forward/cpu/")
     assert any("monoidreduce.statistics" in reason for reason in found.reasons)
-    with pytest.raises(ValueError, match=r"^hardware: expected None beside bias"):
-        mr.explain("linear_distillation", **inputs, loss="jsd", hardware="h100")
+    assert "scores are not stored: there are biases or hard labels" in found.reasons
+    planned = mr.explain("linear_distillation", **inputs, loss="jsd", hardware="h100")
+    assert planned.forward == "statistics_fold/cuda/simt/float32"
+    assert planned.backward == "statistics_row_gradient/cuda/simt/float32" and planned.deterministic
+    assert any("in bfloat16, and the inputs are torch.float32" in reason for reason in planned.reasons)
 
 
 def test_vmap(device: torch.device) -> None:

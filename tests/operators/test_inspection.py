@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -111,8 +115,10 @@ def test_folds_of_ones_own() -> None:
     expected = token_stats.explain(a, b, label=torch.zeros(3, dtype=torch.int64))
     assert mr.explain(token_stats, a, b) == token_stats.explain(a, b) == expected
     way_out = r"got Statistics token_stats; token_stats.explain\(a, b\) tells its kernels"
-    with pytest.raises(TypeError, match=f"^op: expected one of .*{way_out}"):
-        mr.explain(token_stats, a, b, hardware="h100")
+    planned = mr.explain(token_stats, a.bfloat16(), b.bfloat16(), hardware="h100")
+    assert planned.forward == "statistics_fold/cuda/sm90/bfloat16"
+    assert planned.backward == "statistics_local_gradient/cuda/sm90/bfloat16" and planned.deterministic
+    assert any("is a program of" in reason and "NVRTC" in reason for reason in planned.reasons)
     with pytest.raises(TypeError, match=f"^op: expected one of .*{way_out}.* no model of its time$"):
         mr.cost(token_stats, a, b, hardware="h100")
     with pytest.raises(ValueError, match="got 'map_reduce'; map_reduce runs kernels of torch"):
@@ -394,6 +400,122 @@ def test_nothing_of_the_caller_is_touched(monkeypatch: pytest.MonkeyPatch) -> No
     assert versions == [t._version for t in (x, weight, target)] and x.grad is weight.grad is None
     assert torch.is_grad_enabled() and x.requires_grad
     assert vars(engine._C) == vars(engine.streams) == vars(engine.user_kernels) == {}
+
+
+def refusal(call: Callable[[], object]) -> type[Exception] | None:
+    try:
+        call()
+    except Exception as error:
+        return type(error)
+    return None
+
+
+def calls_to_refuse() -> dict[str, tuple[Any, dict[str, Any]]]:
+    """Calls whose arguments are changed one by one, by name."""
+
+    @mr.statistics
+    def fold(score, column, label, weight):  # type: ignore[no-untyped-def]
+        return dict(x=mr.stat.total(torch.where(column == label, score * weight, 0.0)))
+
+    new, target = torch.randn, torch.randint(7, (5,))
+    head = {"x": new(5, 8), "weight": new(7, 8)}
+    qkv = {"q": new(1, 2, 4, 8), "k": new(1, 2, 6, 8), "v": new(1, 2, 6, 8)}
+    heads = {**head, "teacher_x": new(5, 9), "teacher_weight": new(7, 9)}
+    losses = {"beta": 0.5, "temperature": 1.0, "reduction": "mean", "teacher_grad": False}
+    mlp = {"x": new(5, 8), "w1": new(7, 8), "w2": new(8, 7), "activation": "silu", "bias1": new(7)}
+    return {
+        "attention": (
+            mr.attention,
+            {**qkv, "scale": 1.0, "window": None, "bias": new(4, 6), "sinks": new(2)},
+        ),
+        "attention by mods": (mr.attention, {**qkv, "mask_mod": None, "softcap": None, "return_lse": False}),
+        "attend": (mr.attend, {**qkv, "weight": torch.sigmoid, "normalized": False, "causal": False}),
+        "cross entropy": (
+            mr.linear_cross_entropy,
+            {**head, "target": target, "class_weight": new(7), "label_smoothing": 0.1, "ignore_index": -100},
+        ),
+        "distillation": (mr.linear_distillation, {**heads, **losses, "mask": target > 0, "workspace": None}),
+        "jsd": (
+            mr.linear_distillation,
+            {**heads, **losses, "loss": "jsd", "bias": new(7), "target": target, "hard_weight": 0.5},
+        ),
+        "log probabilities": (
+            mr.linear_log_probs,
+            {**head, "target": target, "temperature": torch.ones(5), "top1": False, "softcap": None},
+        ),
+        "gated mlp": (mr.mlp, {**mlp, "gate": new(7, 8), "gate_bias": new(7)}),
+        "log-sum-exp": (mr.logsumexp_matmul, {"a": new(5, 8), "b": new(7, 8), "scale": 1.0}),
+        "fold": (
+            fold,
+            {"a": new(5, 8), "b": new(7, 8), "label": target, "row": {"weight": new(5)}, "scale": 1.0},
+        ),
+    }
+
+
+def other_values(given: object) -> list[Any]:
+    numbers = [3, -1, math.nan, 1e40, True, "x", (1, -2), torch.tensor(0.5), torch.tensor(3)]
+    tensors = [torch.ones(3), torch.ones(5, requires_grad=True), torch.ones(7, requires_grad=True)]
+    tensors += [torch.tensor(0.5, requires_grad=True), torch.tensor(0.5, device="meta")]
+    tensors += [torch.ones(5, device="meta"), torch.ones(5, dtype=torch.int32)]
+    values = [*numbers, *tensors, lambda *a: a[-1] >= a[-2], {"weight": torch.ones(4)}]
+    if isinstance(given, torch.Tensor):
+        values += [given[:-1], given[None], given.to("meta"), given.double(), given.int(), given.to_sparse()]
+        values += [given[..., :-1], given[:0]]
+        values += [given.clone().requires_grad_()] if given.is_floating_point() else []
+    return values
+
+
+@pytest.mark.parametrize("which", calls_to_refuse())
+def test_what_a_call_refuses_explain_refuses(which: str) -> None:
+    """With an error of the same type. Of the values of tensors explain knows nothing."""
+    function, given = calls_to_refuse()[which]
+    told = []
+    for name in given.keys() - {"row"}:
+        for value in other_values(given[name]):
+            call = given | {name: value}
+            found, expected = (refusal(partial(f, **call)) for f in (partial(mr.explain, function), function))
+            if found is not expected is not IndexError:
+                told.append(f"{name}={str(value)[:50]}: {found} in place of {expected}")
+    assert not told
+
+
+def test_a_gradient_that_a_call_refuses() -> None:
+    """Where autograd records the call. Elsewhere a temperature may require a gradient."""
+    x, weight, target = torch.randn(5, 8), torch.randn(7, 8), torch.zeros(5, dtype=torch.int64)
+    call = partial(mr.linear_log_probs, x, weight, target, temperature=torch.ones(5, requires_grad=True))
+    with pytest.raises(ValueError, match="temperature: expected a tensor that requires no gradient"):
+        mr.explain(call)
+    with torch.no_grad():
+        call()
+        mr.explain(call)
+
+
+def test_a_temperature_on_the_device_of_the_tokens() -> None:
+    """Kernels read it there, so nobody needs its value."""
+    x, weight = meta((64, 512), (1000, 512))
+    target, temperature = (
+        torch.empty(shape, dtype=dtype, device="meta")
+        for shape, dtype in (((64,), torch.int64), ((), torch.float32))
+    )
+    found = mr.explain("linear_log_probs", x, weight, target, temperature=temperature, hardware="h100")
+    assert found.forward == "log_probs_forward/cuda/sm90/bfloat16"
+
+
+def test_captured_tensors_are_where_the_call_is() -> None:
+    q, slopes = torch.randn(1, 2, 8, 16), torch.randn(2)
+
+    @mr.statistics
+    def fold(score, row):  # type: ignore[no-untyped-def]
+        return dict(x=mr.stat.total(score * slopes[row]))
+
+    call = partial(mr.attention, q, q, q, score_mod=lambda s, b, h, i, j: s + slopes[h])
+    fold_call = partial(fold, q[0, 0, :2], q[0, 1])
+    assert mr.explain(call).forward.startswith("modified_attention_forward/cpu/")
+    assert fold.explain(*fold_call.args).forward.startswith("statistics_forward/cpu/")
+    slopes = slopes.to("meta")
+    for refused in (call, partial(mr.explain, call), fold_call, partial(fold.explain, *fold_call.args)):
+        with pytest.raises(ValueError, match=r"captured tensor.*on cpu.*got meta"):
+            refused()
 
 
 def test_hardware_is_a_gpu() -> None:

@@ -242,6 +242,31 @@ def test_explanation(kernels: Kernels) -> None:
     assert found.reasons[0] == "scores of 256 of 300 rows at a time are stored in float32"
 
 
+@pytest.mark.parametrize("workspace", WORKSPACES)
+def test_explained_for_a_gpu_that_is_not_here(workspace: int) -> None:
+    """As the layout has it."""
+    found = mr.explain("linear_distillation", **inputs_of(), loss="jsd", workspace=workspace, hardware="h100")
+    assert found.forward == "jsd_forward/cuda/sm90/bfloat16" and found.workspace == workspace
+    layout = Layout.of(300, 1111, 24, workspace, True)
+    assert found.reasons[0] == f"scores of {layout.at_once} of 300 rows at a time are stored in float32"
+    kept = f"local gradients of the last {1111 - layout.own.start} of 1111 classes are kept"
+    assert (kept in str(found)) == (layout.at_once < 300)
+    assert (f"again, {layout.again} classes at a time" in str(found)) == (layout.again > 0)
+
+
+def test_explained_for_a_gpu_without_the_kernels() -> None:
+    found = mr.explain("linear_distillation", **inputs_of(), loss="jsd", hardware="a100")
+    assert found.forward == "statistics_fold/cuda/sm80/bfloat16"
+    assert "scores are not stored: only kernels for Hopper store scores" in found.reasons
+
+
+def test_explained_without_a_gradient_of_the_weights() -> None:
+    inputs = inputs_of()
+    inputs["x"].requires_grad_()
+    found = mr.explain("linear_distillation", **inputs, loss="jsd", workspace=0, hardware="h100")
+    assert found.reasons[0].startswith("scores of 128 of 300 rows") and "are kept" not in str(found)
+
+
 # The kernels
 
 

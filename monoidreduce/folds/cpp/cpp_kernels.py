@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import torch
 
-from monoidreduce import _C
+from monoidreduce._ops.engine import _C, user_kernels
 from monoidreduce.folds.cpp.cpp_source import as_error, parse, unit
 from monoidreduce.folds.cuda import cache, compiler
 from monoidreduce.folds.cuda.cache import Image
@@ -35,6 +35,8 @@ _INCLUDES = "".join(f'#include "monoidreduce/{header}"\n' for header in _HEADERS
 
 def loaded(which: str, monoid: str, dtype: torch.dtype, device: int) -> int:
     """The handle of a kernel (see `compiled`), loaded for a GPU. device: its index."""
+    if not user_kernels.load:
+        return 0
     return _loaded(which, monoid, dtype, capability_of(device))
 
 

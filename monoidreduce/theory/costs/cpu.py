@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from monoidreduce import _C
 from monoidreduce._ops.dry_run import DryRun, Launch
 from monoidreduce._validate import mismatch
-from monoidreduce.inspection import OPERANDS, cpu_tiles
+from monoidreduce.inspection import OPERANDS, tiles_of
 from monoidreduce.theory.costs.model import Time
 from monoidreduce.theory.costs.work import Band, Work
 from monoidreduce.theory.hardware import Processor
@@ -88,7 +88,7 @@ def _fold(launch: Launch, operator: str, tile: tuple[int, int]) -> Fold:
 
 def folds(operator: str, call: dict[str, Any], run: DryRun) -> Iterator[Fold]:
     """The passes of the CPU engine in a dry run."""
-    tiles = cpu_tiles(operator, call, next(iter(call.values())).dtype)
+    tiles = tiles_of(operator, call, next(iter(call.values())).dtype)
     for launch in run.launches:
         if launch.name in _C.CALLS:
             yield _fold(launch, operator, tiles[launch.backward])
