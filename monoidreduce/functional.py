@@ -71,6 +71,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from monoidreduce.distributed.operators import Sharded
     from monoidreduce.folds.block_mask import BlockMask
     from monoidreduce.folds.distillation import Distillation
@@ -307,24 +309,20 @@ class AttentionOptions(TypedDict, total=False):
     compensated: bool
 
 
+class AttentionKeywords(AttentionTensors, AttentionOptions, total=False):
+    """Keywords of `attention` in its overloads, beside return_lse."""
+
+    ranks: RanksOrGroup | None
+
+
 @overload
 def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     *,
-    causal: bool = False,
-    scale: float | None = None,
-    window: Window | None = None,
-    softcap: float | None = None,
-    bias: Tensor | None = None,
-    sinks: Tensor | None = None,
-    score_mod: ScoreMod | None = None,
-    mask_mod: MaskMod | None = None,
-    block_mask: BlockMask | None = None,
-    compensated: bool = False,
     return_lse: Literal[False] = False,
-    ranks: RanksOrGroup | None = None,
+    **options: Unpack[AttentionKeywords],
 ) -> Tensor: ...
 @overload
 def attention(
@@ -332,18 +330,8 @@ def attention(
     k: Tensor,
     v: Tensor,
     *,
-    causal: bool = False,
-    scale: float | None = None,
-    window: Window | None = None,
-    softcap: float | None = None,
-    bias: Tensor | None = None,
-    sinks: Tensor | None = None,
-    score_mod: ScoreMod | None = None,
-    mask_mod: MaskMod | None = None,
-    block_mask: BlockMask | None = None,
-    compensated: bool = False,
     return_lse: Literal[True],
-    ranks: RanksOrGroup | None = None,
+    **options: Unpack[AttentionKeywords],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def attention(
@@ -351,18 +339,8 @@ def attention(
     k: Tensor,
     v: Tensor,
     *,
-    causal: bool = False,
-    scale: float | None = None,
-    window: Window | None = None,
-    softcap: float | None = None,
-    bias: Tensor | None = None,
-    sinks: Tensor | None = None,
-    score_mod: ScoreMod | None = None,
-    mask_mod: MaskMod | None = None,
-    block_mask: BlockMask | None = None,
-    compensated: bool = False,
     return_lse: bool,
-    ranks: RanksOrGroup | None = None,
+    **options: Unpack[AttentionKeywords],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention(
     q: Tensor,
@@ -736,23 +714,20 @@ class CrossEntropyOptions(TypedDict, total=False):
     workspace: int | None
 
 
+class CrossEntropyKeywords(CrossEntropyTensors, CrossEntropyOptions, total=False):
+    """Keywords of `linear_cross_entropy` in its overloads, beside return_lse."""
+
+    ranks: RanksOrGroup | None
+
+
 @overload
 def linear_cross_entropy(
     x: Tensor,
     weight: Tensor,
     target: Tensor,
     *,
-    bias: Tensor | None = None,
-    class_weight: Tensor | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
     return_lse: Literal[False] = False,
-    workspace: int | None = None,
-    ranks: RanksOrGroup | None = None,
+    **options: Unpack[CrossEntropyKeywords],
 ) -> Tensor: ...
 @overload
 def linear_cross_entropy(
@@ -760,17 +735,8 @@ def linear_cross_entropy(
     weight: Tensor,
     target: Tensor,
     *,
-    bias: Tensor | None = None,
-    class_weight: Tensor | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
     return_lse: Literal[True],
-    workspace: int | None = None,
-    ranks: RanksOrGroup | None = None,
+    **options: Unpack[CrossEntropyKeywords],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def linear_cross_entropy(
@@ -778,17 +744,8 @@ def linear_cross_entropy(
     weight: Tensor,
     target: Tensor,
     *,
-    bias: Tensor | None = None,
-    class_weight: Tensor | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
     return_lse: bool,
-    workspace: int | None = None,
-    ranks: RanksOrGroup | None = None,
+    **options: Unpack[CrossEntropyKeywords],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def linear_cross_entropy(
     x: Tensor,

@@ -12,6 +12,7 @@ from monoidreduce._keywords import refuse
 from monoidreduce._ops.registry import call_op
 from monoidreduce._validate import check_axes, check_bool, check_tensor, mismatch
 from monoidreduce.functional import (
+    AttentionOptions,
     MaskMod,
     ScoreMod,
     Window,
@@ -25,9 +26,18 @@ from monoidreduce.functional import (
 )
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from monoidreduce.ranks import RanksOrGroup
 
 __all__ = ["attention_varlen"]
+
+
+class VarlenKeywords(AttentionOptions, total=False):
+    """Keywords of `attention_varlen` in its overloads, beside return_lse."""
+
+    sinks: Tensor | None
+    ranks: RanksOrGroup | None
 
 
 @overload
@@ -38,16 +48,8 @@ def attention_varlen(
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor | None = None,
     *,
-    causal: bool = False,
-    scale: float | None = None,
-    window: Window | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    score_mod: ScoreMod | None = None,
-    mask_mod: MaskMod | None = None,
-    compensated: bool = False,
     return_lse: Literal[False] = False,
-    ranks: RanksOrGroup | None = None,
+    **options: Unpack[VarlenKeywords],
 ) -> Tensor: ...
 @overload
 def attention_varlen(
@@ -57,16 +59,8 @@ def attention_varlen(
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor | None = None,
     *,
-    causal: bool = False,
-    scale: float | None = None,
-    window: Window | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    score_mod: ScoreMod | None = None,
-    mask_mod: MaskMod | None = None,
-    compensated: bool = False,
     return_lse: Literal[True],
-    ranks: RanksOrGroup | None = None,
+    **options: Unpack[VarlenKeywords],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def attention_varlen(
@@ -76,16 +70,8 @@ def attention_varlen(
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor | None = None,
     *,
-    causal: bool = False,
-    scale: float | None = None,
-    window: Window | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    score_mod: ScoreMod | None = None,
-    mask_mod: MaskMod | None = None,
-    compensated: bool = False,
     return_lse: bool,
-    ranks: RanksOrGroup | None = None,
+    **options: Unpack[VarlenKeywords],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention_varlen(
     q: Tensor,

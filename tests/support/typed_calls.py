@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 from typing_extensions import assert_type
 
 import monoidreduce as mr
@@ -19,6 +21,20 @@ def attention(q: Tensor, flag: bool, sides: list[int], scale: float) -> None:
     assert_type(mr.attention(q, q, q, sinks=q, return_lse=True), Pair)
     mr.attention(q, q, q, is_causal=True)  # type: ignore[call-overload]
     mr.attention(q, q, q, window=3)  # type: ignore[call-overload]
+    assert_type(mr.attention_varlen(q, q, q, q, causal=True), Tensor)
+    assert_type(mr.attention_varlen(q, q, q, q, q, sinks=q, return_lse=True), Pair)
+    assert_type(mr.attention_varlen(q, q, q, q, return_lse=flag), Tensor | Pair)
+    mr.attention_varlen(q, q, q, q, bias=q)  # type: ignore[call-overload]
+
+
+def over_ranks(x: Tensor, group: ProcessGroup, mesh: DeviceMesh) -> None:
+    for ranks in (group, mesh, mr.Ranks(group, classes=4), mr.Ranks(mesh), None):
+        assert_type(mr.linear_cross_entropy(x, x, x, ranks=ranks), Tensor)
+        assert_type(mr.attention(x, x, x, ranks=ranks, return_lse=True), Pair)
+        assert_type(mr.mlp(x, x, x, ranks=ranks), Tensor)
+    mr.attention(x, x, x, ranks=3)  # type: ignore[call-overload]
+    mr.linear_cross_entropy(x, x, x, process_group=group)  # type: ignore[call-overload]
+    mr.Ranks(group, 4)  # type: ignore[call-arg]
 
 
 def merge_attention(outs: list[Tensor], lses: tuple[Tensor, ...], out: Tensor, lse: Tensor) -> None:
