@@ -1,24 +1,25 @@
-"""The public operators: arguments checked, defaults filled in, leading axes flattened, then one op of `_ops`.
+"""The public operators. Each checks its arguments, fills in defaults, flattens leading axes, and calls an op
+of `_ops`.
 
-Common to all of them:
+All of them have in common:
 
-- Tensors have any strides, one dtype of float64, float32, bfloat16 and float16, and are on one device.
+- Tensors may have any strides. They share one dtype (float64, float32, bfloat16 or float16) and one device.
   Under autocast they are cast as torch casts the operands of `linear` and `scaled_dot_product_attention`.
 - Sums, statistics and losses have the accumulation dtype: float32, or float64 for float64 inputs.
 - An empty fold (no key, no class, a fully masked row) gives output 0, log-sum-exp -inf and gradients of
   exactly 0.
-- A wrong argument raises TypeError (its type or dtype) or ValueError (its shape, device or value) before any
-  work is done.
+- Before any work is done, an argument of a wrong type or dtype raises TypeError, and one of a wrong shape,
+  device or value raises ValueError.
 - Gradients can be taken once: differentiating a gradient raises RuntimeError.
-- With `ranks` (a `monoidreduce.Ranks`, or a ProcessGroup or one-dimensional DeviceMesh alone) the columns
-  that a row meets (classes, hidden units) are sharded over a group of ranks, in rank order; of attention the
-  sequence is. All ranks make the call, with the same rows and upstream gradients. Results and gradients of
-  rows are bit for bit the same on all ranks; a gradient of columns is for the rank's own shard. An error of
-  one rank is raised on all. See docs/distributed.md.
-- Without `ranks` the tensors of the losses, `linear_log_probs`, `logsumexp_matmul` and `mlp` may all be
-  DTensors on one mesh. Other operators take plain tensors. See docs/distributed.md.
-- `torch.vmap` and batches of upstream gradients (`torch.func.jacrev`, `is_grads_batched`) make one call for
-  each member of the batch, one after another.
+- With `ranks` (a `monoidreduce.Ranks`, or a ProcessGroup or one-dimensional DeviceMesh alone) the classes of
+  a loss or the hidden units of an MLP are sharded over a group of ranks, in rank order. All ranks make the
+  call, with the same rows (tokens) and upstream gradients. Results and gradients of rows have the same bits
+  on all ranks; gradients of weights are for the rank's own shard. Attention shards the sequence instead. If
+  one rank raises an error, all do. See docs/distributed.md.
+- Instead of `ranks`, the tensors of the losses, `linear_log_probs`, `logsumexp_matmul` and `mlp` may all be
+  DTensors on one mesh. Other operators take plain tensors only. See docs/distributed.md.
+- Under `torch.vmap`, and with batches of upstream gradients (`torch.func.jacrev`, `is_grads_batched`), the
+  members of a batch are computed one after another, each by a call of its own.
 """
 
 from __future__ import annotations
@@ -79,10 +80,10 @@ if TYPE_CHECKING:
     from monoidreduce.ranks import RanksOrGroup
 
 Window = Sequence[int | None]
-ScoreMod: TypeAlias = Callable[..., Any]  # of a score and its batch, head, query and key
-MaskMod: TypeAlias = Callable[..., Any]  # of these four
+ScoreMod: TypeAlias = Callable[..., Any]  # (score, batch, head, q_idx, kv_idx) -> score
+MaskMod: TypeAlias = Callable[..., Any]  # (batch, head, q_idx, kv_idx) -> bool
 Rest = TypeVar("Rest")
-Checked: TypeAlias = tuple[tuple[Any, ...], tuple[Any, ...]]  # the tensors and the first options of an op
+Checked: TypeAlias = tuple[tuple[Any, ...], tuple[Any, ...]]  # an op's tensors and its first options
 
 REDUCTIONS = ("none", "mean", "sum")
 INTEGERS = (
@@ -95,12 +96,12 @@ INTEGERS = (
     torch.uint32,
     torch.uint64,
 )
-FAR = 1 << 62  # more keys than there are: positions plus windows still fit 64 bits
+FAR = 1 << 62  # stands for any larger number of keys or bytes; a position plus a window still fits in 64 bits
 DEVICES = ("cpu", "cuda", "meta")
 
 
 def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
-    """What autocast, if it is on where the tensor is, computes matrix products in."""
+    """The dtype of matrix products under autocast; None if autocast is off on the tensor's device."""
     if not (tensor.is_cpu or tensor.is_cuda):
         check_choice("device", tensor.device.type, DEVICES)
         return None
@@ -113,7 +114,10 @@ def autocast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def _operands(optional: tuple[str, ...] = (), **tensors: Tensor | None) -> list[Any]:
-    """The tensors, cast if autocast says so, of one dtype and on one device; None only where optional."""
+    """Check that the tensors have one dtype and device, and return them, cast if autocast is on.
+
+    optional: names of arguments that may be None.
+    """
     operands: list[Tensor | None] = []
     first_name, first, dtype = "", None, None
     dtypes: tuple[torch.dtype, ...] = ()
@@ -145,7 +149,7 @@ def _rows(name: str, tensor: Tensor, width: str) -> Tensor:
 
 
 def _per_row(name: str, tensor: Tensor, x: Tensor, x_name: str = "x") -> Tensor:
-    """A tensor of the leading shape of x, checked -> [rows]."""
+    """Check that the tensor has the leading shape of x, and flatten it: [...] -> [rows]."""
     shape = x.shape[:-1]
     if tensor.shape != shape:
         expected = f"shape {list(shape)} as {x_name} is {list(x.shape)}"
@@ -156,13 +160,14 @@ def _per_row(name: str, tensor: Tensor, x: Tensor, x_name: str = "x") -> Tensor:
 
 
 def _targets(target: Tensor, ignore_index: int, x: Tensor) -> tuple[Tensor, int]:
-    """Class indices of the leading shape of x, checked -> [rows] int64; and the one that counts as none."""
+    """Checked class indices [rows] int64, and the checked ignore_index. target: [...], as x is [..., D]."""
     check_tensor("target", target)
     if target.dtype not in INTEGERS:
         raise TypeError(mismatch("target", "class indices of an integer dtype", target.dtype))
     targets = _per_row("target", target, x)
     ignore_index = check_index("ignore_index", ignore_index)
-    if targets.dtype == torch.uint64:  # those beyond int64 are no class, and not the one that is ignored
+    if targets.dtype == torch.uint64:
+        # Numbers that int64 cannot hold become an index that is neither a class nor ignore_index.
         none = (1 << 63) - 1 - (ignore_index == (1 << 63) - 1)
         targets = targets.view(torch.int64)
         targets = torch.where(targets < 0, none, targets)
@@ -184,12 +189,12 @@ def _like_rows(result: Tensor, x: Tensor) -> Tensor:
 
 
 def _constant(tensor: Tensor) -> Tensor:
-    """The tensor, cut from the graph where it is part of one."""
+    """The tensor without its autograd history."""
     return tensor.detach() if tensor.requires_grad else tensor
 
 
 def bounds(causal: bool, window: Window | None) -> tuple[int, int]:
-    """How many keys to the left and to the right of the aligned one a query sees; -1 is all."""
+    """(left, right): how many keys a query sees to either side of the key it is aligned with; -1 for all."""
     causal = check_bool("causal", causal)
     if window is None:
         return -1, 0 if causal else -1
@@ -201,7 +206,7 @@ def bounds(causal: bool, window: Window | None) -> tuple[int, int]:
 
 
 def _side(side: Any, expected: str, window: Window) -> int:
-    """One side of a window, which may be a symbol of a size that a traced graph keeps open."""
+    """One side of a window, checked: an int, or a SymInt if torch.compile traces with dynamic sizes."""
     side = number_of("window", side, expected)
     if isinstance(side, bool) or not isinstance(side, (int, Integral, torch.SymInt)):
         raise TypeError(mismatch("window", expected, repr(window)))
@@ -217,20 +222,20 @@ def softcap_value(softcap: float | None) -> float:
 
 
 def score_factors(scale: float | None, softcap: float | None) -> tuple[float | None, float]:
-    """scale and softcap of attention, as its op takes them."""
+    """Check scale and softcap of attention. The op takes None as the default scale, and softcap 0 as none."""
     if scale is not None:
         scale = check_factor("scale", scale)
     if softcap is None:
         return scale, 0.0
     softcap = check_positive("softcap", softcap)
-    # Kernels multiply by the quotient, in float32.
+    # Kernels multiply by this quotient in float32.
     if scale and not 2.0**-120 <= abs(scale / softcap) <= 2.0**120:
         raise ValueError(mismatch("scale / softcap", "a magnitude from 2^-120 to 2^120", scale / softcap))
     return scale, softcap
 
 
 def _differentiated(*tensors: Tensor) -> bool:
-    """Does autograd record what is computed from one of them."""
+    """True if autograd records operations on one of the tensors."""
     return torch.is_grad_enabled() and any_requires_grad(tensors)
 
 
@@ -247,8 +252,10 @@ def _checked(
     ranks: RanksOrGroup | None,
     rest: Callable[[], Rest],
 ) -> tuple[tuple[Any, ...], tuple[Any, ...], Rest, Sharded | None]:
-    """What check makes of the arguments: tensors and options of the op; what rest does of others; and what
-    runs the op over several ranks, which all raise what one of them does here.
+    """Check a call's arguments: by `check`, which takes `arguments`, and by `rest`, which takes none.
+
+    Returns the op's tensors and options from `check`, the result of `rest`, and an object that runs the op
+    over ranks; None if there is one rank. If a check fails on one rank, all ranks raise.
     """
     if ranks is None:
         others = rest()
@@ -264,7 +271,7 @@ def _checked(
 
 
 def refuse_over_ranks(ranks: RanksOrGroup, operator: str, error: Exception) -> NoReturn:
-    """Raise the error on all ranks, even if the others make a call that is right."""
+    """Raise the error on all ranks, including those whose own arguments are right."""
     of_ranks = _yards.ranks()
 
     def refuse() -> NoReturn:
@@ -279,7 +286,11 @@ def refuse_over_ranks(ranks: RanksOrGroup, operator: str, error: Exception) -> N
 
 
 def workspace_bytes(workspace: int | None) -> int | None:
-    """None, in a traced call in no block, stands for what get_workspace() says when the backward runs."""
+    """The checked number of bytes; by default `get_workspace()`.
+
+    While torch.compile traces outside of a `workspace` block, the default is None, which stands for what
+    `get_workspace()` returns when the backward pass runs.
+    """
     if workspace is None:
         limit = traced_workspace() if torch.compiler.is_compiling() else get_workspace()
         return None if limit is None else min(limit, FAR)
@@ -290,7 +301,7 @@ def workspace_bytes(workspace: int | None) -> int | None:
 
 
 class AttentionTensors(TypedDict, total=False):
-    """What a call of `nn.Attention` may have beside q, k and v."""
+    """Optional tensors of `attention`. `nn.Attention` takes them in a call too."""
 
     bias: Tensor | None
     sinks: Tensor | None
@@ -298,7 +309,7 @@ class AttentionTensors(TypedDict, total=False):
 
 
 class AttentionOptions(TypedDict, total=False):
-    """What `nn.Attention` holds, beside return_lse."""
+    """Options of `attention` that `nn.Attention` takes when it is made, in addition to return_lse."""
 
     causal: bool
     scale: float | None
@@ -310,7 +321,7 @@ class AttentionOptions(TypedDict, total=False):
 
 
 class AttentionKeywords(AttentionTensors, AttentionOptions, total=False):
-    """Keywords of `attention` in its overloads, beside return_lse."""
+    """All keywords of `attention` but return_lse, which decides the type of its result."""
 
     ranks: RanksOrGroup | None
 
@@ -364,41 +375,42 @@ def attention(
     """softmax(mask(softcap(scale * q @ k^T) + bias)) @ v, without the score matrix.
 
     Args:
-        q: [B, H, M, F] queries; of [B, M, H, F] this is `transpose(1, 2)`.
-        k: [B, Hkv, N, F] keys; H is a multiple of Hkv and query head h reads key head h // (H // Hkv).
+        q: [B, H, M, F] queries. If they are [B, M, H, F], pass `q.transpose(1, 2)`.
+        k: [B, Hkv, N, F] keys. H is a multiple of Hkv; query head h uses key head h // (H // Hkv).
         v: [B, Hkv, N, D] values.
-        causal: a query sees no key to the right of the one it is aligned with. The last query is aligned with
+        causal: a query sees no key to the right of the key it is aligned with. The last query is aligned with
             the last key.
-        scale: of the scores, 1 / sqrt(F) by default. Here and in the other operators a scale is 0 or has a
-            magnitude from 2^-100 to 2^100.
-        window: (left, right), how many keys on either side of the aligned one are seen; None is all of them.
-        softcap: c, from 2^-100 to 2^100, replaces each score by c * tanh(score / c), before bias and masks.
-        bias: broadcastable to [B, H, M, N]. Floating, of the dtype of q or the accumulation dtype: added to
-            the scores, differentiable. Bool: False excludes the pair. Two axes are [M, N]: a padding mask
-            [B, N] is written mask[:, None, None, :].
-        sinks: [H], of the dtype of q or the accumulation dtype, differentiable. Each query's fold has one
-            more element, of score sinks[h] and value 0. No scale, softcap, bias or mask reaches it.
-        score_mod: `score_mod(score, batch, head, q_idx, kv_idx)`, the new score of one element, as torch's
-            flex_attention takes it. q_idx and kv_idx are indices of q and k as they are; causal and window
-            are aligned.
-        mask_mod: `mask_mod(batch, head, q_idx, kv_idx)`, whether an element is kept.
-        block_mask: in place of mask_mod, what `monoidreduce.block_mask` made of it, or torch's BlockMask:
-            blocks that keep nothing are skipped. See docs/score_mod.md.
-        compensated: keep what rounding an output of 16 bits loses, in 2 bytes an element, until the backward
-            pass: d_q and d_k of queries that look at almost one key alone are several times as accurate
-            (docs/numerics.md, saturated rows). Without effect on other dtypes.
-        return_lse: return the log-sum-exp of each query's scores too, that of its sink included.
+        scale: factor of the scores, 1 / sqrt(F) by default. Here and in the other operators a scale is 0, or
+            its magnitude is from 2^-100 to 2^100.
+        window: (left, right): how many keys a query sees to the left and right of the key it is aligned with.
+            None on a side means all keys there.
+        softcap: c, from 2^-100 to 2^100. Each score becomes c * tanh(score / c), before bias and masks.
+        bias: broadcastable to [B, H, M, N]. A floating bias, of the dtype of q or the accumulation dtype, is
+            added to the scores and is differentiable. A bool bias excludes pairs where it is False. A bias
+            with two axes is [M, N]; write a padding mask [B, N] as mask[:, None, None, :].
+        sinks: [H], of the dtype of q or the accumulation dtype, differentiable. Each query sees one more key,
+            whose score is sinks[h] and whose value is 0. Scale, softcap, bias and masks do not apply to it.
+        score_mod: `score_mod(score, batch, head, q_idx, kv_idx)` returns the new score of one pair, as for
+            torch's flex_attention. q_idx and kv_idx are indices into q and k; they are not aligned as causal
+            and window are.
+        mask_mod: `mask_mod(batch, head, q_idx, kv_idx)` returns whether a pair is kept.
+        block_mask: instead of mask_mod: a mask made by `monoidreduce.block_mask`, or torch's BlockMask.
+            Blocks that keep nothing are skipped. See docs/score_mod.md.
+        compensated: save what a 16-bit output loses by rounding for the backward pass, in 2 bytes per
+            element. d_q and d_k of queries that attend to almost one key only become several times more
+            accurate (docs/numerics.md, saturated rows). No effect for other dtypes.
+        return_lse: also return the log-sum-exp of each query's scores, including its sink.
         ranks: q, k and v are this rank's shard of the queries and keys, as `distributed.shard` makes it along
             axis 2, and so are the results. bias is for all queries and keys, on every rank, and sinks for all
             heads. Causal masks and windows apply to the whole sequence. score_mod, mask_mod and block_mask
             are not supported. Uses the options method, layout, length and grad_dtype of `Ranks`.
 
     Returns:
-        out [B, H, M, D] in the dtype of q. With return_lse also lse [B, H, M] in the accumulation dtype, in
-        natural units and differentiable. A query that sees no key has out 0 and lse -inf, or its sink.
+        out [B, H, M, D] in the dtype of q. With return_lse also lse [B, H, M] in the accumulation dtype, with
+        natural logarithm and differentiable. A query that sees no key has out 0 and lse -inf (or its sink).
 
     Raises:
-        TraceError: score_mod or mask_mod does what kernels cannot.
+        TraceError: score_mod or mask_mod does something that kernels cannot do.
         TypeError, ValueError: an argument is not as above.
     """
     if others:
@@ -432,7 +444,9 @@ def attention(
     else:
         of_call = (causal, scale, window, softcap, compensated)
         (q, k, v, bias), options, of_rows = check_attention(q, k, v, bias, sinks, *of_call)
-        in_kernels = sinks if of_rows is None else None  # behind a bias by rows, which does not reach them
+        # A bias that is constant along keys is applied after the op, and does not apply to sinks. So then
+        # they are joined after it.
+        in_kernels = sinks if of_rows is None else None
         out, lse, _, low = call_op("attention", q, k, v, bias, in_kernels, *options)
         if of_rows is not None:
             out, lse = finished(in_full(out, low), lse, q.dtype, of_rows, sinks)
@@ -452,9 +466,10 @@ def check_attention(
     compensated: bool,
     whole: Callable[[int, int], tuple[int, int]] = lambda queries, keys: (queries, keys),
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor | None], tuple[Any, ...], Tensor | None]:
-    """The tensors and options of the op; and a bias by rows, which is left to `finished`.
+    """Check the arguments; return the op's tensors and options, and a bias for `finished` to apply.
 
-    whole: of how many queries and keys the bias is, if q and k have so many.
+    That bias is constant along keys. Any other is among the tensors. whole: maps the numbers of queries and
+    keys of q and k to those that the bias covers, which differ over ranks.
     """
     q, k, v, sizes = attention_operands(q, k, v)
     of_bias = whole(sizes["M"], sizes["N"])
@@ -474,9 +489,10 @@ def check_attention(
 
 
 def _shows_rounding(q: Tensor, *others: Tensor | None) -> bool:
-    """Has one of these a gradient that is not rounded to the dtype of q.
+    """True if one of the tensors gets a gradient in a wider dtype than q has.
 
-    Then it shows what rounding the output costs the centre of a row.
+    Such a gradient is precise enough to show the error of delta (the row sum of out * d_out) that comes from
+    rounding out, so the call needs a compensated output.
     """
     for t in others:  # noqa: SIM110 - half the time of any()
         if t is not None and t.dtype not in (q.dtype, torch.bool) and _differentiated(t):
@@ -485,7 +501,7 @@ def _shows_rounding(q: Tensor, *others: Tensor | None) -> bool:
 
 
 def check_sinks(sinks: Tensor | None, q: Tensor) -> None:
-    """Are these sinks of q, one a head."""
+    """Raise unless sinks are None or [H], on the device of q and of its dtype or the accumulation dtype."""
     if sinks is not None:
         of_q: dict[Any, Any] = {"H": q.shape[1], ("q",): (("H",), q.shape)}
         check_axes("sinks", check_floating("sinks", sinks), ("H",), of_q)
@@ -495,7 +511,7 @@ def check_sinks(sinks: Tensor | None, q: Tensor) -> None:
 def finished(
     out: Tensor, lse: Tensor, dtype: torch.dtype, of_rows: Tensor | None, sinks: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """What the op returns, with a bias by rows added to all scores, with sinks, and rounded to the dtype."""
+    """The op's results after a bias that is constant along keys and sinks are applied, rounded to `dtype`."""
     if of_rows is not None:
         out, lse = _raised(out, lse, of_rows)
     if sinks is not None:
@@ -504,7 +520,7 @@ def finished(
 
 
 def attention_operands(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[str, int]]:
-    """q, k and v, checked, and the sizes of their axes."""
+    """Check q, k and v; return them and their sizes by axis name."""
     q, k, v = _operands(q=q, k=k, v=v)
     sizes: dict[Any, Any] = {}
     check_axes("q", q, ("B", "H", "M", "F"), sizes)
@@ -515,7 +531,7 @@ def attention_operands(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor,
 
 
 def check_heads(k: Tensor, sizes: dict[Any, Any], axes: str) -> None:
-    """Does the number of key heads divide the number of query heads. axes: of the keys."""
+    """Raise ValueError unless the number of key heads divides that of query heads. axes: those of k."""
     heads, key_heads = sizes["H"], sizes["Hkv"]
     if heads % key_heads if key_heads else heads:
         q = list(sizes["q",][1])
@@ -537,27 +553,29 @@ def _check_broadcast(bias: Tensor, full: tuple[int, int, int, int]) -> None:
 
 
 def raises_rows(bias: Tensor) -> bool:
-    """Does a bias of attention raise all scores of a row alike."""
+    """True if the bias adds one number to all scores of a row."""
     return bias.dtype != torch.bool and (bias.dim() == 0 or bias.shape[-1] == 1)
 
 
 def _raised(out: Tensor, lse: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """The results once all scores of a row are raised alike: its lse by as much, its output not at all."""
+    """Apply a bias that is constant along keys: it shifts lse and leaves the output unchanged."""
     by = (bias.squeeze(-1) if bias.dim() else bias).to(lse.dtype).expand(lse.shape)
     empty = (lse == -math.inf) | (by == -math.inf)
     by = by.masked_fill(empty, 0)
-    # 1, with derivative 0; NaN, and so are derivatives, where by is NaN or +inf: no score is a number.
+    # The softmax of one number: 1, with derivative 0. If the bias is NaN or +inf it is NaN, as the softmax of
+    # such scores is, and so are results and gradients.
     share = by[..., None].softmax(-1)
     lse = torch.where(by == math.inf, by, lse * share[..., 0] + by).masked_fill(empty, -math.inf)
     return (out * share.to(out.dtype)).masked_fill(empty[..., None], 0), lse
 
 
 def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
-    """The results with one more element in each row's fold; out [B, H, M, D] in the accumulation dtype."""
+    """Add each row's sink to its softmax. out: [B, H, M, D] in the accumulation dtype."""
     sink = sinks.to(lse.dtype)[:, None]
     none, infinite = sink == -math.inf, sink == math.inf
     sink = sink.masked_fill(none, 0)
-    # Of the keys. The derivative of a sigmoid, share (1 - share), would lose digits of a share close to 1.
+    # The keys' part of the softmax. Not by sigmoid, whose derivative share * (1 - share) loses digits of a
+    # share close to 1.
     share = torch.nn.functional.logsigmoid(lse - sink).exp()
     share = share.masked_fill(none, 1).masked_fill(infinite, math.nan)
     return out * share[..., None], torch.where(none, lse, torch.logaddexp(lse, sink))
@@ -582,18 +600,20 @@ def merge_attention(
     outs: Any = None,
     lses: Any = None,
 ) -> tuple[Tensor, Tensor]:
-    """The monoid's combine: attention over disjoint sets of keys from the results over each.
+    """Attention over several disjoint sets of keys together, from the results for each set.
 
-    Written `merge_attention(outs, lses)` for any number of states, and
-    `merge_attention(out_a, lse_a, out_b, lse_b)` for two.
+    This is the combine of attention's monoid; (out, lse) is its state. Call it as
+    `merge_attention(outs, lses)` for any number of states, or `merge_attention(out_a, lse_a, out_b, lse_b)`
+    for two.
 
     Args:
-        outs: a sequence of at least one tensor [..., M, D], or these stacked on axis 0; of one dtype.
-        lses: a sequence of as many tensors [..., M], or these stacked on axis 0, in the accumulation dtype.
-            -inf marks the result over no key: the identity, which is exactly neutral whatever its out holds.
+        outs: at least one tensor [..., M, D], in a sequence or stacked on axis 0, all of one dtype.
+        lses: as many tensors [..., M], in a sequence or stacked on axis 0, in the accumulation dtype. A state
+            with lse -inf is over no key: it is the identity and does not change a bit of the result, whatever
+            its out holds.
 
     Returns:
-        out [..., M, D] in the dtype of outs and lse [..., M], differentiable any number of times. Where all
+        out [..., M, D] in the dtype of outs and lse [..., M], differentiable any number of times. If all
         states are over no key, out is 0 and lse -inf.
 
     Raises:
@@ -623,17 +643,18 @@ def merge_attention(
 
     lse = torch.stack(tuple(of_lse.values()))
     peak = lse.amax(0)
-    # The result does not depend on the frame, so nothing flows through it. From +inf all masses are NaN, as
-    # softmax's, also that of an empty state.
-    frame = peak.detach()
-    infinite = frame == math.inf
+    # The result does not depend on the maximum that is subtracted, so no gradient flows through it. A lse of
+    # +inf makes all weights NaN, as in torch's softmax, also those of states over no key.
+    row_max = peak.detach()
+    infinite = row_max == math.inf
     counted = (lse != -math.inf) | infinite
     count = counted.sum(0)
-    nothing, settled = count == 0, count <= 1  # settled: the only state, bit for bit, or the identity
-    mass = (lse - frame).masked_fill(settled, 0.0).exp()
+    # Rows of at most one state that is over a key: the result is that state, bit for bit, or the identity.
+    nothing, settled = count == 0, count <= 1
+    mass = (lse - row_max).masked_fill(settled, 0.0).exp()
     total = mass.sum(0)
-    merged = (frame + total.log()).masked_fill(infinite, math.inf)
-    # -0, not 0, is what changes no bit of what it is added to.
+    merged = (row_max + total.log()).masked_fill(infinite, math.inf)
+    # Adding -0 changes no bit of any number; adding 0 would change -0.
     terms = [
         share[..., None] * out.masked_fill(empty[..., None], -0.0)
         for share, out, empty in zip(
@@ -645,7 +666,7 @@ def merge_attention(
 
 
 def _states(name: str, given: Any) -> dict[str, Tensor]:
-    """The states by name: of a sequence, or stacked on axis 0."""
+    """The tensors of a sequence, or of one stacked on axis 0, by their names in error messages."""
     expected = "a sequence of at least one tensor, or tensors stacked on axis 0"
     if isinstance(given, Tensor):
         given = check_tensor(name, given).unbind() if given.dim() else ()
@@ -696,14 +717,14 @@ def _check_cross_entropy(
 
 
 class CrossEntropyTensors(TypedDict, total=False):
-    """What a call of `nn.LinearCrossEntropyLoss` may have beside x, weight and target."""
+    """Optional tensors of `linear_cross_entropy`. `nn.LinearCrossEntropyLoss` takes them in a call too."""
 
     bias: Tensor | None
     class_weight: Tensor | None
 
 
 class CrossEntropyOptions(TypedDict, total=False):
-    """What `nn.LinearCrossEntropyLoss` holds, beside return_lse."""
+    """Options that `nn.LinearCrossEntropyLoss` takes when it is made, in addition to return_lse."""
 
     ignore_index: int
     reduction: str
@@ -715,7 +736,7 @@ class CrossEntropyOptions(TypedDict, total=False):
 
 
 class CrossEntropyKeywords(CrossEntropyTensors, CrossEntropyOptions, total=False):
-    """Keywords of `linear_cross_entropy` in its overloads, beside return_lse."""
+    """All keywords of `linear_cross_entropy` but return_lse, which decides the type of its result."""
 
     ranks: RanksOrGroup | None
 
@@ -767,34 +788,36 @@ def linear_cross_entropy(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Cross entropy of softcap(logit_scale * x @ weight^T + bias) against class indices, without the logits.
 
-    The values are as in `torch.nn.functional.cross_entropy`, but for one: where every target is ignored,
-    "mean" is 0, not NaN.
+    The values are those of `torch.nn.functional.cross_entropy` on these logits, with one exception: if every
+    target is ignored, "mean" is 0 and not NaN.
 
     Args:
         x: [..., D] one row per token.
         weight: [V, D] one row per class.
         target: [...] class indices, of any integer dtype.
         bias: [V].
-        class_weight: [V], as torch's `weight`: multiplies a class's part in each loss, and "mean" divides by
-            the sum of the targets' weights. It does not multiply the z-loss, and has no gradient.
-        ignore_index: tokens with this target have loss and gradients 0 and do not count in the mean. On a
-            Hopper GPU their logits are not computed, unless return_lse is True.
-        reduction: "none", "mean" or "sum".
-        label_smoothing: the share in [0, 1] of the target's probability that is spread over all classes.
-        z_loss: adds z_loss * lse^2 to the loss of each token. 0, or a magnitude from 2^-100 to 2^100.
-        softcap: c, from 2^-100 to 2^100, replaces each logit by c * tanh(logit / c).
-        logit_scale: of x @ weight^T, before the bias. 0, or a magnitude from 2^-100 to 2^100.
-        return_lse: return the log-sum-exp of each token's logits too.
+        class_weight: [V], as torch's `weight`: a factor of each class's part in the loss, and "mean" divides
+            by the sum of the targets' weights. It does not apply to the z-loss, and gets no gradient.
+        ignore_index: a target, -100 by default. Tokens that have it get loss 0 and gradients 0, and do not
+            count in the mean. On a Hopper GPU their logits are not computed, unless return_lse is True.
+        reduction: "none", "mean" (the default) or "sum".
+        label_smoothing: how much of the target's probability, from 0 to 1, is spread over all classes.
+        z_loss: adds z_loss * lse^2 to the loss of each token. It is 0, or its magnitude is from 2^-100 to
+            2^100.
+        softcap: c, from 2^-100 to 2^100. Each logit becomes c * tanh(logit / c).
+        logit_scale: factor of x @ weight^T, before the bias is added; 1 by default. It is 0, or its magnitude
+            is from 2^-100 to 2^100.
+        return_lse: also return the log-sum-exp of each token's logits.
         ranks: weight, bias and class_weight are this rank's shard of the classes. Uses the options classes,
             sequence_parallel and grad_dtype of `Ranks`.
-        workspace: bytes for local gradients, `get_workspace()` by default. On a Hopper GPU the forward keeps
-            local gradients in them if a backward is to follow. The backward computes all others again, some
-            at a time. These need the workspace only if there is no room where gradients will be written
-            later. Less is slower, never wrong.
+        workspace: bytes for dlogits, `get_workspace()` by default. If a backward pass is to follow, the
+            forward pass on a Hopper GPU saves as many dlogits as fit. The backward pass computes all others,
+            a slice at a time, in memory of gradients that are not written yet, or else in the workspace. A
+            smaller workspace is slower, never wrong.
 
     Returns:
-        The loss, [...] for reduction "none" or a scalar. With return_lse also the differentiable lse [...] of
-        every token. Both have the accumulation dtype.
+        The loss: [...] for reduction "none", else a scalar. With return_lse also lse [...], differentiable.
+        Both are in the accumulation dtype.
 
     Raises:
         TypeError, ValueError: an argument is not as above, or class_weight requires a gradient.
@@ -886,7 +909,7 @@ def _check_distillation(
 def distils_by_statistics(
     loss: str, bias: Tensor | None, teacher_bias: Tensor | None, target: Tensor | None, hard_weight: float
 ) -> bool:
-    """Has a call what the built-in fold of `linear_distillation` has not."""
+    """True if the call uses options that the fused kernels lack (biases, hard labels, the loss "jsd")."""
     given = bias is not None or teacher_bias is not None or target is not None
     return given or loss == "jsd" or hard_weight != 0
 
@@ -894,7 +917,7 @@ def distils_by_statistics(
 def check_mixture(
     beta: float, target: Tensor | None, hard_weight: float, ignore_index: int
 ) -> tuple[float, float]:
-    """beta and hard_weight of distillation."""
+    """Check the options that weigh the terms of a distillation loss; return beta and hard_weight."""
     beta, hard_weight = check_finite("beta", beta), check_finite("hard_weight", hard_weight)
     check_int("ignore_index", ignore_index)
     if not 0 < beta < 1:
@@ -912,7 +935,10 @@ def distillation_folds(
     hard: tuple[Tensor | None, float, int],
     workspace: int | None,
 ) -> Distillation:
-    """What `linear_distillation` folds with a bias, a target or the loss "jsd". of_call: see its check."""
+    """Check a call with biases, a target or the loss "jsd", and return its loss as folds of statistics.
+
+    of_call: the arguments of `_check_distillation`. hard: (target, hard_weight, ignore_index).
+    """
     (*tensors, keep), (_, loss, temperature) = _check_distillation(*of_call)
     x, teacher_grad = of_call[0], of_call[-1]
     classes: dict[Any, Any] = {"V": len(tensors[1]), ("weight",): (("V",), tensors[1].shape)}
@@ -935,7 +961,7 @@ def distillation_folds(
 
 
 class DistillationTensors(TypedDict, total=False):
-    """What a call of `nn.LinearDistillationLoss` may have beside its operands."""
+    """Optional tensors of `linear_distillation`. `nn.LinearDistillationLoss` takes them in a call too."""
 
     bias: Tensor | None
     teacher_bias: Tensor | None
@@ -944,7 +970,7 @@ class DistillationTensors(TypedDict, total=False):
 
 
 class DistillationOptions(TypedDict, total=False):
-    """What `nn.LinearDistillationLoss` holds."""
+    """Options that `nn.LinearDistillationLoss` takes when it is made."""
 
     loss: str
     beta: float
@@ -979,7 +1005,8 @@ def linear_distillation(
 ) -> Tensor:
     """A loss between a student's and a teacher's distribution over the same classes, without their logits.
 
-    p_s = softmax((x @ weight^T + bias) / temperature), and p_t is the same of the teacher.
+    The student's distribution is p_s = softmax((x @ weight^T + bias) / temperature). The teacher's, p_t, is
+    the same function of the teacher's tensors.
 
     Args:
         x: [..., D] one row per token.
@@ -987,37 +1014,40 @@ def linear_distillation(
         teacher_x: [..., E] with the leading axes of x.
         teacher_weight: [V, E].
         bias, teacher_bias: [V], of the dtype of x or the accumulation dtype.
-        loss: "cross_entropy" -sum p_t log p_s, "forward_kl" sum p_t (log p_t - log p_s), "reverse_kl"
-            sum p_s (log p_s - log p_t), or "jsd". That is the generalized Jensen-Shannon divergence, with
-            m = beta p_t + (1 - beta) p_s. It is the sum of beta times the KL divergence of p_t from m and
-            1 - beta times that of p_s from m. Not multiplied by temperature^2.
-        beta: of "jsd", between 0 and 1.
+        loss: "cross_entropy" is -sum p_t log p_s, "forward_kl" is sum p_t (log p_t - log p_s), "reverse_kl"
+            is sum p_s (log p_s - log p_t). "jsd" is the generalized Jensen-Shannon divergence
+            beta * KL(p_t || m) + (1 - beta) * KL(p_s || m) with m = beta * p_t + (1 - beta) * p_s. No loss is
+            multiplied by temperature^2.
+        beta: weight of the teacher in "jsd", between 0 and 1.
         temperature: from 2^-100 to 2^100.
-        mask: [...] bool, False excludes a token: its loss and gradients are 0, it does not count in the mean.
-        target: [...] class indices. A token whose target is ignore_index is excluded as by mask.
-        hard_weight: h, from 0 to 1. The result is (1 - h) * loss + h * cross entropy of the student's logits,
-            at temperature 1, against target.
-        reduction: "none", "mean" or "sum"; the mean over no token is 0.
+        mask: [...] bool. A token where it is False gets loss 0 and gradients 0, and does not count in the
+            mean.
+        target: [...] class indices (hard labels). A token whose target is ignore_index is excluded as by
+            mask.
+        hard_weight: h, from 0 to 1. The result is (1 - h) * loss + h * (cross entropy of the student's logits
+            at temperature 1 against target).
+        ignore_index: the target of excluded tokens, -100 by default.
+        reduction: "none", "mean" (the default) or "sum". The mean over no token is 0.
         teacher_grad: whether teacher_x and teacher_weight receive gradients.
         ranks: weight and teacher_weight are this rank's shard of the classes. Uses the options classes,
             sequence_parallel and grad_dtype of `Ranks`. Not with biases, target or the loss "jsd".
-        workspace: bytes for local gradients, `get_workspace()` by default. On a Hopper GPU the forward keeps
-            local gradients in them if a backward is to follow. The backward computes all others again, some
-            at a time. These need the workspace only if there is no room where gradients will be written
-            later. Less is slower, never wrong.
+        workspace: bytes for dlogits, `get_workspace()` by default. If a backward pass is to follow, the
+            forward pass on a Hopper GPU saves as many dlogits as fit. The backward pass computes all others,
+            a slice at a time, in memory of gradients that are not written yet, or else in the workspace. A
+            smaller workspace is slower, never wrong.
 
     Returns:
-        The loss, [...] for reduction "none" or a scalar, in the accumulation dtype.
+        The loss in the accumulation dtype: [...] for reduction "none", else a scalar.
 
     Raises:
         IndexError: a target is neither in [0, V) nor ignore_index, and hard_weight is not 0. On a CUDA device
             the token's loss is NaN instead.
         TypeError, ValueError: an argument is not as above.
 
-    Biases, "jsd" and target are folds of `monoidreduce.statistics`, whose kernels the first call on a GPU
-    compiles. On Hopper "jsd" in bfloat16 has kernels of its own where its losses are reduced, without biases,
-    hard labels and gradients of the teacher. It stores scores in the workspace, and computes gradients in the
-    forward pass. See `mr.explain`.
+    Calls with biases, "jsd" or a target are computed by folds of `monoidreduce.statistics`, whose kernels are
+    compiled in the first call on a GPU. One case has precompiled kernels: "jsd" in bfloat16 on Hopper with a
+    reduced loss, without biases, hard labels or gradients of the teacher. They store logits in the workspace,
+    and compute gradients in the forward pass. `mr.explain` tells which kernels a call runs.
     """
     if others:
         refuse("linear_distillation", others)
@@ -1075,13 +1105,14 @@ def linear_distillation(
 
 @exported
 class LogProbs(NamedTuple):
-    """What `linear_log_probs` returns, [...] each, in the accumulation dtype unless said otherwise.
+    """Results of `linear_log_probs`, [...] each. All but top1 are in the accumulation dtype.
 
     Attributes:
-        log_probs: of the targets.
-        entropy: of the softmax, in nats; None unless it was asked for.
-        top1: int64, the index of the largest logit, the least one among equals; None unless it was asked for.
-        lse: the log-sum-exp of the logits divided by the temperature.
+        log_probs: log-probability of the target.
+        entropy: entropy of the softmax in nats; None if it was not asked for.
+        top1: int64, the index of the largest logit, the smallest index among equal ones; None if it was not
+            asked for.
+        lse: log-sum-exp of the logits divided by the temperature.
     """
 
     log_probs: Tensor
@@ -1091,9 +1122,10 @@ class LogProbs(NamedTuple):
 
 
 def _temperatures(given: float | Tensor, x: Tensor) -> Tensor | None:
-    """[rows] temperatures; None where one number is that of all tokens.
+    """Temperatures [rows], or None if `given` is one number for all tokens.
 
-    A floating one without axes, on the device of the tokens, needs not be read: it is written out for each.
+    A floating tensor without axes on the device of x is expanded to all rows: reading its number would make
+    the host wait.
     """
     if not isinstance(given, Tensor):
         return None
@@ -1150,37 +1182,39 @@ def linear_log_probs(
 ) -> LogProbs:
     """Log-probabilities of targets under softmax(softcap(logit_scale * x @ weight^T + bias) / temperature).
 
-    Policy gradients and preference losses (PPO, GRPO, DPO, KTO) are made of these. One pass over the head
-    gives all results, and no logits are stored. The backward pass computes logits again.
+    For policy gradients and preference losses (PPO, GRPO, DPO, KTO). One pass over the head's weight computes
+    all results, and no logits are stored. The backward pass computes them again.
 
     Args:
         x: [..., D] one row per token.
         weight: [V, D] one row per class.
         target: [...] class indices, of any integer dtype.
         bias: [V].
-        temperature: a number, or a floating tensor [...] with one of each token, or without axes and on any
-            device, which has no gradient. From 2^-100 to 2^100.
-        softcap: c, from 2^-100 to 2^100, replaces each logit by c * tanh(logit / c).
-        logit_scale: of x @ weight^T, before the bias. 0, or a magnitude from 2^-100 to 2^100.
-        ignore_index: tokens with this target have log_probs, entropy and lse 0, top1 -1, and no gradient. On
-            a Hopper GPU their logits are not computed.
-        entropy: return the entropy of each token, -sum p log p, differentiable.
-        top1: return the index of each token's largest logit, as float32 logits tell; -1 where one is NaN. Not
-            where classes are split over ranks.
-        workspace: bytes for local gradients, `get_workspace()` by default. On a Hopper GPU the forward keeps
-            softmax weights of the first classes in them if a backward is to follow, but not in a call that
-            torch.compile traces or a CUDA graph captures. Where the graph is retained these stay, and the
-            backward computes all logits again, in as much memory more. Less is slower, never wrong.
+        temperature: a number, a floating tensor [...] with one temperature per token, or a tensor without
+            axes on any device. Each is from 2^-100 to 2^100. A tensor must not require a gradient.
+        softcap: c, from 2^-100 to 2^100. Each logit becomes c * tanh(logit / c).
+        logit_scale: factor of x @ weight^T, before the bias is added; 1 by default. It is 0, or its magnitude
+            is from 2^-100 to 2^100.
+        ignore_index: a target, -100 by default. Tokens that have it get log_probs, entropy and lse 0, top1 -1
+            and no gradient. On a Hopper GPU their logits are not computed.
+        entropy: also return the entropy of each token, -sum p log p, differentiable.
+        top1: also return the index of each token's largest logit, which float32 logits decide; -1 if a logit
+            is NaN. Not over several ranks.
+        workspace: bytes for dlogits, `get_workspace()` by default. If a backward pass is to follow, the
+            forward pass on a Hopper GPU saves softmax weights of as many classes as fit, except while
+            torch.compile traces or a CUDA graph captures. With retain_graph the saved weights stay, and the
+            backward pass computes all logits again in as much extra memory. A smaller workspace is slower,
+            never wrong.
         ranks: weight and bias are this rank's shard of the classes. Uses the options classes,
             sequence_parallel and grad_dtype of `Ranks`.
 
     Returns:
-        LogProbs(log_probs, entropy, top1, lse). Gradients reach x, weight and bias from log_probs, entropy
-        and lse.
+        LogProbs(log_probs, entropy, top1, lse). log_probs, entropy and lse are differentiable in x, weight
+        and bias.
 
     Raises:
         TypeError, ValueError: an argument is not as above, or temperature requires a gradient. On a CUDA
-            device a temperature in a tensor that is not as above makes its token's results NaN instead.
+            device a temperature out of range in a tensor makes its token's results NaN instead.
         IndexError: a target is neither in [0, V) nor ignore_index. On a CUDA device the token's log_probs is
             NaN instead, unless the environment variable MONOIDREDUCE_DEBUG is 1.
     """
@@ -1212,7 +1246,7 @@ def linear_log_probs(
     if sharded is None:
         rows, columns = tensors[:2]
         keep = rows.is_cuda and _differentiated(rows, columns) and not torch.compiler.is_compiling()
-        keep = keep and not is_captured()  # a backward pass may be replayed alone
+        keep = keep and not is_captured()  # a captured backward pass may be replayed without its forward pass
         results = call_op(
             "linear_log_probs", *tensors, *options, 0, -1, keep, _differentiated(rows), workspace
         )
@@ -1281,28 +1315,28 @@ def mlp(
     ranks: RanksOrGroup | None = None,
     **others: NoReturn,
 ) -> Tensor:
-    """activation(x @ w1^T + bias1) @ w2^T + bias2, without the hidden [..., K], forward or backward.
+    """activation(x @ w1^T + bias1) @ w2^T + bias2, without storing the hidden values [..., K].
 
-    With a gate it is (activation(x @ gate^T + gate_bias) * (x @ w1^T + bias1)) @ w2^T + bias2. That is SwiGLU
-    with "silu", GeGLU with "gelu" (Shazeer, GLU Variants Improve Transformer, 2020).
+    With a gate it is (activation(x @ gate^T + gate_bias) * (x @ w1^T + bias1)) @ w2^T + bias2: SwiGLU with
+    activation "silu", GeGLU with "gelu" (Shazeer, GLU Variants Improve Transformer, 2020).
 
-    Parts of up to `get_workspace()` bytes of the hidden are stored where M or N is too wide for one kernel of
-    a GPU. They are also stored where backward K is too small to keep one busy. With a gate they always are,
-    on the CPU too. A part then has 128 rows or hidden units at least. torch takes the products, on the CPU in
-    the accumulation dtype.
+    Some calls store slices of the hidden values, of up to `get_workspace()` bytes but at least 128 rows or
+    hidden units: on a GPU if M or N is too wide for one kernel, or in the backward pass if K is too small to
+    keep one kernel busy; and all calls with a gate, on the CPU too. torch then computes the matrix products
+    of a slice, on the CPU in the accumulation dtype.
 
     Args:
         x: [..., M].
-        w1: [K, M] and w2: [N, K], as `torch.nn.Linear` stores them.
+        w1: [K, M], and w2: [N, K], as `torch.nn.Linear` stores its weight.
         activation: "relu", "relu2", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid" or "identity".
         bias1: [K].
         bias2: [N].
-        gate: [K, M], gate_bias: [K], only with a gate.
+        gate: [K, M], and gate_bias: [K], which needs a gate.
         ranks: w1, w2, bias1, gate and gate_bias are this rank's shard of the hidden units, of any size. Uses
             the options sequence_parallel and grad_dtype of `Ranks`.
 
     Returns:
-        [..., N] in the dtype of x; bias2 (or 0) where K is 0.
+        [..., N] in the dtype of x; bias2 (or 0) if K is 0.
 
     Raises:
         TypeError, ValueError: an argument is not as above.
@@ -1347,17 +1381,17 @@ def logsumexp_matmul(
     ranks: RanksOrGroup | None = None,
     **others: NoReturn,
 ) -> Tensor:
-    """log sum_j exp(scale * <a_i, b_j>), without the products: the scalar fold.
+    """log sum_j exp(scale * <a_i, b_j>), without storing the products.
 
     Args:
         a: [..., F] one row per result.
-        b: [N, F] what is folded.
-        scale: of the products.
+        b: [N, F] the columns that each row is folded over.
+        scale: factor of the products.
         ranks: b is this rank's shard of the columns. Uses the options classes, sequence_parallel and
             grad_dtype of `Ranks`.
 
     Returns:
-        [...] in the accumulation dtype; -inf where N is 0.
+        [...] in the accumulation dtype; -inf if N is 0.
 
     Raises:
         TypeError, ValueError: an argument is not as above.
