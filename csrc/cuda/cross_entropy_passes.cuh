@@ -33,7 +33,7 @@ struct CrossEntropyResults {
     if (miss != nullptr) miss[row] = static_cast<float>(::expm1((p.target - p.lse.high) - p.lse.low));
   }
   __device__ void skip(std::int64_t row) const {
-    rows.loss[row] = rows.lse[row] = rows.lse_low[row] = 0.f;
+    rows.skip(row);
     if (miss != nullptr) miss[row] = 0.f;
   }
 };

@@ -61,7 +61,8 @@ class CrossEntropyOpOptions(NamedTuple):
     """The options of the op.
 
     first_class: the index of this rank's first class among the classes of all ranks; 0 without ranks.
-    classes: the number of classes of all ranks; -1 without ranks.
+    classes: the number of classes of all ranks; -1 without ranks. The loss of a rank is
+    [2, tokens]: the loss over its own classes, and the sum of the weights with which these count in it.
     lse_of_ignored: ignored tokens get a log-sum-exp too.
     keep: forward may save dlogits for backward.
     x_differentiated: the gradient of x will be needed.
@@ -149,6 +150,8 @@ def cross_entropy_results(
     """Empty tensors like the results of the forward op, for tracing: loss, lse, lse_low, saved dlogits."""
     lse = empty_statistics(x, x.shape[0])
     loss = torch.empty_like(lse) if options.reduction == "none" else lse.new_empty(())
+    if options.classes >= 0:
+        loss = lse.new_empty(2, x.shape[0])
     keep = options.keep and dlogits_can_be_saved(bias, class_weight, options.softcap, options.label_smoothing)
     saved = traced_dlogits(x, weight, options.workspace, options.x_differentiated, keep, options.logit_scale)
     return loss, lse, torch.empty_like(lse), saved
@@ -156,7 +159,7 @@ def cross_entropy_results(
 
 # The arguments loss to gathered of plan_cross_entropy_forward: results and scratch, which do not change a
 # plan.
-_NO_RESULTS = (None, None, None, None, None, None, None, None, None)
+_NO_RESULTS = (None, None, None, None, None, None, None, None, None, None)
 
 
 def fold_cross_entropy(
@@ -173,7 +176,12 @@ def fold_cross_entropy(
     of_rank: the classes are those of one rank, so forward saves softmax weights instead of dlogits.
     """
     check_targets(target, weight.shape[0] if options.classes < 0 else options.classes, options.ignore_index)
-    losses = empty_statistics(x, x.shape[0])
+    loss_weights = None
+    if options.classes < 0:
+        losses = found = empty_statistics(x, x.shape[0])
+    else:
+        found = empty_statistics(x, 2, x.shape[0])
+        losses, loss_weights = found.unbind()
     lse, lse_low = torch.empty_like(losses), torch.empty_like(losses)
     plan = scratch = classes_saved = unit = order = gathered = weights = None
     saved, class_weights = no_dlogits(x), with_mean(class_weight)
@@ -202,6 +210,7 @@ def fold_cross_entropy(
         target,
         class_weights,
         losses,
+        loss_weights,
         reduced,
         lse,
         lse_low,
@@ -244,7 +253,7 @@ def fold_cross_entropy(
         counted = target != options.ignore_index
         count = mean_divisor(counted, options.reduction, lse, target_weights(class_weights, target, counted))
         reduced = reduced if count is None else reduced / count
-    return losses if reduced is None else reduced, lse, lse_low, saved, weights
+    return found if reduced is None else reduced, lse, lse_low, saved, weights
 
 
 def cross_entropy_forward(

@@ -181,17 +181,6 @@ class Columns:
         """The shard without its padding."""
         return shard if shard is None or len(shard) == self.count else shard[: self.count]
 
-    @property
-    def numbers(self) -> tuple[int, int]:
-        """(stride, all), as the kernels take them; the stride is at least 1."""
-        return max(self.stride, 1), self.all
-
-    def sums(self, of: Tensor) -> Tensor:
-        """[all] -> [ranks] in float64: the sum over each rank's columns."""
-        padded = of.new_zeros(self.group.size * self.stride, dtype=torch.float64)
-        padded[: self.all] = of
-        return padded.view(self.group.size, self.stride).sum(1)
-
     def gathered(self, shard: Tensor | None) -> Tensor | None:
         """All-gather per-column values: [count], or more with padding -> [all]. No gradient."""
         if shard is None:

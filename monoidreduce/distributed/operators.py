@@ -141,18 +141,16 @@ class Sharded:
         """The loss, and lse [rows]. differentiated: whether x and weight need gradients."""
         x, weight, bias, target, class_weight = self.tensors
         numbers: CrossEntropyNumbers = self.options  # type: ignore[assignment]
-        reduction, ignore_index = numbers.reduction, numbers.ignore_index
-        smoothing, z_loss = numbers.label_smoothing, numbers.z_loss
-        columns = self.columns
+        z_loss, columns = numbers.z_loss, self.columns
         target, class_weight = self._all_rows(target), columns.gathered(class_weight)
-        keep = _may_keep(x) and any(differentiated) and rank_may_save(class_weight, smoothing)
+        keep = _may_keep(x) and any(differentiated) and rank_may_save(class_weight, numbers.label_smoothing)
 
         # Only `combine` needs these, so the host prepares them while the device runs the fold.
         def combine(
             gathered: Tensor, kept: Tensor, weights: SavedWeights | None = None
         ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-            of_loss = (reduction, ignore_index, smoothing, z_loss, weights and weights.miss)
-            found = states.cross_entropy(gathered, target, class_weight, columns, *of_loss)
+            of_loss = (numbers.reduction, numbers.ignore_index, z_loss, weights and weights.miss)
+            found = states.cross_entropy(gathered, target, class_weight, *of_loss)
             if weights:
                 weights.to_gradients(found.lse, found.lse_low, z_loss)
             return (found.loss, found.lse), (found.lse, found.lse_low, kept)
@@ -166,14 +164,15 @@ class Sharded:
             backward=options,
             rows=(0,),
             gathered=3,
-            pack=torch.stack,
+            # The loss and its weight, and the log-sum-exp in two words.
+            pack=lambda found: torch.cat((found[0], found[1].unsqueeze(0), found[2].unsqueeze(0))),
             combine=combine,
             sharding=self.sharding,
             differentiable=2,
             run=partial(_run, fold_cross_entropy, CrossEntropyOpOptions) if keep else None,
         )
         loss, lse = fold_over_ranks(fold, x, weight, bias, target, class_weight)
-        return self._own_rows(loss) if reduction == "none" else loss, self._own_rows(lse)
+        return self._own_rows(loss) if numbers.reduction == "none" else loss, self._own_rows(lse)
 
     def linear_distillation(self, differentiated: tuple[bool, bool, bool], workspace: int | None) -> Tensor:
         """The loss. differentiated: whether x, weight, and a tensor of the teacher need gradients."""
@@ -218,7 +217,7 @@ class Sharded:
         def combine(
             gathered: Tensor, _top1: Tensor, frames: Tensor, kept: Tensor
         ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-            found = states.log_probs(gathered, target, columns, self.options[3])
+            found = states.log_probs(gathered, target, self.options[3])
             return (*found[:3],), (*found, frames, kept)
 
         options = (*self.options, columns.first, columns.all, False, False, workspace)

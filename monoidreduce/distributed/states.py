@@ -1,8 +1,8 @@
-"""Combining the states of several ranks, in float64 and in rank order.
+"""Combining the results of several ranks, in float64 and in rank order.
 
 A log-sum-exp travels as two words, high and low. A rank's loss is relative to its own log-sum-exp: a large
-constant added to all scores of a row cancels there. csrc/include/monoidreduce/monoids/products.h has the
-rules.
+constant added to all scores of a row cancels there. csrc/include/monoidreduce/ops/ranks.h reads these results
+as states of the operator's monoid.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from monoidreduce._ops.distillation import DISTILLATION_LOSSES
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.linear_loss import mean_divisor
 from monoidreduce._ops.memory import launch_on
-from monoidreduce.distributed.group import Columns
 
 __all__ = ["Loss", "cross_entropy", "distillation", "log_probs", "log_sum_exp", "two_words"]
 
@@ -57,57 +56,40 @@ def cross_entropy(
     states: Tensor,
     target: Tensor,
     class_weight: Tensor | None,
-    columns: Columns,
     reduction: str,
     ignore_index: int,
-    label_smoothing: float,
     z_loss: float,
     miss: Tensor | None = None,
 ) -> Loss:
-    """The cross entropy from the states [ranks, 3, rows] of all ranks.
+    """The cross entropy from the states [ranks, 4, rows] of all ranks.
 
-    The fields of a rank's state are sum_c weight_c (lse - score_c) over its classes, with its own lse, and
-    that lse in two words.
+    The fields of a rank's state are sum_c weight_c (lse - score_c) over its classes, with its own lse; the
+    sum of these weights; and that lse in two words.
 
-    class_weight: [V], of all ranks. miss: [rows], written for `SavedWeights` if given.
+    class_weight: [V], of all ranks; the divisor of a mean. miss: [rows], written for `SavedWeights` if given.
     """
     loss, lse, lse_low = _rows(states, 3)
-    sums, reduced = None, None if reduction == "none" else states.new_empty(())
-    weights = with_mean(class_weight)
-    if class_weight is not None and label_smoothing:
-        sums = columns.sums(class_weight).to(states.dtype)
-    mean = reduction == "mean" and weights is None
+    reduced = None if reduction == "none" else states.new_empty(())
+    mean = reduction == "mean" and class_weight is None
     _C.combine_cross_entropy(
-        states,
-        target,
-        weights,
-        sums,
-        loss,
-        reduced,
-        lse,
-        lse_low,
-        miss,
-        label_smoothing,
-        z_loss,
-        *columns.numbers,
-        ignore_index,
-        mean,
-        *launch_on(states),
+        states, target, loss, reduced, lse, lse_low, miss, z_loss, ignore_index, mean, *launch_on(states)
     )
-    if weights is not None and reduction == "mean":
+    if class_weight is not None and reduction == "mean":
         counted = target != ignore_index
-        count = mean_divisor(counted, reduction, lse, target_weights(weights, target, counted))
+        weights = target_weights(with_mean(class_weight), target, counted)
+        count = mean_divisor(counted, reduction, lse, weights)
         assert reduced is not None and count is not None
         reduced /= count
     return Loss(loss if reduced is None else reduced, lse, lse_low)
 
 
-def log_probs(states: Tensor, target: Tensor, columns: Columns, ignore_index: int) -> list[Tensor]:
-    """log_probs, entropy, lse and lse_low, [rows] each, from the states [ranks, 4, rows] of all ranks."""
+def log_probs(states: Tensor, target: Tensor, ignore_index: int) -> list[Tensor]:
+    """log_probs, entropy, lse and lse_low, [rows] each, from the states [ranks, 4, rows] of all ranks.
+
+    A rank's log-probability is +inf where the target is not among its classes.
+    """
     log_probs, entropy, lse, lse_low = _rows(states, 4)
-    _C.combine_log_probs(
-        states, target, log_probs, entropy, lse, lse_low, *columns.numbers, ignore_index, *launch_on(states)
-    )
+    _C.combine_log_probs(states, target, log_probs, entropy, lse, lse_low, ignore_index, *launch_on(states))
     return [log_probs, entropy, lse, lse_low]
 
 

@@ -369,9 +369,22 @@ void check_rows(Checks& checks) {
   CHECK(checks, any_nan(numbers(rows.upstream(2))) && any_nan(numbers(rows.upstream(3))));
   rows.grad_lse = {g_lse, 1};  // an ignored row's lse has a gradient, but its loss has none
   CHECK(checks, rows.active(1) && near(numbers(rows.upstream(1)), {1, 0, 0}, 0), numbers(rows.upstream(1)));
+  checks.section("CrossEntropyRows", "the weight of a part of the classes in the loss");
+  double weight[5];
+  CrossEntropyRows<double> part{
+      {target, 1, -100, 7, 2, 3}, {0.25, 0}, nullptr, loss, lse, low, {}, {}, weight};
+  for (int row : {0, 1, 4}) part.store(row, {{4, 0}, 1, {3, 0}, 3});
+  const double soft = 0.25 * 3 / 7;  // of the three classes from 2 on
+  CHECK(checks, near({weight[0], weight[1], weight[4]}, {0.75 + soft, 0, soft}, 1e-15),
+        Values(weight, weight + 5));
+  CHECK(checks, near({loss[0], loss[1], loss[4]}, {0.75 * 3 + soft, 0, soft}, 1e-15), Values(loss, loss + 5));
+  part.skip(0);
+  CHECK(checks, loss[0] == 0 && weight[0] == 0 && lse[0] == 0);
+
   checks.section("CrossEntropyRows", "strides");
   rows.grad_loss = {g_loss, 0};
   CHECK(checks, rows.upstream(4).lse == 3, numbers(rows.upstream(4)));
+  rows.store(4, {{4, 0.25}, 1, {9, 0}, 7});
   CHECK(checks, rows.product(4).lse.high == 4 && rows.product(4).lse.low == 0.25);
 
   checks.section("DistillationRows", "mask");

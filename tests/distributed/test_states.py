@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from monoidreduce.distributed import states
-from monoidreduce.distributed.group import Columns, Group
 
 RANKS = (1, 2, 7, 16)
-HANDLE: Any = None
 NONE = -100  # no target
 
 
@@ -21,11 +19,6 @@ def _parts(scores: Tensor, ranks: int) -> list[Tensor]:
     """[rows, columns] -> a slice for each rank; the last slices may be empty."""
     size = -(-scores.shape[1] // ranks)
     return [scores[:, i * size : (i + 1) * size] for i in range(ranks)]
-
-
-def _columns(classes: int, ranks: int, rank: int = 0) -> Columns:
-    group = Group(HANDLE, rank, ranks)
-    return Columns.of(group, "weight", Columns._own(classes, -(-classes // ranks), rank), classes)
 
 
 def _words(lse: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,21 +33,20 @@ def _sum(words: tuple[Tensor, ...]) -> Tensor:
 
 
 def _of_targets(scores: Tensor, target: Tensor, ranks: int, smoothing: float = 0.0) -> Tensor:
-    """The states of cross entropy: [ranks, 3, rows]."""
+    """The states of cross entropy: [ranks, 4, rows]."""
     weights = torch.zeros_like(scores).scatter_(1, target[:, None], 1 - smoothing)
     weights += smoothing / scores.shape[1]
     found = []
     for part, weight in zip(_parts(scores, ranks), _parts(weights, ranks), strict=True):
         lse = part.logsumexp(1)
         loss = torch.where(weight > 0, weight * (lse[:, None] - part), 0.0).sum(1)
-        found.append(torch.stack((loss, *_words(lse))))
+        found.append(torch.stack((loss, weight.sum(1), *_words(lse))))
     return torch.stack(found)
 
 
 def _cross_entropy(scores: Tensor, target: Tensor, ranks: int, smoothing: float = 0.0) -> states.Loss:
-    columns = _columns(scores.shape[1], ranks)
     given = _of_targets(scores, target, ranks, smoothing)
-    return states.cross_entropy(given, target, None, columns, "none", NONE, smoothing, 0.0)
+    return states.cross_entropy(given, target, None, "none", NONE, 0.0)
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -106,7 +98,7 @@ def test_the_share_of_a_target_less_one(level: float, ranks: int) -> None:
     given = _of_targets(scores, target, ranks)
     miss = torch.full((40,), math.nan).double()
     target[ignored] = NONE
-    states.cross_entropy(given, target, None, _columns(33, ranks), "none", NONE, 0.0, 0.0, miss)
+    states.cross_entropy(given, target, None, "none", NONE, 0.0, miss)
     others = scores.masked_fill(torch.nn.functional.one_hot(target.clamp(0), 33).bool(), -math.inf)
     expected = -(others.logsumexp(1) - scores.logsumexp(1)).exp().masked_fill(ignored, 0.0)
     torch.testing.assert_close(miss, expected, rtol=1e-6, atol=1e-10 if level else 1e-13)
@@ -118,15 +110,37 @@ def test_log_probs(level: float, ranks: int) -> None:
     scores, target = torch.randn(9, 33).double() + level, torch.randint(33, (9,))
     target[4] = NONE
     found = []
-    for loss, part in zip(_of_targets(scores, target.clamp(0), ranks), _parts(scores, ranks), strict=True):
+    of_targets = _of_targets(scores, target.clamp(0), ranks)
+    for (loss, here, *words), part in zip(of_targets, _parts(scores, ranks), strict=True):
         log_p = part.log_softmax(1)
-        found.append(torch.stack((-loss[0], -(log_p.exp() * log_p).sum(1), *loss[1:])))
-    log_probs, entropy, *words = states.log_probs(torch.stack(found), target, _columns(33, ranks), NONE)
+        log_prob = torch.where(here > 0, -loss, math.inf)  # of other ranks' targets
+        found.append(torch.stack((log_prob, -(log_p.exp() * log_p).sum(1), *words)))
+    log_probs, entropy, *words = states.log_probs(torch.stack(found), target, NONE)
     whole = scores.log_softmax(1)
     expected = whole.gather(1, target.clamp(0)[:, None])[:, 0], -(whole.exp() * whole).sum(1)
     results = log_probs, entropy, _sum(tuple(words))
     for given, wanted in zip(results, (*expected, scores.logsumexp(1)), strict=True):
         torch.testing.assert_close(given, wanted.masked_fill(target == NONE, 0.0), rtol=1e-7, atol=0)
+
+
+@pytest.mark.parametrize("level", (0.0, 1e6))
+def test_a_small_loss_of_one_rank(level: float) -> None:
+    """Beside it a log-sum-exp of 1e6 has no digits left."""
+    high, loss = (
+        torch.tensor([level, level - 60.0, -math.inf]).double()[:, None],
+        torch.tensor([1e-12, 0.0, 0.0]),
+    )
+    low, weight = torch.zeros(3, 1).double(), torch.tensor([1.0, 0.0, 0.0]).double()[:, None]
+    given = torch.stack((loss.double()[:, None], weight, high, low), 1)
+    target = torch.zeros(1, dtype=torch.int64)
+    found = states.cross_entropy(given, target, None, "none", NONE, 0.0).loss
+    torch.testing.assert_close(found, loss[:1].double(), rtol=1e-9, atol=0)
+    given = torch.stack(
+        (torch.where(weight > 0, -loss.double()[:, None], math.inf), loss.double()[:, None], high, low), 1
+    )
+    log_prob, entropy, *_ = states.log_probs(given, target, NONE)
+    torch.testing.assert_close(-log_prob, loss[:1].double(), rtol=1e-9, atol=0)
+    torch.testing.assert_close(entropy, loss[:1].double(), rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("ranks", RANKS)

@@ -342,6 +342,7 @@ Plan forward(const LinearCrossEntropy& c, const Tensors& t) {
   fill_cross_entropy(c, t, x);
   x.loss = t("loss", accumulation(c.dtype), {c.rows});
   const Launch launch = launch_of(c.deterministic);
+  if (c.of_rank) x.loss_weight = t("loss_weight", accumulation(c.dtype), {c.rows});
   if (c.kept && can_keep(c.width, 0, 0.5, facts_of(t.device))) {
     x.kept = t.lines("kept", c.dtype, c.rows, c.kept);
     if (!c.of_rank) x.kept_upstream = t("kept_upstream", accumulation(c.dtype), {1});
@@ -1017,17 +1018,13 @@ void run_row_calls(Recorder& recorder) {
       return Plan{};
     });
     recorder.run(message("combine_cross_entropy ", name(dtype)), [&](const Tensors& t) {
-      run(CombinedCrossEntropy{.states = t("states", dtype, {3, 3, 5000}),
+      run(CombinedCrossEntropy{.states = t("states", dtype, {3, 4, 5000}),
                                .target = t("target", kInt64, {5000}),
-                               .class_weight = {},
-                               .class_sums = {},
                                .loss = of(t, "loss"),
                                .reduced = t("reduced", dtype, {1}),
                                .lse = of(t, "lse"),
                                .lse_low = of(t, "lse_low"),
-                               .miss = of(t, "miss"),
-                               .stride = 1000,
-                               .classes = 3000},
+                               .miss = of(t, "miss")},
           launch);
       return Plan{};
     });
@@ -1037,9 +1034,7 @@ void run_row_calls(Recorder& recorder) {
                            .log_probs = of(t, "log_probs"),
                            .entropy = of(t, "entropy"),
                            .lse = of(t, "lse"),
-                           .lse_low = of(t, "lse_low"),
-                           .stride = 1000,
-                           .classes = 3000},
+                           .lse_low = of(t, "lse_low")},
           launch);
       return Plan{};
     });

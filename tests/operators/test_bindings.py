@@ -77,6 +77,7 @@ def cross_entropy_arguments(**changed: Any) -> dict[str, Any]:
         "target": torch.tensor([0, 4, -100, 2]),
         "class_weight": None,
         "loss": torch.full((4,), math.nan),
+        "loss_weight": None,
         "reduced": None,
         "mean": False,
         "lse": torch.full((4,), math.nan),

@@ -20,7 +20,7 @@ __all__ = ["Call", "RankPass"]
 # Widths of the row inputs of each loss, which are gathered if rows are sharded.
 _ROWS = {"linear_cross_entropy": "D", "linear_distillation": "DE", "linear_log_probs": "D"}
 # Numbers in the state of a row.
-_STATES = {"linear_cross_entropy": 3, "linear_distillation": 5, "linear_log_probs": 4}
+_STATES = {"linear_cross_entropy": 4, "linear_distillation": 5, "linear_log_probs": 4}
 _TARGET = 8  # bytes of an int64
 
 

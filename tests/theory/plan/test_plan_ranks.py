@@ -43,11 +43,11 @@ def test_cross_entropy_of_two_ranks_by_hand() -> None:
     fold = cost_of_shard("linear_cross_entropy", x, shard, target, hardware=ROUND)
     assert (found.forward.fold, found.backward.fold) == passes(fold)
     assert found.alone == mr.cost("linear_cross_entropy", x, whole, target, hardware=ROUND).seconds
-    # Three floats a token to the other rank; half of the gradient in float32, and a summed half in bfloat16.
+    # Four floats a token to the other rank; half of the gradient in float32, and a summed half in bfloat16.
     sends = [*found.forward.sends, *found.backward.sends]
-    assert [s.bytes for s in sends] == [3 * 4 * N, 4 * N * D / 2, 2 * N * D / 2] == [768, 32768, 16384]
-    assert [s.seconds for s in sends] == pytest.approx([1.000768e-3, 1.032768e-3, 1.016384e-3], rel=1e-12)
-    assert found.forward.sent == 768 and found.backward.sent == 49152
+    assert [s.bytes for s in sends] == [4 * 4 * N, 4 * N * D / 2, 2 * N * D / 2] == [1024, 32768, 16384]
+    assert [s.seconds for s in sends] == pytest.approx([1.001024e-3, 1.032768e-3, 1.016384e-3], rel=1e-12)
+    assert found.forward.sent == 1024 and found.backward.sent == 49152
     # Summed: half of the gradient added to another half, and rounded by that.
     moved = (2 * 4 + 2) * N * D / 2
     assert found.backward.copying == pytest.approx(moved / 4.277e12, rel=1e-12)

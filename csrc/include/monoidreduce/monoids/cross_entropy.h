@@ -90,6 +90,8 @@ struct ClassFold {
     return {softmax.accumulate(s.lse, e), s.target + hit(e, e.score), s.sum + above,
             s.count + softmax.count(e)};
   }
+  // The weighted sum of lse - score.
+  MR_HD R below(State s) const { return R(s.count) * log(s.lse.mass) - s.sum; }
 };
 
 template <class R>
@@ -131,6 +133,11 @@ struct CrossEntropyLoss {
     const T soft = (p.lse.high - p.mean.high) + (p.lse.low - p.mean.low);
     return (T(1) - smoothing) * hard + (smoothing == T(0) ? T(0) : smoothing * (p.count / classes) * soft) +
            (z_loss == T(0) ? T(0) : z_loss * p.lse.high * p.lse.high);
+  }
+  // The sum of the weights with which the classes' lse - x_c count in the loss.
+  MR_HD T weight(T count, T classes, RowWeights<T> weights, bool has_target) const {
+    const T hard = has_target ? weights.target : T(0);
+    return (T(1) - smoothing) * hard + (smoothing == T(0) ? T(0) : smoothing * (count / classes));
   }
   // The gradients with respect to the statistics, from the gradients of the loss and of the returned lse. That of the sum
   // is for a class of weight 1.

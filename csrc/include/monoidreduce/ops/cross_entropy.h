@@ -67,6 +67,9 @@ constexpr auto cross_entropy_residuals() {
 
 struct CrossEntropyForward {
   TensorView x, weight, bias, target, class_weight, loss, lse, lse_low;
+  // The sum of the weights with which the folded classes count in the row's loss; absent if not wanted. A rank's loss is
+  // measured from the log-sum-exp of its own classes, and with this sum from that of all classes (ops/ranks.h).
+  TensorView loss_weight;
   TensorView reduced;  // the sum or mean of the losses (LossReduction); absent if not wanted
   TensorView scratch;  // size: Plan::scratch
   // kept: the dlogits (local gradients) of the first K classes, which forward saves for backward. They are for an upstream
@@ -150,6 +153,7 @@ constexpr auto describe(const X*) {
   return pass("cross_entropy_forward", kCpu | kSimt | kSm80 | kSm90, cross_entropy_operands<X>(),
               tensor("target", &X::target, "N", Type::kInt64).where(&check_targets<X>), class_weight_of<X>(),
               result("loss", &X::loss, "N", Type::kAccumulation),
+              result("loss_weight", &X::loss_weight, "N", Type::kAccumulation).maybe(),
               result("reduced", &X::reduced, "values=1", Type::kAccumulation).maybe(),
               result("lse", &X::lse, "N", Type::kAccumulation),
               result("lse_low", &X::lse_low, "N", Type::kAccumulation), scratch("scratch", &X::scratch),
@@ -277,6 +281,7 @@ struct CrossEntropyRows {
   const T* class_weight;    // as class_weights() lays it out; null: all weights are 1
   T *loss, *lse, *lse_low;  // [rows]; backward reads both words of lse
   RowVector<T> grad_loss, grad_lse;
+  T* loss_weight = nullptr;  // [rows], or null
   using Output = typename CrossEntropy<T>::Output;
   using Upstream = typename CrossEntropy<T>::Upstream;
 
@@ -295,6 +300,14 @@ struct CrossEntropyRows {
     loss[row] = target.ignored(row) ? T(0)
                 : target.valid(row) ? T(wide.value(p, U(target.classes), weights<U>(row), here))
                                     : T(NAN);
+    if (loss_weight)
+      loss_weight[row] =
+          target.ignored(row) ? T(0) : T(wide.weight(p.count, U(target.classes), weights<U>(row), here));
+  }
+  // A row that is not active, and not computed.
+  MR_HD void skip(std::int64_t row) const {
+    loss[row] = lse[row] = lse_low[row] = T(0);
+    if (loss_weight) loss_weight[row] = T(0);
   }
   MR_HD Output product(std::int64_t row) const {
     return {.lse = {lse[row], lse_low[row]}, .target = T(0), .mean = {T(0), T(0)}, .count = 0};
@@ -317,7 +330,8 @@ template <class T, class U = T, class Call>
       .lse_low = static_cast<T*>(x.lse_low.data),
       .grad_loss = {},
       .grad_lse = {}};
-  if constexpr (requires { x.loss; }) rows.loss = static_cast<T*>(x.loss.data);
+  if constexpr (requires { x.loss; })
+    rows.loss = static_cast<T*>(x.loss.data), rows.loss_weight = static_cast<T*>(x.loss_weight.data);
   if constexpr (requires { x.grad_loss; })
     rows.grad_loss = row_vector<T>(x.grad_loss), rows.grad_lse = row_vector<T>(x.grad_lse);
   return rows;

@@ -45,7 +45,8 @@ constexpr auto log_probs_residuals() {
 
 struct LogProbsForward {
   TensorView x, weight, bias, target, temperatures;
-  TensorView log_probs, entropy, lse, lse_low;
+  TensorView log_probs;  // +inf where the target is not among the folded classes
+  TensorView entropy, lse, lse_low;
   TensorView top1;     // absent if not wanted
   TensorView scratch;  // size: Plan::scratch
   // The softmax weights of the first K classes, from which backward computes dlogits (LogProbsLocalGradient). The last part of
@@ -162,7 +163,7 @@ struct LogProbsRows {
     if (!active(row)) return skip(row);
     const LogNumber<T> kept = rounded<T>(p.lse);
     lse[row] = kept.high, lse_low[row] = kept.low, entropy[row] = T(p.entropy);
-    const U of_label = label(row) < 0 ? U(0) : p.target - p.lse;
+    const U of_label = label(row) < 0 ? infinity<U>() : p.target - p.lse;
     log_probs[row] = target.valid(row) ? T(of_label) : T(NAN);
     if (top1) top1[row] = p.top < 0 ? -1 : target.first_class + p.top;
   }

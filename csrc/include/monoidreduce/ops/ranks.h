@@ -1,13 +1,17 @@
 // Folds with columns split over the ranks of a process group: combines a row's results of all ranks, in the order of ranks.
 // `states` [ranks, numbers, rows] has the results as each rank's forward pass left them.
+//
+// A rank's results are a state of the monoid that it folded with. The log-sum-exp of its columns is the frame, the mass
+// is 1, and sums are measured from that frame. So the monoid's own combine and project finish them, in double: a
+// log-sum-exp in two words of float has 48 bits.
 #pragma once
 
 #include <cmath>
 
 #include "monoidreduce/describe.h"
 #include "monoidreduce/error.h"
-#include "monoidreduce/monoids/products.h"
 #include "monoidreduce/ops/cross_entropy.h"
+#include "monoidreduce/ops/log_probs.h"
 
 namespace monoidreduce {
 
@@ -21,28 +25,6 @@ constexpr auto combined_lse() {
                 result("lse_low", &Call::lse_low, "N", Type::kAccumulation));
 }
 
-// How classes are split over ranks: of `all` classes, rank r has those from r * stride on, at most `stride` of them.
-struct RankedClasses {
-  std::int64_t stride = 1, all = 0;
-  MR_HD bool has(std::int64_t rank, std::int64_t target) const {
-    return rank * stride <= target && target < (rank + 1) * stride;
-  }
-  MR_HD double count(std::int64_t rank) const {
-    const std::int64_t left = all - rank * stride;
-    return static_cast<double>(left < 0 ? 0 : left < stride ? left : stride);
-  }
-};
-inline bool positive(std::int64_t n) { return n > 0; }
-template <class Call>
-constexpr auto ranked_classes() {
-  return fields(option("stride", &Call::stride, "an int > 0", &positive),
-                option("classes", &Call::classes, "an int >= 0", [](std::int64_t n) { return n >= 0; }));
-}
-template <class Call>
-RankedClasses classes_of(const Call& x) {
-  return {x.stride, x.classes};
-}
-
 struct CombinedLogSumExp {
   TensorView states;  // lse, lse_low
   TensorView lse, lse_low;
@@ -52,47 +34,31 @@ constexpr auto describe(const X*) {
   return helper("combine_logsumexp", kAnyCpu | kGpus, states_of<X>("W words=2 N"), combined_lse<X>());
 }
 
-// A rank's loss has label smoothing in it, but neither z-loss nor a reduction: these are applied to the combined loss.
-// label_smoothing tells with which weights a rank's classes count in its loss.
+// A rank's loss has neither z-loss nor a reduction: these are applied to the combined loss.
 struct CombinedCrossEntropy {
-  TensorView states;  // loss, lse, lse_low
+  TensorView states;  // loss, loss_weight, lse, lse_low
   TensorView target;
-  TensorView class_weight;  // as in CrossEntropyForward
-  TensorView class_sums;    // the sum of each rank's class weights; absent: its number of classes
   TensorView loss, reduced, lse, lse_low;
-  TensorView miss;  // the target's softmax probability less 1, for CrossEntropyKeptGradients
-  double label_smoothing = 0, z_loss = 0;
-  std::int64_t stride = 1, classes = 0, ignore_index = -100;
+  // The target's softmax probability less 1, for CrossEntropyKeptGradients. Only where the loss is the target's alone.
+  TensorView miss;
+  double z_loss = 0;
+  std::int64_t ignore_index = -100;
   bool mean = false;
 };
-inline void check_miss(const CombinedCrossEntropy& x) {
-  require(!x.miss.present() || (!x.class_weight.present() && x.label_smoothing == 0),
-          "miss: expected none beside class weights or label smoothing, got a tensor");
-}
-inline void check_all_weights(const CombinedCrossEntropy& x) {
-  require(!x.class_weight.present() || x.class_weight.size[0] == class_weights(x.classes),
-          "class_weight: expected ", x.classes, " weights and their mean, got shape [",
-          x.class_weight.size[0], "]");
-}
 template <std::same_as<CombinedCrossEntropy> X>
 constexpr auto describe(const X*) {
-  return helper("combine_cross_entropy", kAnyCpu | kGpus, states_of<X>("W numbers=3 N"),
+  return helper("combine_cross_entropy", kAnyCpu | kGpus, states_of<X>("W numbers=4 N"),
                 tensor("target", &X::target, "N", Type::kInt64),
-                optional("class_weight", &X::class_weight, "weights", Type::kAccumulation)
-                    .dense()
-                    .where(&check_all_weights),
-                optional("class_sums", &X::class_sums, "W", Type::kAccumulation).dense(),
                 result("loss", &X::loss, "N", Type::kAccumulation),
                 result("reduced", &X::reduced, "values=1", Type::kAccumulation).maybe(), combined_lse<X>(),
-                result("miss", &X::miss, "N", Type::kAccumulation).maybe().where(&check_miss),
-                option("label_smoothing", &X::label_smoothing), option("z_loss", &X::z_loss),
-                ranked_classes<X>(), option("ignore_index", &X::ignore_index), option("mean", &X::mean));
+                result("miss", &X::miss, "N", Type::kAccumulation).maybe(), option("z_loss", &X::z_loss),
+                option("ignore_index", &X::ignore_index), option("mean", &X::mean));
 }
 
 struct CombinedLogProbs {
   TensorView states;  // log_probs, entropy, lse, lse_low
   TensorView target, log_probs, entropy, lse, lse_low;
-  std::int64_t stride = 1, classes = 0, ignore_index = -100;
+  std::int64_t ignore_index = -100;
 };
 template <std::same_as<CombinedLogProbs> X>
 constexpr auto describe(const X*) {
@@ -100,7 +66,7 @@ constexpr auto describe(const X*) {
                 tensor("target", &X::target, "N", Type::kInt64),
                 result("log_probs", &X::log_probs, "N", Type::kAccumulation),
                 result("entropy", &X::entropy, "N", Type::kAccumulation), combined_lse<X>(),
-                ranked_classes<X>(), option("ignore_index", &X::ignore_index));
+                option("ignore_index", &X::ignore_index));
 }
 
 struct CombinedDistillation {
@@ -120,177 +86,182 @@ constexpr auto describe(const X*) {
                 choice("kind", &X::kind, "0, 1 or 2", kDistillationLossNames), option("mean", &X::mean));
 }
 
-// The policies below say how a row's state on one rank is read, and what is stored for the combined state.
-
+// The results of all ranks.
 template <class T>
-struct RankStates {
+struct RankResults {
   const T* data;
   std::int64_t ranks, of_rank, of_field, of_row;  // strides
+  using Softmax = LogSumExp<double>::State;
+
   MR_HD double operator()(std::int64_t rank, int field, std::int64_t row) const {
     return data[rank * of_rank + field * of_field + row * of_row];
   }
-  // The log-sum-exp in the two words from `field` on.
-  MR_HD double lse(std::int64_t rank, int field, std::int64_t row) const {
+  // The state of a rank's columns from their log-sum-exp, in the two words from `field` on. It is the state of one element
+  // with that score: the identity if it is -inf, as for a rank without columns.
+  MR_HD Softmax softmax(std::int64_t rank, int field, std::int64_t row) const {
     const double high = (*this)(rank, field, row), low = (*this)(rank, field + 1, row);
-    return abs(high) == infinity<double>() ? high : high + low;
+    Element<double> all{};
+    all.score = abs(high) == infinity<double>() ? high : high + low;
+    return LogSumExp<double>{}.lift(all);
   }
 };
 template <class T>
-RankStates<T> rank_states(const TensorView& t) {
+RankResults<T> rank_results(const TensorView& t) {
   return {static_cast<const T*>(t.data), t.size[0], t.stride[0], t.stride[1], t.stride[2]};
 }
 
-// A double in two words of T.
-template <class T>
-MR_HD LogNumber<T> in_words(double x) {
-  const T high = T(x);
-  return {high, T(low_word(x, double(high)))};
-}
+// The policies below say which state the results of a rank are, and what is stored for the combined state.
 
 template <class T>
 struct CombinedLogSumExpRows {
-  RankStates<T> states;
-  T *lse, *lse_low;
-  using Monoid = LogSumExpProduct;
-  using State = Monoid::State;
+  RankResults<T> results;
+  LogSumExpRows<T> rows;
+  LogSumExp<double> monoid;
+  using State = LogSumExp<double>::State;
 
-  MR_HD Monoid monoid() const { return {}; }
-  MR_HD State state(std::int64_t rank, std::int64_t row) const { return {states.lse(rank, 0, row)}; }
-  MR_HD void store(std::int64_t row, State s) const {
-    const LogNumber<T> words = in_words<T>(s.lse);
-    lse[row] = words.high, lse_low[row] = words.low;
-  }
+  MR_HD State state(std::int64_t rank, std::int64_t row) const { return results.softmax(rank, 0, row); }
+  MR_HD void store(std::int64_t row, State s) const { rows.store(row, rounded<T>(monoid.project(s))); }
 };
 template <class T>
 CombinedLogSumExpRows<T> combined_rows(const CombinedLogSumExp& x) {
-  return {rank_states<T>(x.states), static_cast<T*>(x.lse.data), static_cast<T*>(x.lse_low.data)};
+  return {.results = rank_results<T>(x.states),
+          .rows = {static_cast<T*>(x.lse.data), static_cast<T*>(x.lse_low.data), {}},
+          .monoid = {}};
 }
 
+// Each class weighs as much in the state as in the loss. So the loss is the weighted sum of lse - score, which the sum of the
+// weights moves from a rank's log-sum-exp to that of all classes.
 template <class T>
 struct CombinedCrossEntropyRows {
-  RankStates<T> states;
+  RankResults<T> results;
   Targets target;
-  RankedClasses classes;
-  const T *class_weight, *class_sums;
   T *loss, *lse, *lse_low, *miss;
-  double smoothing, z_loss;
-  using Monoid = CrossEntropyProduct;
-  using State = Monoid::State;
+  double z_loss;
+  WeightedCrossEntropy<double> monoid;
+  using State = WeightedCrossEntropy<double>::State;
 
-  MR_HD Monoid monoid() const { return {}; }
-  // The sum of the weights with which a rank's classes count in a row's loss.
-  MR_HD double weight(std::int64_t rank, std::int64_t row) const {
-    double hard = classes.has(rank, target[row]);
-    if (class_weight && target.valid(row)) hard *= class_weight[1 + target[row]];
-    if (smoothing == 0) return hard;
-    const double soft = class_sums ? double(class_sums[rank]) : classes.count(rank);
-    return (1 - smoothing) * hard + smoothing * soft / static_cast<double>(classes.all < 1 ? 1 : classes.all);
-  }
   MR_HD State state(std::int64_t rank, std::int64_t row) const {
-    return {states.lse(rank, 1, row), states(rank, 0, row), weight(rank, row)};
+    State s = monoid.identity();
+    s.lse = results.softmax(rank, 2, row), s.count = results(rank, 1, row);
+    // Where all of a rank's scores are -inf, its own log-sum-exp leaves its loss undefined (NaN).
+    const double undefined = s.count > 0 ? -infinity<double>() : 0.0;
+    s.sum = s.lse.mass == 0 ? undefined : -results(rank, 0, row);
+    return s;
   }
   MR_HD void store(std::int64_t row, State s) const {
-    const LogNumber<T> words = in_words<T>(s.lse);
+    const LogNumber<double> all = monoid.softmax.project(s.lse);
+    const LogNumber<T> words = rounded<T>(all);
     lse[row] = words.high, lse_low[row] = words.low;
     const bool ignored = target.ignored(row);
-    loss[row] = ignored ? T(0) : T(s.loss + (z_loss == 0 ? 0.0 : z_loss * s.lse * s.lse));
-    if (miss) miss[row] = ignored ? T(0) : T(::expm1(-s.loss));
+    const double value = monoid.below(s);
+    loss[row] = ignored ? T(0) : T(value + (z_loss == 0 ? 0.0 : z_loss * all.high * all.high));
+    if (miss) miss[row] = ignored ? T(0) : T(::expm1(-value));
   }
 };
 template <class T>
 CombinedCrossEntropyRows<T> combined_rows(const CombinedCrossEntropy& x) {
-  return {.states = rank_states<T>(x.states),
+  return {.results = rank_results<T>(x.states),
           .target = {.data = static_cast<const std::int64_t*>(x.target.data),
                      .stride = x.target.stride[0],
                      .ignore_index = x.ignore_index,
-                     .classes = x.classes},
-          .classes = classes_of(x),
-          .class_weight = static_cast<const T*>(x.class_weight.data),
-          .class_sums = static_cast<const T*>(x.class_sums.data),
+                     .classes = Targets::kAllColumns},
           .loss = static_cast<T*>(x.loss.data),
           .lse = static_cast<T*>(x.lse.data),
           .lse_low = static_cast<T*>(x.lse_low.data),
           .miss = static_cast<T*>(x.miss.data),
-          .smoothing = x.label_smoothing,
-          .z_loss = x.z_loss};
+          .z_loss = x.z_loss,
+          .monoid = {}};
 }
 
+// All scores of a row are measured from its largest log-sum-exp of a rank, so that the target's log-probability loses no
+// digits to a large score.
 template <class T>
 struct CombinedLogProbsRows {
-  RankStates<T> states;
+  RankResults<T> results;
   Targets target;
-  RankedClasses classes;
   T *log_probs, *entropy, *lse, *lse_low;
-  using Monoid = LogProbsProduct;
-  using State = Monoid::State;
+  LogProbs<double> monoid;
+  using State = LogProbs<double>::State;
 
-  MR_HD Monoid monoid() const { return {}; }
+  MR_HD double origin(std::int64_t row) const {
+    double largest = monoid.softmax.identity().frame;
+    for (std::int64_t rank = 0; rank < results.ranks; ++rank)
+      largest = monoid.softmax.join(largest, results.softmax(rank, 2, row).frame);
+    return monoid.softmax.origin(largest);
+  }
   MR_HD State state(std::int64_t rank, std::int64_t row) const {
-    const double weight = classes.has(rank, target[row]);
-    return {{states.lse(rank, 2, row), -states(rank, 0, row), weight}, states(rank, 1, row)};
+    State s = monoid.identity();
+    s.softmax = results.softmax(rank, 2, row);
+    s.softmax.frame -= origin(row);
+    s.sum = -results(rank, 1, row);
+    // +inf: the target is not among the rank's classes. Where all of a rank's scores are -inf, the target's is.
+    const double log_prob = results(rank, 0, row);
+    if (log_prob != infinity<double>())
+      s.target = s.softmax.mass == 0 ? -infinity<double>() : s.softmax.frame + log_prob;
+    return s;
   }
   MR_HD void store(std::int64_t row, State s) const {
     if (target.ignored(row)) {
       log_probs[row] = entropy[row] = lse[row] = lse_low[row] = T(0);
       return;
     }
-    const LogNumber<T> words = in_words<T>(s.loss.lse);
+    const LogProbsStatistics<double> p = monoid.project(s);
+    const LogNumber<T> words = rounded<T>(LogNumber<double>{origin(row), 0.0} + p.lse);
     lse[row] = words.high, lse_low[row] = words.low;
-    log_probs[row] = T(-s.loss.loss), entropy[row] = T(s.entropy);
+    log_probs[row] = T(p.target - p.lse), entropy[row] = T(p.entropy);
   }
 };
 template <class T>
 CombinedLogProbsRows<T> combined_rows(const CombinedLogProbs& x) {
-  return {.states = rank_states<T>(x.states),
+  return {.results = rank_results<T>(x.states),
           .target = {.data = static_cast<const std::int64_t*>(x.target.data),
                      .stride = x.target.stride[0],
                      .ignore_index = x.ignore_index,
-                     .classes = x.classes},
-          .classes = classes_of(x),
+                     .classes = Targets::kAllColumns},
           .log_probs = static_cast<T*>(x.log_probs.data),
           .entropy = static_cast<T*>(x.entropy.data),
           .lse = static_cast<T*>(x.lse.data),
-          .lse_low = static_cast<T*>(x.lse_low.data)};
+          .lse_low = static_cast<T*>(x.lse_low.data),
+          .monoid = {}};
 }
 
 template <class T>
 struct CombinedDistillationRows {
-  RankStates<T> states;
-  RowVector<const bool> mask;
-  DistillationLoss kind;
-  std::int64_t rows;
-  T *loss, *stats;  // stats: [6, rows]
-  using Monoid = DistillationProduct;
-  using State = Monoid::State;
+  RankResults<T> results;
+  DistillationRows<T> rows;
+  NamedDistillation<double> monoid;
+  using State = DistillationState<double>;
 
-  MR_HD Monoid monoid() const { return {kind}; }
   MR_HD State state(std::int64_t rank, std::int64_t row) const {
-    return {states.lse(rank, 1, row), states.lse(rank, 3, row), states(rank, 0, row)};
+    State s = monoid.identity();
+    s.p = results.softmax(rank, 1, row), s.q.softmax = results.softmax(rank, 3, row);
+    // Where all of a rank's scores under P are -inf, so is every log P, and the loss that it found is undefined (NaN).
+    if (s.q.softmax.mass != 0) s.q.sum = s.p.mass == 0 ? infinity<double>() : results(rank, 0, row);
+    return s;
   }
   MR_HD void store(std::int64_t row, State s) const {
-    const LogNumber<T> words[] = {in_words<T>(s.p), in_words<T>(s.q), in_words<T>(s.p - s.loss)};
-    for (int n = 0; n < 3; ++n)
-      stats[2 * n * rows + row] = words[n].high, stats[(2 * n + 1) * rows + row] = words[n].low;
-    loss[row] = mask.data && !mask[row] ? T(0) : T(s.loss);
+    const DistillationOutput<double> p = monoid.project(s);
+    rows.store(row, {rounded<T>(p.p_lse), rounded<T>(p.q_lse), rounded<T>(p.centre), T(p.loss)});
   }
 };
 template <class T>
 CombinedDistillationRows<T> combined_rows(const CombinedDistillation& x) {
-  return {.states = rank_states<T>(x.states),
-          .mask = {static_cast<const bool*>(x.mask.data), x.mask.stride[0]},
-          .kind = x.kind,
-          .rows = x.loss.size[0],
-          .loss = static_cast<T*>(x.loss.data),
-          .stats = static_cast<T*>(x.stats.data)};
+  return {.results = rank_results<T>(x.states),
+          .rows = {.mask = static_cast<const bool*>(x.mask.data),
+                   .mask_stride = x.mask.stride[0],
+                   .rows = x.loss.size[0],
+                   .loss = static_cast<T*>(x.loss.data),
+                   .stats = static_cast<T*>(x.stats.data),
+                   .grad_loss = {}},
+          .monoid = {{}, x.kind}};
 }
 
 // Combines a row's states in the order of ranks, and stores the result.
 template <class Rows>
 MR_HD void combine_row(const Rows& rows, std::int64_t row) {
-  const auto monoid = rows.monoid();
-  typename Rows::State all = monoid.identity();
-  for (std::int64_t rank = 0; rank < rows.states.ranks; ++rank)
-    all = monoid.combine(all, rows.state(rank, row));
+  typename Rows::State all = rows.monoid.identity();
+  for (std::int64_t rank = 0; rank < rows.results.ranks; ++rank)
+    all = combine(rows.monoid, all, rows.state(rank, row));
   rows.store(row, all);
 }
 
