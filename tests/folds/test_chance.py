@@ -50,6 +50,7 @@ class Noisy:
 # By the name that the error has.
 DRAWS: dict[str, list[Callable[..., Any]]] = {
     "torch.rand": [lambda s: s + torch.rand(())],
+    "torch.rand:": [lambda s: s + torch.distributions.Gumbel(0.0, 1.0).sample()],
     "torch.randn": [lambda s: s + torch.randn((), generator=TORCHS), lambda s: s + torch.randn(3)[0]],
     "torch.randint": [lambda s: s + torch.randint(3, ())],
     "torch.rand_like": [lambda s: s + torch.rand_like(CONSTANT), lambda s: s + torch.rand_like(s)],
@@ -115,6 +116,17 @@ def test_what_a_log_reads_is_its_own() -> None:
         return score * CONSTANT.sqrt() * math.sin(1.0) * float(np.sin(1.0))
 
     expected = F.scaled_dot_product_attention(q, q, q, scale=0.5 * 2**0.5 * math.sin(1.0) ** 2)
+    torch.testing.assert_close(mr.attention(q, q, q, score_mod=score_mod), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_tensors_that_are_compared_are_no_draws() -> None:
+    """torch.ops.aten has methods of the same names, such as __eq__, which are not ops."""
+    q = torch.randn(1, 1, 3, 4, dtype=torch.float64)
+
+    def score_mod(score: Any, *_: Any) -> Any:
+        return score * (1.0 + float(CONSTANT == CONSTANT) + float(CONSTANT != CONSTANT))
+
+    expected = F.scaled_dot_product_attention(q, q, q, scale=1.0)
     torch.testing.assert_close(mr.attention(q, q, q, score_mod=score_mod), expected, rtol=1e-6, atol=1e-6)
 
 
