@@ -118,15 +118,17 @@ class SavedWeights(NamedTuple):
     to_gradients: Callable[[Tensor, Tensor, float], None]
 
 
-def with_mean(class_weight: Tensor | None) -> Tensor | None:
+def with_mean(class_weight: Tensor | None, label_smoothing: float) -> Tensor | None:
     """The class weights as kernels read them: [1 + V rounded up to 256], the mean weight first, zeros last.
 
-    float32, or float64 if the weights are.
+    float32, or float64 if the weights are. Without label smoothing the mean is 0: gradients have it times
+    label_smoothing, which is NaN if the weight of any class is not finite.
     """
     if class_weight is None:
         return None
     weights = class_weight.to(torch.promote_types(class_weight.dtype, torch.float32))
-    return torch.cat((weights.mean(0, keepdim=True), weights, weights.new_zeros(-len(weights) % 256)))
+    mean = weights.mean(0, keepdim=True) if label_smoothing else weights.new_zeros(1)
+    return torch.cat((mean, weights, weights.new_zeros(-len(weights) % 256)))
 
 
 def target_weights(class_weights: Tensor | None, target: Tensor, counted: Tensor) -> Tensor | None:
@@ -184,7 +186,7 @@ def fold_cross_entropy(
         losses, loss_weights = found.unbind()
     lse, lse_low = torch.empty_like(losses), torch.empty_like(losses)
     plan = scratch = classes_saved = unit = order = gathered = weights = None
-    saved, class_weights = no_dlogits(x), with_mean(class_weight)
+    saved, class_weights = no_dlogits(x), with_mean(class_weight, options.label_smoothing)
     mean = options.reduction == "mean" and class_weight is None
     numbers = options[1:8]  # logit_scale to classes
     if x.is_cuda:
@@ -283,7 +285,7 @@ def cross_entropy_backward(
     unrounded: bool = False,
 ) -> list[Tensor]:
     lse, lse_low, saved = lse.contiguous(), lse_low.contiguous(), saved.contiguous()
-    counted, class_weights = target != options.ignore_index, with_mean(class_weight)
+    counted, class_weights = target != options.ignore_index, with_mean(class_weight, options.label_smoothing)
     if grad_loss is not None:
         count = mean_divisor(counted, options.reduction, lse, target_weights(class_weights, target, counted))
         grad_loss = unreduced(grad_loss, lse, count, options.reduction)

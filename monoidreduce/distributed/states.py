@@ -76,7 +76,7 @@ def cross_entropy(
     )
     if class_weight is not None and reduction == "mean":
         counted = target != ignore_index
-        weights = target_weights(with_mean(class_weight), target, counted)
+        weights = target_weights(with_mean(class_weight, 0.0), target, counted)
         count = mean_divisor(counted, reduction, lse, weights)
         assert reduced is not None and count is not None
         reduced /= count

@@ -180,6 +180,31 @@ def test_targets_of_weight_0(
                 torch.testing.assert_close(result, of_torch, equal_nan=True)
 
 
+@pytest.mark.parametrize("bad", (math.nan, math.inf, -math.inf))
+@pytest.mark.parametrize("reduction", ("none", "sum"))
+def test_a_class_weight_that_is_not_finite(reduction: str, bad: float, device: torch.device) -> None:
+    """It reaches the tokens of its class, as in torch; with label smoothing all tokens that count."""
+    place: Any = {"dtype": torch.float64, "device": device}
+    x, weight = (torch.randn(shape, **place, requires_grad=True) for shape in ((4, 3), (5, 3)))
+    target = torch.tensor((0, 2, -100, 3), device=device)
+    for of_no_target in (False, True):
+        class_weight = torch.tensor((1.0, 0.0, 2.0, 0.5, 3.0), **place)
+        class_weight[4 if of_no_target else 2] = bad
+        given: Any = {"class_weight": class_weight, "reduction": reduction}
+        found = mr.linear_cross_entropy(x, weight, target, **given)
+        expected = F.cross_entropy(x @ weight.T, target, class_weight, reduction=reduction)
+        torch.testing.assert_close(found, expected, equal_nan=True)
+        gradients = [torch.autograd.grad(loss.sum(), (x, weight)) for loss in (found, expected)]
+        torch.testing.assert_close(gradients[0][0], gradients[1][0], equal_nan=True)
+        if of_no_target:
+            torch.testing.assert_close(gradients[0][1], gradients[1][1])
+        smoothed = mr.linear_cross_entropy(x, weight, target, label_smoothing=0.1, **given)
+        if reduction == "none":
+            assert smoothed.isnan().tolist() == [True, True, False, True] and smoothed[2] == 0
+        else:
+            assert smoothed.isnan()
+
+
 def test_class_weight_under_torch(device: torch.device) -> None:
     """Compiled in one graph, by opcheck's rules, mapped, and under autocast."""
     inputs = cross_entropy_inputs(33, 67, dtype=torch.float32, device=device)
