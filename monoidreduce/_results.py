@@ -31,7 +31,7 @@ def result_name(name: str, fields: tuple[str, ...]) -> str:
     If the function has no proper name (a lambda), the NamedTuple is called Statistics.
     """
     name = name if name.isidentifier() else "Statistics"
-    full = f"{name}({','.join(fields)})"
+    full = f"{name}[{','.join(fields)}]"  # no parenthesis: AOTInductor writes it into a C++ string R"(...)"
     if not hasattr(RESULTS, full):
         result: Any = namedtuple(name, fields)  # type: ignore[misc]
         register_namedtuple(result, _PREFIX + full)
@@ -41,7 +41,7 @@ def result_name(name: str, fields: tuple[str, ...]) -> str:
 
 def _load(full: str) -> None:
     """Create the NamedTuple of a program that another process has saved."""
-    name, _, fields = full.removeprefix(_PREFIX).removesuffix(")").partition("(")
+    name, _, fields = full.removeprefix(_PREFIX).removesuffix("]").partition("[")
     if fields:
         result_name(name, tuple(fields.split(",")))
 

@@ -154,7 +154,7 @@ def map_reduce(
             shapes or dtypes for different slices, or a method of the monoid other ones than its operands'; or
             one of these functions changes an argument in place (not detected under torch.compile). `a` and
             `b` are never changed: each function gets copies first.
-        RuntimeError: when differentiated twice.
+        RuntimeError: when differentiated twice; when torch.export traces it and an input requires a gradient.
     """
     if others:
         refuse("map_reduce", others)
@@ -625,6 +625,11 @@ def _one_by_one(function: Any, info: Any, in_dims: Any, arguments: Any) -> Any:
 
 
 def _map_reduce(problem: _Problem, a: Sequence[Tensor], b: Sequence[Tensor]) -> Any:
+    if torch.compiler.is_compiling() and _records((*a, *b)):  # by torch.export: torch.compile is outside
+        raise RuntimeError(
+            "map_reduce: expected no gradient in torch.export, whose program would lose it: export under "
+            "torch.no_grad(), got a tensor that requires one"
+        )
     if transforms_are_active():
         problem.refuse_transformed_closures(a, b)
     results = _MapReduce.apply(problem, len(a), *a, *b)  # type: ignore[no-untyped-call]
@@ -652,11 +657,20 @@ mark_untraced(
 )
 
 
+def _records(tensors: Sequence[Tensor | None]) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def _exports() -> bool:
+    """Whether torch.export traces. It drops backward passes of autograd.Function without an error, so that
+    gradients of its programs come from what forward is made of. Always False before torch 2.7."""
+    return hasattr(torch.compiler, "is_exporting") and torch.compiler.is_exporting()
+
+
 def _apply(function: Any, options: tuple[Any, ...], tensors: Sequence[Tensor | None]) -> Any:
     # Without gradients torch.compile would pass ctx to forward, which is wrong for functions with
     # setup_context.
-    records = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    if torch.compiler.is_compiling() and not records:
+    if torch.compiler.is_compiling() and (not _records(tensors) or _exports()):
         return function.forward(*options, *tensors)
     return function.apply(*options, *tensors)
 

@@ -42,6 +42,12 @@ __all__ = [
     "local_tangent",
 ]
 
+
+def __dir__() -> list[str]:
+    """The public names, and the module's dunder names."""
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]
+
+
 State = TypeVar("State", bound=Sequence[Tensor])
 
 # The neutral element of IEEE addition: x + -0.0 is x bit for bit, also for x = -0.0.

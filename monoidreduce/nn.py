@@ -38,6 +38,12 @@ if TYPE_CHECKING:
 
 __all__ = ["MLP", "Attention", "LinearCrossEntropyHead", "LinearCrossEntropyLoss", "LinearDistillationLoss"]
 
+
+def __dir__() -> list[str]:
+    """The public names, and the module's dunder names."""
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]
+
+
 Result = TypeVar("Result")  # type of a call's result: a tensor, or two with return_lse
 
 
@@ -45,7 +51,18 @@ def _no_elements(axes: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty((0,) * axes, dtype=dtype, device="meta")
 
 
-class _Operator(nn.Module):
+class _HasOptions(nn.Module):
+    """A module with the options of an operator in a dict, from which each call reads them."""
+
+    options: dict[str, Any]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in vars(self).get("options", ()):  # as an attribute no call would read it
+            raise AttributeError(f"{name}: an option; write options[{name!r}] = {value!r}")
+        super().__setattr__(name, value)
+
+
+class _Operator(_HasOptions):
     """A module without parameters that holds an operator's options."""
 
     _function: ClassVar[Callable[..., Any]]
@@ -226,7 +243,7 @@ class LinearDistillationLoss(_Operator):
         ) -> Tensor: ...
 
 
-class LinearCrossEntropyHead(nn.Module):
+class LinearCrossEntropyHead(_HasOptions):
     """A linear layer over classes that returns the loss from its own forward.
 
     So wrappers such as FSDP work: FSDP gathers parameters only during the forward of the module that owns

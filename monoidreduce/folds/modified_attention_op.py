@@ -71,6 +71,7 @@ def forward(
     weights: bool,
     compensated: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    sizes = sizes or []  # programs of AOTInductor pass None for an empty list
     spans, window = _kept(q, k, (cu_seqlens_q, cu_seqlens_k), (left, right))
     options = attention_cuda.Options(score_scale(q, scale), *window, block_rows, block_columns, weights)
     sinks = score_sinks(q, sinks)

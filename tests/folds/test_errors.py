@@ -160,6 +160,18 @@ def too_few_arguments(score):  # type: ignore[no-untyped-def]
     return dict(x=stat.total(torch.where(score > 0, score)))  # here
 
 
+def shifted(score, column):  # type: ignore[no-untyped-def]
+    return dict(x=stat.count((column << 2) > 5))  # here
+
+
+def of_bits(score, column):  # type: ignore[no-untyped-def]
+    return dict(x=stat.count((column & 1) == 0))  # here
+
+
+def complemented(score, column):  # type: ignore[no-untyped-def]
+    return dict(x=stat.count(~column < -2))  # here
+
+
 def of_a_helper(score):  # type: ignore[no-untyped-def]
     return dict(x=stat.total(helper(score, 0)))  # here
 
@@ -181,6 +193,9 @@ CASES = {
     vast: "an integer of more than 64 bits: write a float",
     reduction: "torch.sum has no kernel code, as a function sees one element: over the columns it is mr.",
     reducing_method: "a value of one element has no .max, as a function sees one element: over the columns",
+    shifted: "a shift of bits has no kernel code: write i * 2**n for i << n, i // 2**n for i >> n",
+    of_bits: "&, | and ^ are of conditions: write comparisons in parentheses, and i % 2 for i & 1",
+    complemented: "~ is of a condition: write -i - 1 for an integer",
     of_a_helper: "helper() takes 1 positional argument but 2 were given",
     branch: "a branch on a value that differs from element to element: write torch.where(condition, a, b)",
     unknown: "torch.special.i0 has no kernel code; there are: abs, add",
@@ -514,7 +529,8 @@ def test_what_editors_show() -> None:
         fold = plain
 
     assert Holder().fold is plain and Holder.fold is plain
-    assert [name for name in dir(stat) if name[0] != "_"] == sorted(stat.__all__)
+    for public in (stat, mr.distributed, mr.monoids, mr.nn):
+        assert [name for name in dir(public) if name[0] != "_"] == sorted(public.__all__)
     assert {name for name in dir(mr) if name[0] != "_"} == set(mr.__all__) - {"__version__"}
 
 

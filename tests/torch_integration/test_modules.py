@@ -179,6 +179,29 @@ def test_wrong_options_are_refused_at_construction(
     assert mr._C.path_counts() == before
 
 
+@pytest.mark.parametrize(
+    "module",
+    [
+        mr.nn.LinearCrossEntropyLoss(label_smoothing=0.5),
+        mr.nn.LinearCrossEntropyHead(4, 5, label_smoothing=0.5),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_an_option_is_no_attribute(module: torch.nn.Module) -> None:
+    """An attribute of its name would be read by no call. The dict of options is."""
+    with pytest.raises(
+        AttributeError, match=r"label_smoothing: an option; write options\['label_smoothing'\] ="
+    ):
+        module.label_smoothing = 0.0
+    module.options["label_smoothing"] = 0.0
+    x, weight, target = torch.randn(3, 4), torch.randn(5, 4), torch.arange(3)
+    if isinstance(module, mr.nn.LinearCrossEntropyHead):
+        weight, found = module.weight, module(x, target)
+    else:
+        found = module(x, weight, target)
+    torch.testing.assert_close(found, torch.nn.functional.cross_entropy(x @ weight.T, target))
+
+
 @pytest.mark.parametrize("of_call", [False, True])
 @pytest.mark.parametrize(
     ("module", "keyword", "ours"),

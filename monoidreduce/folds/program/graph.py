@@ -290,7 +290,9 @@ class Expression:
     def _logical(self, name: str, x: Any, y: Any) -> Expression:
         left, right = self.graph.expression(x), self.graph.expression(y)
         if (left.kind, right.kind) != ("bool", "bool"):
-            raise TraceError("&, | and ^ are of conditions: write comparisons in parentheses")
+            raise TraceError(
+                "&, | and ^ are of conditions: write comparisons in parentheses, and i % 2 for i & 1"
+            )
         return self.graph.apply(name, left, right)
 
     def __and__(self, other: Any) -> Expression:
@@ -310,9 +312,16 @@ class Expression:
 
     __rxor__ = __xor__
 
+    def _shift(self, other: Any) -> NoReturn:
+        raise TraceError(
+            "a shift of bits has no kernel code: write i * 2**n for i << n, i // 2**n for i >> n"
+        )
+
+    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _shift
+
     def __invert__(self) -> Expression:
         if self.kind != "bool":
-            raise TraceError("~ is of a condition")
+            raise TraceError("~ is of a condition: write -i - 1 for an integer")
         return self.graph.apply("not", self)
 
     def where(self, condition: Any, x: Any, y: Any) -> Expression:
