@@ -38,7 +38,8 @@ _seen: WeakSet[CodeType] = WeakSet()
 def draws(function: Any) -> bool:
     """Whether a function or method of torch draws random numbers."""
     operation = getattr(torch.ops.aten, getattr(function, "__name__", ""), None)
-    overloads = getattr(operation, "overloads", tuple)()  # __eq__ and the like are methods of torch.ops.aten
+    # __eq__ and others are methods of torch.ops.aten itself.
+    overloads: Iterable[str] = getattr(operation, "overloads", tuple)()
     return any(torch.Tag.nondeterministic_seeded in getattr(operation, name).tags for name in overloads)
 
 
