@@ -135,7 +135,7 @@ struct Plan {
   std::int64_t given[3] = {};
 
   const Capabilities& can() const { return kFamilies[static_cast<int>(choice.family)]; }
-  // RowSemaphores a plan for a loss's forward pass into one that saves the dlogits of the first `columns` columns.
+  // Turns a plan for a loss's forward pass into one that saves the dlogits of the first `columns` columns.
   void keep(std::int64_t columns);
 };
 

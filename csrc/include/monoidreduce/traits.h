@@ -121,7 +121,7 @@ template <class S, class M>
 concept FragmentScores =
     requires(const S s, float (&tile)[4], int row0, int column0, typename M::Real x, int i) {
       { S::kMonotone } -> std::convertible_to<bool>;
-      // RowSemaphores the dot products of the tile at (row0, column0) into the numbers that the fragment holds.
+      // Turns the dot products of the tile at (row0, column0) into the numbers that the fragment holds.
       s.prepare(tile, row0, column0);
       // The score of element i, where x is the number in the fragment; the compiler may fuse it with its use.
       { s.value(x, i) } -> std::same_as<typename M::Real>;

@@ -47,7 +47,7 @@ struct ModifiedScores {
                std::int64_t columns) const {
     return blocks.touch(of, first, count, column, columns);
   }
-  // RowSemaphores dot products into scores, for a tile of columns and the panel that begins with row `first` of a problem.
+  // Turns dot products into scores, for a tile of columns and the panel that begins with row `first` of a problem.
   void modify(const ProblemRows& of, std::int64_t first, std::int64_t column, std::int64_t columns,
               const std::array<T*, kPanels>& panels) const {
     Interpreter<T> interpreter(*program);

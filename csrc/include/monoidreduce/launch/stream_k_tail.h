@@ -1,4 +1,4 @@
-// The stream-K tail of a backward pass on Hopper: how blocks share its last jobs (work tiles). "Last round" is the name here.
+// The stream-K tail of a backward pass on Hopper: how blocks share its last jobs (work tiles).
 #pragma once
 
 #include <cstdint>

@@ -9,7 +9,7 @@
 
 namespace monoidreduce::sm90 {
 
-// RowSemaphores the softmax weights that forward saved into dlogits, in place. p: the problem of the fold, with all of its rows.
+// Turns the softmax weights that forward saved into dlogits, in place. p: the problem of the fold, with all of its rows.
 template <class E, int kScores, int kTileColumns, class Rows>
 void weights_to_gradients(const KeptWeights<kScores, kTileColumns>& kept, const Rows& rows,
                           const FoldProblem& p, const Launch& launch) {

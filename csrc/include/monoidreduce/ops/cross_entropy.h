@@ -166,7 +166,7 @@ constexpr auto describe(const X*) {
               option("mean", &X::mean), options(&X::options));
 }
 
-// RowSemaphores the softmax weights that forward saved in kept into dlogits, in place, once lse over the classes of all ranks is known.
+// Turns the softmax weights that forward saved in kept into dlogits, in place, once lse over the classes of all ranks is known.
 // frames: as forward left them, then for each row its target's softmax probability among all classes, less 1.
 struct CrossEntropyKeptGradients {
   TensorView x, weight, bias, target, class_weight, lse, lse_low, frames, kept, kept_upstream, order;

@@ -1,4 +1,4 @@
-// RowSemaphores the weights that a fold saved (saving_epilogue_sm90.cuh) into local gradients (dlogits) in place,
+// Turns the weights that a fold saved (saving_epilogue_sm90.cuh) into local gradients (dlogits) in place,
 // once the results P_i are known:
 //
 //   D(P_i, X_ij) = sum_n (factor_in + of_log_i log2 share_ijn) share_ijn + addend_i
