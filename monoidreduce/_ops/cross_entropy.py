@@ -61,8 +61,8 @@ class CrossEntropyOpOptions(NamedTuple):
     """The options of the op.
 
     first_class: the index of this rank's first class among the classes of all ranks; 0 without ranks.
-    classes: the number of classes of all ranks; -1 without ranks. The loss of a rank is
-    [2, tokens]: the loss over its own classes, and the sum of the weights with which these count in it.
+    classes: the number of classes of all ranks; -1 without ranks. A rank's result `loss` is [2, tokens]: the
+        loss over its own classes, and the sum of the weights with which these count in it.
     lse_of_ignored: ignored tokens get a log-sum-exp too.
     keep: forward may save dlogits for backward.
     x_differentiated: the gradient of x will be needed.
@@ -121,8 +121,8 @@ class SavedWeights(NamedTuple):
 def with_mean(class_weight: Tensor | None, label_smoothing: float) -> Tensor | None:
     """The class weights as kernels read them: [1 + V rounded up to 256], the mean weight first, zeros last.
 
-    float32, or float64 if the weights are. Without label smoothing the mean is 0: gradients have it times
-    label_smoothing, which is NaN if the weight of any class is not finite.
+    float32, or float64 if the weights are. Without label smoothing the mean is written as 0, because gradients
+    contain label_smoothing * mean, and 0 times the mean is NaN if the weight of any class is not finite.
     """
     if class_weight is None:
         return None
