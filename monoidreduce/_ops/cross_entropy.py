@@ -121,8 +121,9 @@ class SavedWeights(NamedTuple):
 def with_mean(class_weight: Tensor | None, label_smoothing: float) -> Tensor | None:
     """The class weights as kernels read them: [1 + V rounded up to 256], the mean weight first, zeros last.
 
-    float32, or float64 if the weights are. Without label smoothing the mean is written as 0, because gradients
-    contain label_smoothing * mean, and 0 times the mean is NaN if the weight of any class is not finite.
+    float32, or float64 if the weights are. Without label smoothing the mean is written as 0, because
+    gradients contain label_smoothing * mean, and 0 times the mean is NaN if the weight of any class is not
+    finite.
     """
     if class_weight is None:
         return None
