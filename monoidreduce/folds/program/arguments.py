@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from monoidreduce._validate import is_dtensor
 from monoidreduce.folds.program.errors import TraceError, user_line
 from monoidreduce.folds.program.operations import DTYPES
 
@@ -52,8 +53,13 @@ def kind_of(tensor: Tensor) -> str:
     """The kind of a tensor's values in a program: "real", or the dtype's name for integers and bool.
 
     Raises:
-        TypeError: programs do not support the dtype.
+        TypeError: programs do not support the dtype, or it is a DTensor, of which kernels see a part.
     """
+    if type(tensor) is not Tensor and is_dtensor(tensor):
+        placements = getattr(tensor, "placements", None)
+        raise TypeError(
+            f"expected a plain tensor, such as t.to_local(), got a DTensor with placements {placements}"
+        )
     if tensor.dtype.is_floating_point:
         return "real"
     name = str(tensor.dtype).removeprefix("torch.")
