@@ -18,6 +18,9 @@ foreach(test test_laws test_mutations test_monoids test_activation test_score te
   add_cpp_test(${test} tests/cpp/${test}.cpp)
 endforeach()
 
+add_cpp_test(test_jobs tests/cpp/test_jobs.cpp)
+target_sources(test_jobs PRIVATE csrc/plan/jobs.cpp)
+
 add_cpp_test(example_log_mean_exp examples/cpp/log_mean_exp.cpp)
 target_include_directories(example_log_mean_exp PRIVATE tests/cpp)
 

@@ -17,6 +17,7 @@ set(MONOIDREDUCE_CPU_ISA_SOURCES
 # The plans of calls on GPUs. They are plain data without CUDA, and part of every build.
 set(MONOIDREDUCE_PLAN_SOURCES
     csrc/plan/attention.cpp
+    csrc/plan/jobs.cpp
     csrc/plan/losses.cpp
     csrc/plan/mlp.cpp
     csrc/plan/plan.cpp

@@ -8,8 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "../plan/jobs.h"
+#include "../plan/tiles.h"
 #include "calls.h"
+#include "monoidreduce/device/schedule/packing.h"
 #include "monoidreduce/instructions.h"
+#include "monoidreduce/launch/sections.h"
 #include "monoidreduce/operators.h"
 #include "monoidreduce/path_counter.h"
 #include "tensor_caster.h"
@@ -121,12 +125,37 @@ void define_plan(py::module_& m) {
       .def("__str__", [](const Plan& p) { return text(p); });
 }
 
+// The jobs of kernels, and the constants of their schedules, for the cost model (monoidreduce/theory/costs/work.py).
+void define_jobs(py::module_& m) {
+  m.attr("CLUSTER_BLOCKS") = tiles::kSm90Loss.blocks;
+  m.attr("PACKED_LINES") = kPackedLines;
+  m.attr("SECTION_BYTES") = kSectionBytes;
+  const auto streamed = [](std::int64_t rows, std::int64_t columns, std::int64_t left, std::int64_t right,
+                           bool rows_stay, std::int64_t staying, std::int64_t streamed) {
+    std::vector<std::pair<std::int64_t, std::int64_t>> ranges;
+    for (const TileRange& tiles : streamed_tiles({rows, columns, left, right}, rows_stay, staying, streamed))
+      ranges.emplace_back(tiles.begin, tiles.end);
+    return ranges;
+  };
+  m.def("streamed_tiles", streamed, "rows"_a, "columns"_a, "left"_a, "right"_a, "rows_stay"_a, "staying"_a,
+        "streamed"_a);
+  const auto order = [](std::int64_t rows, std::int64_t columns, std::int64_t left, std::int64_t right,
+                        bool rows_stay, std::int64_t tiles, std::int64_t heads, std::int64_t section) {
+    return job_order({rows, columns, left, right}, rows_stay, tiles, heads, section);
+  };
+  m.def("job_order", order, "rows"_a, "columns"_a, "left"_a, "right"_a, "rows_stay"_a, "tiles"_a, "heads"_a,
+        "section"_a);
+  m.def("split_tiles", &split_tiles, "tiles"_a, "splits"_a);
+  m.def("row_groups", &row_groups, "rows"_a, "columns"_a, "width"_a, "gpu"_a);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
   Torch::load();
   define_families(m);
   define_plan(m);
+  define_jobs(m);
   CallFunctions(m).define(Calls{});
   m.def(
       "can_keep",
@@ -141,7 +170,6 @@ PYBIND11_MODULE(_C, m) {
       },
       "device"_a, "width"_a, "scale"_a);
   m.attr("NARROW_LINES") = py::make_tuple(kNarrowLines.few, kNarrowLines.many);
-  m.def("contraction_groups", &contraction_groups, "rows"_a, "columns"_a, "width"_a, "gpu"_a);
   m.def("facts_of", &facts_of, "device"_a);
   m.def(
       "load_kernels",

@@ -1,5 +1,6 @@
 #include <limits>
 
+#include "jobs.h"
 #include "monoidreduce/monoids/cross_entropy.h"
 #include "monoidreduce/monoids/distillation.h"
 #include "monoidreduce/monoids/log_probs.h"
@@ -212,11 +213,15 @@ bool can_be_narrow(std::int64_t width, double scale, const DeviceFacts& gpu) {
   return is_narrow(choose_contraction(p, gpu), p);
 }
 
-std::int64_t contraction_groups(std::int64_t rows, std::int64_t columns, std::int64_t width,
-                                const DeviceFacts& gpu) {
+std::vector<std::int64_t> row_groups(std::int64_t rows, std::int64_t columns, std::int64_t width,
+                                     const DeviceFacts& gpu) {
   FoldProblem p{};
   p.a = matrix(rows, width), p.b = matrix(columns, width);
-  return contraction_schedule(tiles::kSm90Loss, p, gpu).groups();
+  const TileSchedule schedule = contraction_schedule(tiles::kSm90Loss, p, gpu);
+  std::vector<std::int64_t> groups;
+  for (int first = 0; first < schedule.row_blocks; first += schedule.count(first))
+    groups.push_back(schedule.count(first));
+  return groups;
 }
 
 }  // namespace monoidreduce

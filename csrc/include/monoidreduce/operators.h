@@ -70,11 +70,6 @@ struct LineNumbers {
 extern const LineNumbers kNarrowLines;
 bool can_be_narrow(std::int64_t width, double scale, const DeviceFacts& gpu);
 
-// The number of groups into which Hopper's contraction divides the rows of a 16-bit product. Each group reads all columns
-// again.
-std::int64_t contraction_groups(std::int64_t rows, std::int64_t columns, std::int64_t width,
-                                const DeviceFacts& gpu);
-
 // Checks a call (describe.h), then runs the kernels for its tensors' device. The kernels' own run() checks nothing.
 //
 // plan is the plan of this call, or of the pass that it is a part of; its `deterministic` and `tf32` then replace those of

@@ -1,8 +1,8 @@
 """The work of the kernels of a launch: jobs, and bytes moved (docs/cost.md has the formulas).
 
-The launch's plan has the tile sizes, except for the families sm80 and simt. There all scores that the mask
-keeps count as one job shared by the whole GPU, and the cost of partial tiles is part of the kernel's
-constants.
+The launch's plan has the tile sizes, and `_C` the jobs of such tiles (csrc/plan/jobs.h), except for the
+families sm80 and simt. There all scores that the mask keeps count as one job shared by the whole GPU, and the
+cost of partial tiles is part of the kernel's constants.
 """
 
 from __future__ import annotations
@@ -23,15 +23,11 @@ from monoidreduce.theory.hardware import Hardware
 
 __all__ = ["Band", "Work", "work_of"]
 
-_CLUSTER = 2  # multiprocessors that share a tile of a contraction
 # Clusters drift apart and read data again that has left the cache. Passes of the losses read 1.00 to 1.28
 # times the bytes of clusters in lockstep on one H100, and 1.00 to 1.48 times on another.
 _DRIFT = 1.2
 _TORCH_TILE = 256, 256  # tile of two multiprocessors in cuBLAS's products of large matrices on Hopper
-_PACKED_LINES = 64  # rows of a tile of the split-KV kernels for few rows (device/schedule/packing.h)
 _RESULTS = "loss lse lse_low stats log_probs entropy top1"  # results of folds over contractions
-# If jobs differ in length, heads take turns job by job, as many as stream this many bytes (fold_shape.cuh).
-_SECTION = 32 << 20
 # To be fast, the model simulates at most _STEPS steps of a job, and about _JOBS jobs of some of the heads. If
 # a head has more than _STEPS_OF_HEAD steps, it simulates some of the jobs, or several as one. Of a
 # contraction it simulates about _TILES tiles. docs/cost.md, "What it does not know", has the resulting error
@@ -97,20 +93,6 @@ class Band:
     def all(self) -> bool:
         return self.left < 0 and self.right < 0
 
-    def of_rows(self, first: int, last: int) -> tuple[int, int]:
-        """The columns [begin, end) that any of the rows first to last keeps."""
-        shift = self.columns - self.rows
-        begin = 0 if self.left < 0 else max(0, first + shift - self.left)
-        end = self.columns if self.right < 0 else min(self.columns, last + shift + self.right + 1)
-        return begin, max(begin, end)
-
-    def of_columns(self, first: int, last: int) -> tuple[int, int]:
-        """The rows [begin, end) that keep any of the columns first to last."""
-        shift = self.columns - self.rows
-        begin = 0 if self.right < 0 else max(0, first - shift - self.right)
-        end = self.rows if self.left < 0 else min(self.rows, last - shift + self.left + 1)
-        return begin, max(begin, end)
-
     def pairs(self) -> int:
         """Number of pairs of a row and a column that it keeps."""
         shift = self.columns - self.rows
@@ -132,12 +114,8 @@ class Band:
 
     def passed(self, by_rows: bool, staying: int, streamed: int) -> list[range]:
         """For each tile of `staying` rows or columns, the range of tiles that stream past it."""
-        lines, range_of = (self.rows, self.of_rows) if by_rows else (self.columns, self.of_columns)
-        found = []
-        for first in range(0, lines, staying):
-            begin, end = range_of(first, min(first + staying, lines) - 1)
-            found.append(range(begin // streamed, _tiles(end, streamed)) if end > begin else range(0))
-        return found
+        band = self.rows, self.columns, self.left, self.right
+        return [range(*tiles) for tiles in _C.streamed_tiles(*band, by_rows, staying, streamed)]
 
     def jobs(self, by_rows: bool, staying: int, streamed: int) -> Counter[int]:
         """The number of jobs (of `staying` rows or columns each) by their number of streamed tiles."""
@@ -223,14 +201,13 @@ class _Problem:
         return not self.plan.few_rows and all(self.plan.tile)
 
     def packed(self) -> Counter[int]:
-        """Jobs of split-KV plans for few rows (packed_schedule.cuh): a tile packs rows of several query
-        heads, and its columns are split."""
+        """Jobs of split-KV plans for few rows: a tile packs rows of several query heads, and its columns are
+        split."""
         heads, rows, splits = self.plan.packing
         found = Counter[int]()
         for tiles, count in self.band.jobs(True, rows, self.plan.tile[1]).items():
-            share, of_heads = _tiles(tiles, splits), count * self.heads * _tiles(self.group, heads)
-            for split in range(splits):
-                found[max(min(share, tiles - split * share), 0)] += of_heads
+            for of_split in _C.split_tiles(tiles, splits):
+                found[of_split] += count * self.heads * _tiles(self.group, heads)
         return found
 
     def read(
@@ -257,7 +234,7 @@ class _Problem:
         group, all_heads = (1, self.heads * self.group) if by_rows else (self.group, self.heads)
         few = "/few rows" * self.plan.few_rows
         if few and all(self.plan.tile):
-            jobs, flops = self.packed(), 2.0 * products * _PACKED_LINES * self.plan.tile[1]
+            jobs, flops = self.packed(), 2.0 * products * _C.PACKED_LINES * self.plan.tile[1]
             return Work(name, f"{name}{few}/sm90", self.width, flops, jobs, read, written, exposed=True)
         if not self.tiled:
             jobs, kernel = Counter({self.band.pairs() * self.heads * self.group: 1}), _family(self.launch)
@@ -294,13 +271,14 @@ class _Fold:
     heads: int
     group: int
 
-    def jobs(self, passed: list[range], heads: range, section: int) -> Iterator[Job]:
-        """The jobs in the order of schedule.cuh. section: number of heads that take turns, tile by tile."""
-        order = range(len(passed))[:: -1 if self.by_rows and self.band.right >= 0 else 1]
-        for first in heads[::section]:
-            for tile in order:
-                for head in heads[first : first + section]:
-                    yield tile, head, head // self.group, passed[tile]
+    def jobs(self, passed: list[range], heads: int, section: int) -> Iterator[Job]:
+        """The jobs of the first `heads` heads, in the order in which blocks take them.
+
+        passed: the tiles that stream past each tile. section: number of heads that take turns, job by job.
+        """
+        band = self.band.rows, self.band.columns, self.band.left, self.band.right
+        for tile, head in _C.job_order(*band, self.by_rows, len(passed), heads, section):
+            yield tile, head, head // self.group, passed[tile]
 
 
 @lru_cache(1024)
@@ -323,11 +301,11 @@ def _streamed(fold: _Fold, stay: int, stream: int, gpu: Hardware) -> int:
         for tile in (*alike[:skipped], *alike[len(alike) - skipped :]):
             passed[tile] = range(0)
         weight = Fraction(max(len(alike), 1), max(len(alike) - 2 * skipped, 1))
-    section = 1 if band.all else max(_SECTION // of_head, 1) * fold.group
+    section = 1 if band.all else max(_C.SECTION_BYTES // of_head, 1) * fold.group
     together = max(section, fold.group)
     some = min(together * _tiles(_JOBS, together * len(passed)), heads)  # the other heads read as much
     steps = job_steps(
-        fold.jobs(passed, range(some), section),
+        fold.jobs(passed, some, section),
         _parts(lines, staying, stay // (heads * lines)),
         _parts(others, step, of_head // others),
         gpu.facts().multiprocessors,
@@ -393,20 +371,13 @@ def _gradients(launch: Launch, problem: _Problem, gpu: Hardware) -> Iterator[Wor
 
 
 def _clusters(gpu: Hardware) -> int:
-    return gpu.facts().multiprocessors // _CLUSTER
+    return gpu.facts().multiprocessors // _C.CLUSTER_BLOCKS
 
 
 def _groups(row_blocks: int, tile: int, width: int, gpu: Hardware) -> list[int]:
-    """The number of row blocks of each group of a contraction, each as large as one group can be."""
-    clusters, facts = _clusters(gpu), gpu.facts()
-    # As many column tiles as clusters, so that no cluster is idle.
-    groups = [_C.contraction_groups(n * tile, clusters * tile, width, facts) for n in range(1, clusters + 1)]
-    whole = [n for n, count in enumerate(groups, 1) if count == 1]
-    sizes = []
-    while row_blocks > 0:
-        sizes.append(max(n for n in whole if n <= row_blocks))
-        row_blocks -= sizes[-1]
-    return sizes
+    """The number of row blocks of each group of a contraction."""
+    columns = _clusters(gpu) * tile  # as many column tiles as clusters, so that no cluster is idle
+    return _C.row_groups(row_blocks * tile, columns, width, gpu.facts())
 
 
 @lru_cache(1024)  # the slices of a call have the same sizes
@@ -426,7 +397,9 @@ def _contraction(
     tiles = _tiles(rows, tile[0]) * _tiles(columns, tile[1])
     read = int(_DRIFT * _contraction_read(rows, columns, width, tile, gpu))
     jobs, flops, l2 = Counter({1: tiles}), 2.0 * tile[0] * tile[1], (2 * width * sum(tile) * tiles, 0)
-    return Work(name, name, width, flops, jobs, read, written, workers=_CLUSTER, overlapped=True, l2=l2)
+    return Work(
+        name, name, width, flops, jobs, read, written, workers=_C.CLUSTER_BLOCKS, overlapped=True, l2=l2
+    )
 
 
 def _local_scores(launch: Launch, gpu: Hardware) -> Iterator[Work]:

@@ -8,7 +8,6 @@ from random import Random
 
 import pytest
 
-from monoidreduce import _C
 from monoidreduce.hardware import find
 from monoidreduce.theory.costs.steps import Block, Job, Step, job_steps, read_by, tile_steps
 from monoidreduce.theory.costs.work import _groups
@@ -108,4 +107,3 @@ def test_jobs_that_stream_the_same_step_as_each_does(group: int, heads: int, wor
 def test_groups_are_those_of_the_schedule(width: int, row_blocks: int) -> None:
     sizes = _groups(row_blocks, 256, width, H100)
     assert sum(sizes) == row_blocks and all(66 % size == 0 for size in sizes)
-    assert len(sizes) == _C.contraction_groups(256 * row_blocks, 66 * 256, width, H100.facts())

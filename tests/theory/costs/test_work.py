@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import monoidreduce as mr
+from monoidreduce import _C
 from monoidreduce._ops import slices
 from monoidreduce.hardware import HARDWARE
 from monoidreduce.theory.costs import modelled, work
@@ -187,20 +188,10 @@ def in_source(file: str, pattern: str) -> list[str]:
     return [*found.groups()]
 
 
-def test_sections_are_those_of_the_launch() -> None:
-    (megabytes,) = in_source("include/monoidreduce/launch/fold_shape.cuh", r"kCacheBytes = (\d+) << 20;")
-    assert int(megabytes) << 20 == work._SECTION
-
-
-def test_tiles_of_few_rows_have_as_many_lines() -> None:
-    (lines,) = in_source("include/monoidreduce/device/schedule/packing.h", r"kPackedLines = (\d+);")
-    assert int(lines) == work._PACKED_LINES
-
-
 def test_tiles_of_contractions_are_those_of_the_plan() -> None:
     """ContractionSizes: blocks of a cluster, rows and columns of its tile."""
     blocks, rows, columns = map(int, in_source("plan/tiles.h", r"kSm90Loss\{(\d+), (\d+), (\d+), "))
-    assert (blocks, rows, columns) == (work._CLUSTER, slices.TILE_ROWS, slices.TILE_COLUMNS)
+    assert (blocks, rows, columns) == (_C.CLUSTER_BLOCKS, slices.TILE_ROWS, slices.TILE_COLUMNS)
 
 
 def test_tiles_of_products_are_those_of_the_kernel() -> None:

@@ -6,6 +6,7 @@
 
 #include "monoidreduce/device/schedule/schedule.cuh"
 #include "monoidreduce/fold.h"
+#include "monoidreduce/launch/sections.h"
 #include "monoidreduce/launch/stream_k_tail.h"
 
 namespace monoidreduce {
@@ -35,8 +36,7 @@ inline FoldShape fold_shape(const FoldProblem& p, std::int64_t section) {
 
 // The number of batch-heads whose operands fit into the L2 cache together, if `group` of them read `bytes`.
 inline std::int64_t cached_heads(const FoldProblem& p, std::int64_t bytes, std::int64_t group) {
-  constexpr std::int64_t kCacheBytes = 32 << 20;
-  return std::clamp(kCacheBytes / bytes * group, std::int64_t(1), p.batch() * p.heads());
+  return std::clamp(kSectionBytes / bytes * group, std::int64_t(1), p.batch() * p.heads());
 }
 
 // The number of batch-heads in a section. One suffices if all jobs are equally long and none share a bias.
