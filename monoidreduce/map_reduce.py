@@ -22,7 +22,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from . import _yards, monoids
 from ._keywords import refuse
-from ._ops.registry import refuse_forward_mode
+from ._ops.registry import no_forward_mode, refuse_forward_mode
 from ._torch_private import is_transformed, mark_untraced, transforms_are_active
 from ._validate import check_axes, check_bool, check_int, check_tensor, mismatch
 from .monoids import Checked, Monoid, check_state, layout, maker, versions
@@ -573,7 +573,8 @@ class _MapReduce(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Any, ...]:
         needed = ctx.needs_input_grad[2:]
         tensors = *ctx.saved_tensors, *upstream[: len(upstream) - sum(ctx.problem.jacobians)]
-        gradients = _MapReduceGradient.apply(ctx.problem, ctx.a_count, needed, *tensors)  # type: ignore[no-untyped-call]
+        call = ctx.problem, ctx.a_count, needed, *tensors
+        gradients = _applied("monoidreduce.map_reduce", _MapReduceGradient, *call)
         return None, None, *_in_place_of(gradients, needed)
 
     @staticmethod
@@ -632,7 +633,7 @@ def _map_reduce(problem: _Problem, a: Sequence[Tensor], b: Sequence[Tensor]) -> 
         )
     if transforms_are_active():
         problem.refuse_transformed_closures(a, b)
-    results = _MapReduce.apply(problem, len(a), *a, *b)  # type: ignore[no-untyped-call]
+    results = _applied("monoidreduce.map_reduce", _MapReduce, problem, len(a), *a, *b)
     assert problem.make is not None
     return problem.make(results[: len(results) - sum(problem.jacobians)])
 
@@ -672,7 +673,22 @@ def _apply(function: Any, options: tuple[Any, ...], tensors: Sequence[Tensor | N
     # setup_context.
     if torch.compiler.is_compiling() and (not _records(tensors) or _exports()):
         return function.forward(*options, *tensors)
-    return function.apply(*options, *tensors)
+    if torch.compiler.is_compiling():
+        return function.apply(*options, *tensors)
+    return _applied("monoidreduce.fold", function, *options, *tensors)
+
+
+def _applied(name: str, function: Any, *arguments: Any) -> Any:
+    """function.apply, with the named error where torch alone sees tangents: below a level of gradients.
+
+    A method `jvp` could raise it too, but torch.compile traces no function that has one.
+    """
+    try:
+        return function.apply(*arguments)
+    except NotImplementedError as error:
+        if "implement the jvp function" not in str(error):
+            raise
+        raise no_forward_mode(name) from None
 
 
 def _remember(

@@ -39,6 +39,7 @@ __all__ = [
     "any_requires_grad",
     "call_op",
     "choices",
+    "no_forward_mode",
     "refuse_forward_mode",
     "register",
     "unrecorded",
@@ -136,10 +137,14 @@ def _picker(indices: list[int]) -> Callable[[Any], Any]:
 def refuse_forward_mode(name: str, arguments: Iterable[Any]) -> None:
     """Raises NotImplementedError if an argument has a tangent of forward-mode AD."""
     if has_tangent(arguments):
-        raise NotImplementedError(
-            f"{name} cannot be differentiated in forward mode (torch.func.jvp, jacfwd, hessian, forward_ad). "
-            "Do so in reverse mode: torch.func.vjp, jacrev, grad, or backward()"
-        )
+        raise no_forward_mode(name)
+
+
+def no_forward_mode(name: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"{name} cannot be differentiated in forward mode (torch.func.jvp, jacfwd, hessian, forward_ad). "
+        "Do so in reverse mode: torch.func.vjp, jacrev, grad, or backward()"
+    )
 
 
 def any_requires_grad(args: tuple[Any, ...]) -> bool:

@@ -278,6 +278,8 @@ def tangent_of(how: str, function: Callable[[Tensor], Tensor], x: Tensor) -> Any
         return torch.func.jvp(function, (x,), (torch.ones_like(x),))[1]
     if how == "jacfwd":
         return torch.func.jacfwd(lambda x: function(x).sum())(x)
+    if how == "hessian":
+        return torch.func.hessian(lambda x: function(x).sum())(x)
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
         return torch.autograd.forward_ad.unpack_dual(function(dual)).tangent
@@ -300,7 +302,7 @@ def test_forward_mode_is_refused_by_name(specimen: Specimen, how: str, device: t
 
 
 @pytest.mark.oldest
-@pytest.mark.parametrize("how", FORWARD)
+@pytest.mark.parametrize("how", (*FORWARD, "hessian"))
 def test_forward_mode_of_folds_is_refused_by_name(how: str) -> None:
     log_sum_exp = mr.monoids.LogSumExp()
 
