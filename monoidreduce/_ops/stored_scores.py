@@ -1,13 +1,14 @@
-"""Distillation with the loss "jsd" where this library multiplies: the op `linear_jsd`.
+"""The op `linear_jsd`: distillation with the loss "jsd" on Hopper, from scores that are stored.
 
-The loss of a class needs both log-sum-exps of its row, and its local gradient the row's loss. So whole rows
-of scores are stored, in float32, as many as fit the workspace, and a kernel reads them three times. Gradients
-are for an upstream gradient of 1, computed in the forward pass: scores are computed once.
+The loss of a class needs both log-sum-exps of its row, and its dlogit needs the row's loss. So whole rows of
+scores are stored in float32, as many at a time as fit in the workspace, and a kernel reads them three times.
+The forward pass also computes the gradients, for an upstream gradient of 1. So scores are computed once, and
+the backward pass multiplies the gradients by a number.
 
-The gradient of the weights is a sum over all rows, and it is rounded once. So local gradients of all rows are
-kept until then, of as many of the last classes as there is memory for. They lie in the memory of that
-gradient, which is not written yet, and in what scores leave of the workspace. The local gradients of the
-first classes are computed again.
+dW, the gradient of the weights, is a sum over all rows and is rounded once. So the dlogits of all rows are
+kept until the last row is done, for as many of the last classes as there is memory. They lie in the memory of
+dW, which is not written yet, and in what the scores leave of the workspace. The dlogits of the first classes
+are recomputed.
 """
 
 from __future__ import annotations
@@ -38,31 +39,31 @@ from monoidreduce.workspace import get_workspace
 
 __all__ = ["ONLY_HOPPER", "Layout", "obstacle", "obstacle_of_call"]
 
-_FEWEST_ROWS = 128  # of a slice: the rows of one block of a cluster
-_PAIR = 8  # bytes of the scores of a student and a teacher
-_STATISTICS = 5  # numbers of a row (csrc/include/monoidreduce/device/simt/jsd_rows.cuh)
+_FEWEST_ROWS = 128  # least number of rows of a slice: those of one block of a cluster
+_PAIR = 8  # bytes of a score of the student and one of the teacher
+_STATISTICS = 5  # numbers of each row (csrc/include/monoidreduce/device/simt/jsd_rows.cuh)
 
 
 def _whole(count: int, tile: int) -> int:
-    """Rounded up to whole tiles."""
+    """count, rounded up to a multiple of the tile."""
     return -(-count // tile) * tile
 
 
 def _even(count: int, most: int, tile: int) -> int:
-    """The size of equal parts in whole tiles, at most `most`, which is whole tiles."""
+    """The size of equal parts of `count` in whole tiles. most: largest size of a part, in whole tiles."""
     return min(_whole(-(-count // -(-count // most)), tile), count)
 
 
 class Layout(NamedTuple):
-    """What is stored where, in elements of the scores' dtype and in classes. Arithmetic alone.
+    """Where scores and dlogits are stored. Sizes only; nothing is allocated.
 
     Attributes:
-        at_once: rows whose scores are stored at a time.
-        pitch: of a row of scores.
-        panels: classes whose local gradients [rows, classes] lie one behind another in the memory of the
-            weights' gradient.
-        own: classes whose local gradients lie behind the scores.
-        again: classes at a time of those before, which are computed again; 0 where there are none.
+        at_once: number of rows whose scores are stored at a time.
+        pitch: elements from one row of scores to the next.
+        panels: slices of classes whose dlogits [rows, classes] lie one after another in the memory of dW.
+        own: slice of classes whose dlogits lie after the scores, in the workspace.
+        again: the dlogits of classes before `own` are recomputed, for so many classes at a time; 0 if none
+            are.
     """
 
     at_once: int
@@ -73,14 +74,14 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, rows: int, classes: int, width: int, workspace: int, keeps: bool) -> Layout:
-        """keeps: is there to be a gradient of the weights [classes, width]."""
+        """workspace: bytes. keeps: whether dW [classes, width] is wanted."""
         pitch = _whole(classes, 8)
         fitting = workspace // (_PAIR * pitch)
         most = fitting // TILE_ROWS * TILE_ROWS or _FEWEST_ROWS
         at_once = _even(rows, most, min(most, TILE_ROWS))
         if not keeps or at_once == rows:
             return cls(at_once, pitch)
-        # A panel is moved to where scores were before the gradient of its classes is written.
+        # Before the part of dW is written that a panel lies in, the panel moves to where the scores were.
         movable = _PAIR // 2 * at_once * pitch // rows // TILE_COLUMNS * TILE_COLUMNS
         in_gradient = classes * width // rows - 8 if movable else 0  # the last panel's pitch may be longer
         first = min(_whole(max(classes - in_gradient, 0), TILE_COLUMNS), classes)
@@ -97,16 +98,20 @@ class Layout(NamedTuple):
         return cls(at_once, pitch, panels, own, again)
 
     def floats(self, rows: int) -> int:
-        """Of float32 elements that all but the gradients needs."""
+        """Number of float32 elements of memory for scores and dlogits, apart from the memory of dW."""
         own = rows * _whole(self.own.stop - self.own.start, 8) // 2
         return max(2 * self.at_once * self.pitch + own, 2 * rows * _whole(self.again, 8))
 
 
 class Scores:
-    """Scores of a student and a teacher, in the same memory for any rows and classes, and what they become.
+    """The scores of student and teacher for some rows and classes, always in the same memory; losses and
+    dlogits computed from them.
 
-    operands: x [N, D], weight [V, D], teacher_x [N, E], teacher_weight [V, E]. used: [N] bool, or None.
-    factor: [1], of local gradients. memory: float32.
+    operands: x [N, D], weight [V, D], teacher_x [N, E], teacher_weight [V, E]. used: [N] bool, or None if all
+        rows count.
+    numbers: 1 / temperature, and beta.
+    factor: [1], multiplies dlogits; None if no gradient is wanted.
+    memory: float32, `Layout.floats` elements.
     """
 
     def __init__(
@@ -139,14 +144,15 @@ class Scores:
         return None if self.used is None else self.used[rows]
 
     def of_rows(self, rows: slice) -> Tensor:
-        """Of all classes: writes losses and statistics. Returns local gradients, if there is a factor."""
+        """Write the losses and statistics of these rows. Returns their dlogits for all classes, in bfloat16,
+        if there is a factor."""
         student, teacher = self._multiplied(rows, slice(0, len(self.operands[1])))
         of_rows = self._used(rows), self.losses[rows], self.stats[rows], self.factor
         _C.jsd_rows(student, teacher, *of_rows, *self.numbers, *self.on_device)
         return _in_16_bits(student)
 
     def of_classes(self, classes: slice) -> Tensor:
-        """Local gradients of all rows, whose statistics are known."""
+        """The dlogits of all rows for these classes, in bfloat16. `of_rows` has written the statistics."""
         rows = slice(0, len(self.operands[0]))
         student, teacher = self._multiplied(rows, classes)
         assert self.factor is not None
@@ -156,32 +162,33 @@ class Scores:
 
 
 def _weights(t: Tensor) -> Tensor:
-    """[V, D] or a copy, as the kernels read it: row by row, or as [D, V]."""
+    """The weights [V, D], or a copy if kernels read them neither row by row nor as the transpose [D, V]."""
     return t if t.shape[1] % 8 == 0 and is_aligned(t.mT) else padded(t)
 
 
 def _in_16_bits(scores: Tensor) -> Tensor:
-    """The local gradients in the first halves of rows of scores: [rows, classes rounded up to 8]."""
+    """The dlogits [rows, classes rounded up to 8], in the first halves of rows of scores."""
     rows, pitch = len(scores), _whole(scores.shape[1], 8)
     return scores.as_strided((rows, pitch), (pitch, 1)).view(torch.bfloat16)[:, :pitch]
 
 
 def _panel(memory: Tensor, first: int, rows: int, classes: slice) -> tuple[Tensor, int]:
-    """Local gradients [rows, classes rounded up to 8] from an element of 16-bit memory on, and where the next
-    ones lie."""
+    """Memory for dlogits [rows, classes rounded up to 8], from element `first` of 16-bit memory on, and the
+    number of the element after it."""
     pitch = _whole(classes.stop - classes.start, 8)
     end = first + rows * pitch
     return memory[first:end].view(rows, pitch), end
 
 
 def _copy(to: Tensor, of: Tensor) -> Tensor:
-    """Whole vectors of rows. torch copies strided tensors by elements, so these are as large."""
+    """Copy rows of whole 16-byte vectors. torch copies strided tensors element by element, so elements of 16
+    bytes are copied."""
     to.view(torch.complex128).copy_(of.view(torch.complex128))
     return to
 
 
 def _weight_gradient(local: Tensor, x: Tensor, out: Tensor) -> None:
-    """out [classes, D] = local^T x, where local has these classes first."""
+    """Write out [classes, D] = dlogits.T @ x. local: [rows, classes or more], of which the first are read."""
     _C.columns_product(local[:, : len(out)], x, None, out, None, 1, streams.current(out.device.index))
 
 
@@ -197,7 +204,7 @@ def linear_jsd_results(
     wanted: list[bool],
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss, and its gradients by x and weight: those that are wanted."""
+    """Memory for the loss and the gradients of x and weight; a gradient that is not wanted is empty."""
     dx, dweight = (
         t.new_empty(t.shape if is_wanted else 0) for t, is_wanted in zip((x, weight), wanted, strict=True)
     )
@@ -216,7 +223,10 @@ def linear_jsd_forward(
     wanted: list[bool],
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x and teacher_x are 0 in rows that the mask excludes."""
+    """The loss, and the gradients of x and weight for an upstream gradient of 1.
+
+    x and teacher_x are 0 in rows that the mask excludes.
+    """
     workspace = get_workspace() if workspace is None else workspace
     rows, (classes, width) = len(x), weight.shape
     results = linear_jsd_results(
@@ -284,7 +294,8 @@ def linear_jsd_backward(
 
 
 def linear_jsd_backward_in_place(grad_loss: Tensor, *rest: Any) -> list[Tensor]:
-    """The same, which needs no memory for gradients: the weights' gradient is as large as the weights."""
+    """`linear_jsd_backward` if nobody reads dx and dweight afterwards. It multiplies them in place, because
+    dweight is as large as the weights."""
     *_, dx, dweight, _, _, _, _, _, needed = rest
     increment_version((dx, dweight))  # torch refuses to read them again, where memory runs out on the way
     found = zip((dx, dweight), needed, strict=False)
@@ -292,7 +303,7 @@ def linear_jsd_backward_in_place(grad_loss: Tensor, *rest: Any) -> list[Tensor]:
 
 
 def _scaled(gradient: Tensor, by: Tensor, out: Tensor) -> Tensor:
-    """out, which may be the gradient, = by * gradient: in float32, rounded once."""
+    """Write by * gradient to `out`, which may be the gradient itself. It is rounded once, from float32."""
     factors = by.expand(len(gradient)).contiguous()
     _C.scale_rows(gradient, factors, out, None, False, 1, streams.current(out.device.index))
     return out
@@ -314,7 +325,7 @@ register(
 
 
 def _multiplies(device: int) -> bool:
-    """Whether the kernels of a GPU multiply, for any width."""
+    """Whether a GPU has kernels that multiply scores and dlogits, for operands of any width."""
     return bool(_C.can_keep(device, TILE_COLUMNS, TILE_COLUMNS, 1.0))
 
 
