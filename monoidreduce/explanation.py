@@ -193,7 +193,9 @@ def passes_of(run: DryRun) -> tuple[Pass, Pass]:
 
 
 def _pass_of(run: DryRun, backward: bool) -> Pass:
-    endings = ("_backward", "_pull", "_gradient") if backward else ("_forward", "_fold")
+    op = run.ops[-1]
+    folds = ("_forward", "_fold")
+    endings = ("_backward", "_pull", "_gradient") if backward else folds
 
     def names_pass(name: str, of_backward: bool, endings: tuple[str, ...] = endings) -> bool:
         return of_backward == backward and _PARTS.get(name, name).endswith(endings)
@@ -202,10 +204,9 @@ def _pass_of(run: DryRun, backward: bool) -> Pass:
     if not backward:  # a call may run an op before its last one
         launches.reverse()
     launch = next((x for x in launches if names_pass(x.name, x.backward)), None)
-    if launch is None and backward and run.ops[-1].name == "statistics":  # gradients of data are folds
-        launch = next((x for x in launches if names_pass(x.name, True, ("_forward", "_fold"))), None)
+    if launch is None and backward and op.name == "statistics":  # gradients of data are folds
+        launch = next((x for x in launches if names_pass(x.name, x.backward, folds)), None)
     planned = next((x for x in run.plans if names_pass(x.name, x.backward)), None)
-    op = run.ops[-1]
     leading = next(iter((op if launch is None else launch).arguments.values()))
     if launch is not None:
         name, plan = launch.name, launch.plan
@@ -224,6 +225,5 @@ def _pass_of(run: DryRun, backward: bool) -> Pass:
         in_order = torch.are_deterministic_algorithms_enabled()
         engine += "/deterministic" if in_order and launch is not None and name.endswith("_backward") else ""
     path = f"{_PARTS.get(name, name)}/{engine}/{name_of(leading.dtype)}"
-    ways_to_write = ("_backward", "_pull", "_forward", "_fold", _ROW_SUMS)
-    writes_gradients = launch is not None and name.endswith(ways_to_write)
+    writes_gradients = launch is not None and name.endswith(("_backward", "_pull", *folds, _ROW_SUMS))
     return Pass(path, plan, launch, backward and not idle and not writes_gradients)
