@@ -173,12 +173,14 @@ def order_of(backward: Pass) -> tuple[bool, str]:
         return True, asked
     if backward.of_products:
         return True, "gradients are matrix products of local gradients, added in a fixed order"
-    by_rows = backward.launch is not None and backward.launch.name == _ROW_SUMS
-    if backward.plan is not None and backward.plan.adds_rows and not by_rows:
-        instead = "torch.use_deterministic_algorithms(True) fixes their order"
-        return False, f"gradients are added atomically; {instead}"
     if backward.launch is None:
         return True, "no kernel writes gradients"
+    name = backward.launch.name
+    if name.endswith(("_forward", "_fold")):
+        return True, "a gradient is a fold, whose states are combined in a fixed order"
+    if backward.plan is not None and backward.plan.adds_rows and name != _ROW_SUMS:
+        instead = "torch.use_deterministic_algorithms(True) fixes their order"
+        return False, f"gradients are added atomically; {instead}"
     return True, "a gradient is summed by one block each, in a fixed order"
 
 

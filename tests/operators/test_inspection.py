@@ -125,6 +125,18 @@ def test_folds_of_ones_own() -> None:
         mr.cost("map_reduce", a, b, hardware="h100")
 
 
+def test_gradients_of_data_alone_are_folds() -> None:
+    @mr.statistics
+    def weighted(score, weight):  # type: ignore[no-untyped-def]
+        return dict(total=mr.stat.total(score * weight))
+
+    a, b = meta((64, 512), (1000, 512))
+    weight = torch.ones(64, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    found = mr.explain(weighted, a, b, row={"weight": weight}, hardware="h100")
+    assert found.backward == found.forward == "statistics_fold/cuda/sm90/bfloat16" and found.deterministic
+    assert "a gradient is a fold, whose states are combined in a fixed order" in found.reasons
+
+
 def test_an_option_that_a_module_has_is_not_given_again() -> None:
     q = torch.randn(1, 1, 4, 8)
     with pytest.raises(TypeError, match="causal: expected no value, since the module has one, got False"):
