@@ -103,8 +103,8 @@ def _expected(scores: tuple[float, ...]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32), ids=str)
-@pytest.mark.parametrize("ranks", (1, 2, 3, 4))
-@pytest.mark.parametrize("level", (0.0, 1e6, -1e6))
+@pytest.mark.parametrize("ranks", (1, 2, 4))
+@pytest.mark.parametrize("level", (0.0, 1e6))
 @pytest.mark.parametrize(
     "scores", (PLAIN, CERTAIN, PLAIN[:3], CERTAIN[:2]), ids=("plain", "certain", "three", "two")
 )
@@ -157,7 +157,7 @@ NOT_FINITE = {
 
 
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32), ids=str)
-@pytest.mark.parametrize("ranks", (1, 2, 4))
+@pytest.mark.parametrize("ranks", (2, 4))
 @pytest.mark.parametrize("case", NOT_FINITE)
 def test_scores_that_are_not_finite_are_as_on_one_device(case: str, ranks: int, dtype: torch.dtype) -> None:
     found = _over_ranks(ranks, _of_student, NOT_FINITE[case], dtype)

@@ -706,15 +706,17 @@ class Interpreter {
   // Raises a softmax's frame to the largest log weight of the block, and rescales its mass and sums. As in LogSumExp, a frame
   // is never +inf, and NaN does not become one.
   MR_HD void raise_frame(int first, Operand a, int masses, int n) {
+    const LogSumExp<R> softmax{};
     R raised[kPacks] = {field[first][0], field[first][1]};
     for (int j = 0; j < n; ++j) {
-      for (int half = 0; half < kPacks; ++half) raised[half] = max(a.at[j * a.step + half], raised[half]);
+      for (int half = 0; half < kPacks; ++half)
+        raised[half] = softmax.join(raised[half], a.at[j * a.step + half]);
     }
     for (int half = 0; half < kPacks; ++half) {
       R& frame = field[first][half];
       raised[half] = select(raised[half] == infinity<R>(), largest<R>(), raised[half]);
       if (!any(raised[half] != frame)) continue;
-      const R factor = exp(frame - origin(raised[half]));
+      const R factor = softmax.rescale(frame, raised[half]);
       frame = raised[half];
       for (int k = 1; k <= masses; ++k) field[first + k][half] = field[first + k][half] * factor;
     }
@@ -818,8 +820,9 @@ struct ProgramFold {
     const Statistics& s = program->statistics;
     State c;
     s.each_softmax([&](int frame, int means) {
-      const R f = max(b.field[frame], a.field[frame]), origin = LogSumExp<R>::origin(f);
-      const R of_a = exp(a.field[frame] - origin), of_b = exp(b.field[frame] - origin);
+      const LogSumExp<R> softmax{};
+      const R f = softmax.join(a.field[frame], b.field[frame]);
+      const R of_a = softmax.rescale(a.field[frame], f), of_b = softmax.rescale(b.field[frame], f);
       c.field[frame] = f;
       for (int k = frame + 1; k < frame + 2 + means; ++k) c.field[k] = a.field[k] * of_a + b.field[k] * of_b;
     });

@@ -184,7 +184,7 @@ struct StatisticsSum {
   }
   MR_HD State combine(State a, State b) const {
     Numbers<R, P::kSoftmaxes> top;
-    MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) top[s] = max(b.frame[s], a.frame[s]);
+    MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) top[s] = LogSumExp<R>{}.join(a.frame[s], b.frame[s]);
     a.raise(top), b.raise(top);
     a.sums.add(b.sums);
     MR_UNROLL for (int k = 0; k < P::kLargest; ++k) {
