@@ -87,7 +87,9 @@ def as_ranks(given: Any) -> Ranks:
     if isinstance(given, Ranks):
         return given
     check_group("ranks", given, "a monoidreduce.Ranks, a ProcessGroup or a one-dimensional DeviceMesh")
-    return Ranks(given)
+    ranks = object.__new__(Ranks)  # without __init__, which would check the group again and all defaults
+    ranks.__dict__.update(_DEFAULTS, group=given)
+    return ranks
 
 
 def check_fields(ranks: Ranks, operator: str, used: tuple[str, ...]) -> None:
