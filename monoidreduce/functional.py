@@ -36,7 +36,7 @@ from torch import Tensor
 
 from monoidreduce import _yards
 from monoidreduce._keywords import refuse
-from monoidreduce._ops.attention import in_full
+from monoidreduce._ops.attention_passes import in_full
 from monoidreduce._ops.cross_entropy import CrossEntropyNumbers
 from monoidreduce._ops.distillation import DISTILLATION_LOSSES
 from monoidreduce._ops.memory import accumulation_dtype

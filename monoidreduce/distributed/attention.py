@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce import functional
-from monoidreduce._ops.attention import in_full
+from monoidreduce._ops.attention_passes import in_full
 from monoidreduce._ops.memory import accumulation_dtype, accumulator
 from monoidreduce._torch_private import mark_untraced
 from monoidreduce._validate import check_bool, mismatch

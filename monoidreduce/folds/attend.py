@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce._dynamo import as_input, outside_of_graphs
-from monoidreduce._ops.attention import in_full
+from monoidreduce._ops.attention_passes import in_full
 from monoidreduce._ops.registry import call_op
 from monoidreduce._validate import check_bool, check_factor, mismatch
 from monoidreduce.folds.block_mask import BlockMask, as_block_mask

@@ -28,6 +28,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from monoidreduce._ops import attention_wide
+from monoidreduce._ops.attention_mask import Mask
+from monoidreduce._ops.attention_passes import Results
 from monoidreduce._ops.dlogits import UNIT_UPSTREAM
 from monoidreduce._ops.sinks import join_sinks, sink_gradient
 from monoidreduce.folds import stat
@@ -51,9 +53,9 @@ class Band:
     right: int
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor, left: int, right: int) -> Band | None:
+    def of(cls, q: Tensor, k: Tensor, mask: Mask) -> Band | None:
         """The band of keys that queries see; None if every query sees all keys."""
-        rows, columns = q.shape[2], k.shape[2]
+        rows, columns, left, right = q.shape[2], k.shape[2], mask.left, mask.right
         is_whole = not 0 <= left < columns - 1 and not 0 <= right < rows - 1
         return None if is_whole else cls(rows, columns, left, right)
 
@@ -64,10 +66,9 @@ class Band:
 
     def bounds(self, device: torch.device) -> Tensor:
         """[2, rows]: first column and last column + 1 that each row sees."""
-        aligned = torch.arange(self.rows, device=device) + (self.columns - self.rows)
-        first = aligned - self.left if self.left >= 0 else torch.zeros_like(aligned)
-        stop = aligned + self.right + 1 if self.right >= 0 else torch.full_like(aligned, self.columns)
-        return torch.stack((first, stop)).clamp_(0, self.columns)
+        bounds = Mask(self.left, self.right).bounds(self.rows, self.columns, device)
+        assert bounds is not None
+        return bounds.clamp_(0, self.columns)
 
     def sees(self, marked: Tensor, heads: int) -> Tensor:
         """[B, heads, rows]: whether a row sees a column that is marked in [B, H, columns].
@@ -102,15 +103,15 @@ def forward(
     k: Tensor,
     v: Tensor,
     sinks: Tensor | None,
-    options: tuple[float, float, int, int],
-    results: tuple[Tensor, ...],
+    scale: float,
+    mask: Mask,
+    results: Results,
 ) -> None:
     """Write out, lse, lse_low and, unless it is empty, out_low.
 
-    sinks: [H] in the accumulation dtype. options: as in `attention_wide.takes`.
+    sinks: [H] in the accumulation dtype. mask: not of packed sequences.
     """
-    scale, _, left, right = options
-    band = Band.of(q, k, left, right)
+    band = Band.of(q, k, mask)
     index, counts = _integers(band, q, k)
     out, lse, lse_low, out_low = (list(_heads(t, k.shape[1])) if t.numel() else None for t in results)
     assert out is not None and lse is not None and lse_low is not None
@@ -142,17 +143,17 @@ def backward(
     k: Tensor,
     v: Tensor,
     sinks: Tensor | None,
-    residuals: tuple[Tensor, Tensor, Tensor],
-    options: tuple[float, float, int, int],
+    saved: tuple[Tensor, Tensor, Tensor],
+    scale: float,
+    mask: Mask,
     needed: list[bool],
 ) -> list[Tensor | None]:
     """The needed gradients of q, k, v, bias (always None here) and sinks.
 
-    residuals: out (both words summed), lse, lse_low. sinks, options: as in `forward`.
+    saved: out (both words summed), lse, lse_low. sinks, mask: as in `forward`.
     """
-    out, lse, lse_low = residuals
-    scale, _, left, right = options
-    band = Band.of(q, k, left, right)
+    out, lse, lse_low = saved
+    band = Band.of(q, k, mask)
     index, counts = _integers(band, q, k)
     program, shared = _programs(band is not None)[1], k.shape[1]
     centre = (grad_out.to(lse.dtype) * out.to(lse.dtype)).sum(-1)

@@ -22,7 +22,7 @@ from specimens import starts
 from torch import Tensor
 
 import monoidreduce as mr
-from monoidreduce._ops.attention_varlen import sequence_spans
+from monoidreduce._ops.attention_mask import packed_mask
 from monoidreduce.folds.block_mask import linked
 from monoidreduce.folds.cuda import compiler, kernels
 from monoidreduce.folds.cuda.kernels import BACKWARD, FORWARD
@@ -170,7 +170,8 @@ def test_packed_sequences(tmp_path: Path) -> None:
     tensors, upstream = drawn((1, 2, 1, sum(of_queries) + 4, sum(of_keys) + 2, 5, 3))
     q, k, _ = tensors
     numbers = [starts(lengths, CPU) for lengths in (of_queries, of_keys)]
-    spans = sequence_spans(q, k, (numbers[0], numbers[1]), (-1, -1))
+    mask = packed_mask(q, k, numbers[0], numbers[1], (-1, -1))
+    spans = (mask.row_spans, mask.column_spans)
     lines = line_numbers(*numbers, max(q.shape[2], k.shape[2]))
     captured = [lines if tensor is LINES else tensor for tensor in traced.tensors]
     library = host_simt.compiled(traced.text, tmp_path)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from monoidreduce import reference
 from monoidreduce._ops import attention_wide
+from monoidreduce._ops.attention_mask import Mask
 from monoidreduce.folds import wide_attention
 from monoidreduce.folds.cuda import cuda_passes
 from monoidreduce.folds.program.derivative import gradient
@@ -91,10 +92,10 @@ def check(
     """
     q, k, v = inputs
     scale = 0.3
-    of_band = (scale, 0.0, *bounds(options.get("causal", False), options.get("window")))
+    mask = Mask(*bounds(options.get("causal", False), options.get("window")))
     out, lse = q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3])
     low, out_low = torch.empty_like(lse), torch.empty_like(out)
-    wide_attention.forward(q, k, v, sinks, of_band, (out, lse, low, out_low))
+    wide_attention.forward(q, k, v, sinks, scale, mask, (out, lse, low, out_low))
     leaves = [t.detach().requires_grad_() for t in (*inputs, *([] if sinks is None else [sinks]))]
     given = {} if sinks is None else {"sinks": leaves[3]}
     expected = reference.attention(*leaves[:3], scale=scale, return_lse=True, **given, **options)
@@ -106,7 +107,7 @@ def check(
     of_rows = (out, lse, torch.zeros_like(lse))
     wanted_of_all = [*needed, False, sinks is not None]
     *found, of_bias, of_sinks = wide_attention.backward(
-        grad_out, grad_lse, q, k, v, sinks, of_rows, of_band, wanted_of_all
+        grad_out, grad_lse, q, k, v, sinks, of_rows, scale, mask, wanted_of_all
     )
     assert of_bias is None and (of_sinks is None) == (sinks is None)
     found = found if sinks is None else [*found, of_sinks]
@@ -175,7 +176,7 @@ def test_several_lines_that_are_not_finite() -> None:
         torch.empty(0, 0, 0, 0),
         torch.empty(2, 2, 40).double(),
     )
-    wide_attention.forward(q, k, v, None, (0.3, 0.0, 5, 0), (out, lse, torch.empty_like(lse), low))
+    wide_attention.forward(q, k, v, None, 0.3, Mask(5, 0), (out, lse, torch.empty_like(lse), low))
     expected = reference.attention(q, k, v, scale=0.3, causal=True, window=(5, None))
     assert isinstance(expected, Tensor)
     rows = expected.isnan().any(-1)
@@ -188,7 +189,7 @@ def test_bands() -> None:
     for rows, columns, left, right in itertools.product((1, 9, 30), (1, 8, 30), (-1, 0, 4), (-1, 0, 4)):
         at = torch.arange(rows)[:, None] + columns - rows - torch.arange(columns)
         mask = (at <= (left if left >= 0 else 99)) & (-at <= (right if right >= 0 else 99))
-        band = Band.of(torch.empty(1, 1, rows, 1), torch.empty(1, 1, columns, 1), left, right)
+        band = Band.of(torch.empty(1, 1, rows, 1), torch.empty(1, 1, columns, 1), Mask(left, right))
         assert (band is None) == bool(mask.all())
         if band is None:
             continue

@@ -12,7 +12,7 @@ from tolerance import check_operator
 from torch import Tensor
 
 import monoidreduce as mr
-from monoidreduce._ops.attention_varlen import sequence_spans
+from monoidreduce._ops.attention_mask import packed_mask
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -115,7 +115,8 @@ def test_spans(trial: int, device: torch.device) -> None:
     lengths: Any = [torch.randint(0, 12, (count,)).tolist() for _ in range(2)]
     left, right = (int(torch.randint(-1, 6, ())) for _ in range(2))
     q, k = (torch.empty(1, 1, sum(n) + behind, 1, device=device) for n in lengths)
-    spans = sequence_spans(q, k, tuple(starts(n, device) for n in lengths), (left, right))
+    mask = packed_mask(q, k, *(starts(n, device) for n in lengths), (left, right))
+    spans = (mask.row_spans, mask.column_spans)
     dense = _dense(lengths, behind, left, right)
     for span, seen in zip(spans, (dense, dense.T), strict=True):
         begin, end = span.cpu().T

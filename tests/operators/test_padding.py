@@ -15,7 +15,7 @@ from specimens import Inputs, attention_inputs, mlp_inputs
 from torch import Tensor
 
 from monoidreduce import _C
-from monoidreduce._ops import attention, memory, mlp, mlp_parts
+from monoidreduce._ops import attention, attention_scores, memory, mlp, mlp_parts
 
 
 class OnGpu(Tensor):
@@ -66,7 +66,7 @@ def fit_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def tensor_cores(monkeypatch: pytest.MonkeyPatch) -> TensorCores:
     kernels = TensorCores()
-    for module in (attention, mlp):
+    for module in (attention_scores, mlp):
         monkeypatch.setattr(module, "_C", kernels)
         monkeypatch.setattr(module, "launch_on", lambda on: (1, 0))
     return kernels

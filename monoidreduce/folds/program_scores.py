@@ -1,0 +1,247 @@
+"""Scores of attention that a user's score_mod and mask_mod make.
+
+On a GPU, kernels are compiled for the functions (cuda/kernels.py). On the CPU, the engine interprets them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from monoidreduce._ops.attention_mask import Mask
+from monoidreduce._ops.attention_passes import BackwardTensors
+from monoidreduce._ops.engine import _C
+from monoidreduce._ops.memory import empty_statistics, launch_on
+from monoidreduce.folds.cpu.bytecode import scores_code
+from monoidreduce.folds.cuda import kernels
+from monoidreduce.folds.program.integers import most_numbers
+
+__all__ = ["ProgramScores"]
+
+
+class ProgramScores(NamedTuple):
+    """score = program(scale * <q, k>), which may also exclude the key.
+
+    Attributes:
+        mask: causal mask, window or packed sequences, beside what the program excludes.
+        program: text of the traced functions.
+        table, table_index: the captured tensors, reals and integers, one behind another.
+        sizes: the offset of each captured tensor in its table, and its sizes.
+        blocks: [B, H, ...], which blocks of scores are skipped: on a GPU `BlockMask.links`, on the CPU
+            `BlockMask.kinds`.
+        block_rows, block_columns: queries and keys of a block.
+        weights: the program returns weights, which are not normalized: `attend`, which has no lse.
+    """
+
+    scale: float
+    mask: Mask
+    program: str
+    table: Tensor | None
+    table_index: Tensor | None
+    sizes: list[int]
+    blocks: Tensor | None = None
+    block_rows: int = 1
+    block_columns: int = 1
+    weights: bool = False
+
+    @property
+    def bias(self) -> Tensor | None:
+        return None
+
+    def plan_forward(self, q: Tensor, k: Tensor, v: Tensor) -> _C.Plan:
+        return _C.plan_modified_attention_fold(
+            q,
+            k,
+            v,
+            blocks=self.blocks,
+            row_spans=self.mask.row_spans,
+            column_spans=self.mask.column_spans,
+            scale=self.scale,
+            left=self.mask.left,
+            right=self.mask.right,
+            block_rows=self.block_rows,
+            block_columns=self.block_columns,
+        )
+
+    def plan_backward(
+        self, q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor | None, needed: list[bool]
+    ) -> _C.Plan:
+        return _C.plan_modified_attention_pull(
+            q,
+            k,
+            v,
+            blocks=self.blocks,
+            row_spans=self.mask.row_spans,
+            column_spans=self.mask.column_spans,
+            scale=self.scale,
+            left=self.mask.left,
+            right=self.mask.right,
+            block_rows=self.block_rows,
+            block_columns=self.block_columns,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+        )
+
+    def recomputes_out(self, plan: _C.Plan) -> bool:
+        """SIMT kernels included."""
+        return not self.weights
+
+    def call_forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None,
+        out: Tensor,
+        lse: Tensor,
+        lse_low: Tensor,
+        out_low: Tensor | None,
+        scratch: Tensor | None,
+        plan: _C.Plan | None,
+    ) -> None:
+        left, right, row_spans, column_spans = self.mask
+        if plan is None:
+            _C.modified_attention_forward(
+                q,
+                k,
+                v,
+                self.table,
+                self.table_index,
+                self.blocks,
+                sinks,
+                row_spans,
+                column_spans,
+                out,
+                None if self.weights else lse,
+                None if self.weights else lse_low,
+                out_low,
+                self._code(q, k, gradient=False),
+                self.scale,
+                left,
+                right,
+                self.block_rows,
+                self.block_columns,
+                self.weights,
+                *launch_on(q),
+            )
+            return
+        kernel = self._kernel(kernels.FORWARD, q, v, plan)
+        if self.weights:  # memory that the kernels write and nobody reads
+            lse, lse_low = (empty_statistics(q, *q.shape[:3]) for _ in range(2))
+        _C.modified_attention_fold(
+            q,
+            k,
+            v,
+            self.table,
+            self.table_index,
+            self.blocks,
+            sinks,
+            row_spans,
+            column_spans,
+            out,
+            lse,
+            lse_low,
+            out_low,
+            scratch,
+            kernel,
+            self.sizes,
+            self.scale,
+            left,
+            right,
+            self.block_rows,
+            self.block_columns,
+            self.weights,
+            *launch_on(q),
+            plan,
+        )
+
+    def call_backward(self, t: BackwardTensors, plan: _C.Plan | None) -> None:
+        left, right, row_spans, column_spans = self.mask
+        if plan is None:
+            _C.modified_attention_backward(
+                t.q,
+                t.k,
+                t.v,
+                self.table,
+                self.table_index,
+                self.blocks,
+                t.sinks,
+                row_spans,
+                column_spans,
+                t.grad_out,
+                t.grad_lse,
+                t.out,
+                None if self.weights else t.lse,
+                None if self.weights else t.lse_low,
+                t.out_low,
+                t.dq,
+                t.dk,
+                t.dv,
+                t.dsinks,
+                self._code(t.q, t.k, gradient=True),
+                self.scale,
+                left,
+                right,
+                self.block_rows,
+                self.block_columns,
+                self.weights,
+                *launch_on(t.q),
+            )
+            return
+        assert t.grad_out is not None
+        which = kernels.BACKWARD_IN_TURN if plan.in_turn else kernels.BACKWARD
+        kernel = self._kernel(which, t.q, t.v, plan)
+        lse, lse_low = t.lse, t.lse_low
+        if self.weights:
+            lse = lse_low = empty_statistics(t.q, *t.q.shape[:3]).zero_()
+        _C.modified_attention_pull(
+            t.q,
+            t.k,
+            t.v,
+            self.table,
+            self.table_index,
+            self.blocks,
+            t.sinks,
+            row_spans,
+            column_spans,
+            t.grad_out,
+            t.grad_lse,
+            t.out,
+            lse,
+            lse_low,
+            t.out_low,
+            t.dq,
+            t.dk,
+            t.dv,
+            t.dsinks,
+            t.scratch,
+            kernel,
+            self.sizes,
+            self.scale,
+            left,
+            right,
+            self.block_rows,
+            self.block_columns,
+            self.weights,
+            *launch_on(t.q),
+            plan,
+        )
+
+    def _code(self, q: Tensor, k: Tensor, gradient: bool) -> str:
+        """The program for the CPU engine. gradient: the program of a backward pass."""
+        most = most_numbers("q, k", *q.shape[:3], k.shape[2])
+        return scores_code(self.program, tuple(self.sizes), most, gradient)
+
+    def _kernel(self, which: str, q: Tensor, v: Tensor, plan: _C.Plan) -> int:
+        """The handle of a kernel. which: see `kernels.compiled_scores`."""
+        if not kernels.is_available():
+            raise RuntimeError(
+                "score_mod, mask_mod, weight: on a GPU their kernels are compiled by NVRTC, and there is "
+                "none: pip install nvidia-cuda-nvrtc"
+            )
+        width, packed = max(q.shape[3], v.shape[3]), self.mask.is_packed
+        most, index = most_numbers("q, k", *q.shape[:3], v.shape[2]), q.device.index
+        return kernels.scores_kernel(
+            self.program, which, packed, q.dtype, width, plan.tier, self.scale, self.weights, most, index
+        )
