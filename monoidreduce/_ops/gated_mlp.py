@@ -23,8 +23,8 @@ from monoidreduce._ops.memory import (
     rounded_gradients,
 )
 from monoidreduce._ops.mlp import ACTIVATIONS, MlpOpOptions, new_result
-from monoidreduce._ops.mlp_parts import Total, columns_of, parts_of, rows_of, without_autocast
-from monoidreduce._ops.products import add_product, fills_a_gpu, write_product
+from monoidreduce._ops.mlp_parts import Total, columns_of, parts_of, rows_of
+from monoidreduce._ops.products import add_product, fills_a_gpu, without_autocast, write_product
 from monoidreduce._ops.registry import UNROUNDED, register
 from monoidreduce.workspace import get_workspace
 

@@ -7,14 +7,13 @@ A part has all hidden units of some rows, or some hidden units of all rows. `mul
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from monoidreduce._ops.memory import accumulation_dtype, accumulator
-from monoidreduce._ops.products import add_product, multipliable, write_product
+from monoidreduce._ops.products import add_product, multipliable, without_autocast, write_product
 
 __all__ = [
     "HiddenPart",
@@ -24,7 +23,6 @@ __all__ = [
     "multiply_hidden_gradients",
     "parts_of",
     "rows_of",
-    "without_autocast",
 ]
 
 
@@ -45,11 +43,6 @@ def rows_of(matrix: Tensor, part: slice) -> Tensor:
 
 def columns_of(matrix: Tensor, part: slice) -> Tensor:
     return matrix if _size(part) == matrix.shape[1] else matrix[:, part]
-
-
-def without_autocast(on: Tensor) -> AbstractContextManager[Any]:
-    device = "cuda" if on.is_cuda else "cpu"
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def multiply_hidden(

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
 
-__all__ = ["add_product", "fills_a_gpu", "multipliable", "write_product"]
+__all__ = ["add_product", "fills_a_gpu", "multipliable", "without_autocast", "write_product"]
 
 # A product of this size has a tile of 128 x 128 for every multiprocessor of the largest GPUs.
 _ELEMENTS_OF_A_WHOLE_GPU = 1 << 22
+
+
+def without_autocast(on: Tensor) -> AbstractContextManager[Any]:
+    """A context in which torch multiplies in the dtype of the operands, on the device of `on`."""
+    device = "cuda" if on.is_cuda else "cpu"  # torch.autocast takes no meta tensor's device, as a dry run has
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def multipliable(matrix: Tensor) -> Tensor:

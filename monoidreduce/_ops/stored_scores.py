@@ -30,8 +30,8 @@ from monoidreduce._ops.memory import (
     no_gradient,
     padded,
 )
-from monoidreduce._ops.mlp_parts import parts_of, without_autocast
-from monoidreduce._ops.products import multipliable, write_product
+from monoidreduce._ops.mlp_parts import parts_of
+from monoidreduce._ops.products import multipliable, without_autocast, write_product
 from monoidreduce._ops.registry import any_requires_grad, register
 from monoidreduce._ops.slices import TILE_COLUMNS, TILE_ROWS
 from monoidreduce._torch_private import mark_constant

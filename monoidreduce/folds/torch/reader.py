@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from monoidreduce._ops.products import without_autocast
 from monoidreduce.folds.program.graph import Node
 from monoidreduce.folds.program.operations import LEAVES, OPERATIONS
 from monoidreduce.folds.program.program import Program, operands, reachable
@@ -48,7 +49,7 @@ def evaluate(
 
 def scores(rows: Tensor, columns: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
     """scale * rows @ columns^T in this dtype, even under autocast."""
-    with torch.autocast(rows.device.type, enabled=False):
+    with without_autocast(rows):
         return rows.to(dtype) @ columns.to(dtype).T * scale
 
 
