@@ -185,7 +185,7 @@ def order_of(backward: Pass) -> tuple[bool, str]:
 
 
 def passes_of(run: DryRun) -> tuple[Pass, Pass]:
-    """The forward and the backward pass of a dry run: those of its last op."""
+    """The kernels of the forward and the backward pass. Of several ops in a dry run, the last one counts."""
     op = run.ops[-1]
     if op.name == "linear_jsd":  # the kernel of its forward pass makes the gradients too
         launch = next(x for x in run.launches if x.name == "jsd_rows")

@@ -434,7 +434,9 @@ def resolved(op: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tu
 
 
 def _as_number(name: str, value: Any, annotation: str, device: torch.device | None) -> Any:
-    """An option that is a number as such, while tensors have values: those of a dry run have none.
+    """Convert an option to a Python number, if it is one (a 0-d tensor, a number of numpy).
+
+    This comes before the dry run, in which tensors have no values to read.
 
     device: of the call. A number that may also be a tensor is not read where kernels read it there.
     """

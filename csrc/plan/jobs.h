@@ -22,7 +22,7 @@ struct TileRange {
 };
 
 // For each tile of `staying` lines that stay on chip, the tiles of `streamed` lines that stream past it. Lines that stay are rows
-// if rows_stay, otherwise columns. A tile of which nothing is kept has the range {0, 0}.
+// if rows_stay, otherwise columns. If the band excludes every element of a tile, its range is {0, 0}.
 std::vector<TileRange> streamed_tiles(const BandedFold& fold, bool rows_stay, std::int64_t staying,
                                       std::int64_t streamed);
 

@@ -55,7 +55,7 @@ Results: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class BackwardTensors(NamedTuple):
-    """What the kernels of a backward pass read, and from `dq` on write.
+    """The tensors of a backward pass: what its kernels read (q to out_low), and what they write (from dq on).
 
     A gradient is None if it is not computed. grad_out, grad_lse: None if they are 0.
     """

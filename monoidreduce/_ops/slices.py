@@ -104,7 +104,7 @@ class Space:
         return cls(rows, columns, width, own, first, needed.columns, has_rows, gathers_in_rows, needed.bias)
 
     def fitting(self, stop: int) -> int:
-        """The number of columns before `stop` for whose dlogits there is room."""
+        """For how many columns there is memory for dlogits, if the slice ends at column `stop`."""
         if self.sums:
             return self.own
         to_come = stop * self.width // (self.rows + self.width) // 8 * 8 if self.writes_columns else 0

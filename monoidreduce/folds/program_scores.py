@@ -84,7 +84,7 @@ class ProgramScores(NamedTuple):
         )
 
     def recomputes_out(self, plan: _C.Plan) -> bool:
-        """SIMT kernels included."""
+        """True for all kernels, SIMT too, unless the program gives weights (`attend`)."""
         return not self.weights
 
     def call_forward(
