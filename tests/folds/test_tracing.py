@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import monoidreduce as mr
 from monoidreduce import stat
+from monoidreduce.folds.program import tracing
+from monoidreduce.stat import largest, softmax, total
 
 LIMIT = 2
 
@@ -80,3 +84,35 @@ def test_traces_keep_no_module_alive(compiles: bool) -> None:
     del module
     gc.collect()
     assert [reference() for reference in alive] == [None, None]
+
+
+def every_statistic(score: Any, column: Any, label: Any) -> Any:
+    p = stat.softmax(score)
+    return dict(
+        lse=p.logsumexp,
+        mean=p.mean(math.sqrt(2.0) * score),
+        total=stat.total(torch.where(column == label, F.softplus(score), 0.0)),
+        best=stat.largest(score),
+        least=stat.smallest(torch.tanh(score)),
+        over=stat.count(score > 0),
+    )
+
+
+def by_the_package(score: Any, label: Any) -> Any:
+    return dict(
+        lse=mr.stat.softmax(score).logsumexp, total=mr.stat.total(score), over=mr.stat.count(score > 0)
+    )
+
+
+def by_names(score: Any, label: Any) -> Any:
+    return dict(lse=softmax(score).logsumexp, total=total(score), best=largest(score))
+
+
+@pytest.mark.parametrize("function", [every_statistic, by_the_package, by_names])
+def test_a_function_of_the_vocabulary_is_traced_once(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, calls = tracing.trace, []
+    monkeypatch.setattr(tracing, "trace", lambda *args: calls.append(args) or trace(*args))
+    fold, a, b = mr.statistics(function), torch.randn(3, 4), torch.randn(5, 4)
+    for label in (0, 1, 2):
+        fold(a, b, label=torch.full((3,), label))
+    assert len(calls) == 1

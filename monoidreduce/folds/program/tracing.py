@@ -535,7 +535,7 @@ def _computes(value: Any, name: str) -> bool:
         return value.__name__ in _CONSTANT_MODULES
     if not callable(value) or isinstance(value, type):
         return True
-    if value in _PURE or value.__module__ in ("math", "monoidreduce.stat"):
+    if value in _PURE or value.__module__ in ("math", stat.__name__):
         return True
     return name in _vocabulary() or hasattr(Tensor, name)
 
