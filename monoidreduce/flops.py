@@ -1,16 +1,21 @@
-"""FLOP formulas of the ops, from shapes, for `torch.utils.flop_counter.FlopCounterMode`.
+"""FLOPs of the ops, from shapes, for `torch.utils.flop_counter.FlopCounterMode`.
 
-They follow torch's own formulas for `scaled_dot_product_attention`:
+They follow from what an op folds (`Fold` in _ops/registry.py), and agree with torch's own formulas for
+`scaled_dot_product_attention`:
 
 - Only matrix products count; a multiplication and an addition are two FLOPs.
 - Excluded elements count as if they were computed: keys that a causal mask, a window or a bias excludes, and
-  tokens that a loss ignores.
+  tokens that a loss ignores. All tokens of packed sequences count as if they were of one sequence, since only
+  the device knows the lengths.
+- Forward counts the scores, and the product of their weights with the payload.
 - Backward counts the recomputed scores, and the products for the gradients that are needed. It counts scores
-  as recomputed even if forward saved their dlogits.
+  as recomputed even if forward saved their dlogits. It does not count the products for gradients of tensors
+  that a user's function captured.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
@@ -20,220 +25,76 @@ from typing import Any
 
 import torch
 
-__all__ = ["FORMULAS", "register_when_counted"]
+from monoidreduce._ops.registry import OPERATORS, Fold
+
+__all__ = ["backward_flops", "forward_flops", "register_when_counted"]
 
 Shape = Sequence[int]
+Given = dict[str, Any]  # the arguments of an op by name, with shapes in place of tensors
 
 
-def _needed(rest: Sequence[Any]) -> Sequence[bool]:
-    """The backward op's list of bools that tells which gradients are needed; options may follow it."""
-    lists = (each for each in reversed(rest) if isinstance(each, (list, tuple)) and each)
-    found: Sequence[bool] = next(each for each in lists if isinstance(each[0], bool))
-    return found
+def forward_flops(name: str, *arguments: Any) -> int:
+    """FLOPs of the forward op `name`. arguments: all that it takes, with shapes in place of tensors."""
+    given, operator = _by_name(name, arguments), OPERATORS[name]
+    if operator.flops is not None:
+        return operator.flops[0](given)
+    return sum(_score_flops(operator.fold, given)) + _payload_flops(operator.fold, given)
 
 
-def attention(q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
-    """q [B, H, M, F], k [B, Hkv, N, F], v [B, Hkv, N, D]: scores, and probabilities times values."""
-    return _pairs(q, k) * (q[3] + v[3])
+def backward_flops(name: str, *arguments: Any, recomputed: bool = True) -> int:
+    """FLOPs of the backward op of `name`, from its arguments. recomputed: with the scores that it computes
+    once more."""
+    given, operator = _by_name(f"{name}_backward", arguments), OPERATORS[name]
+    if operator.flops is not None:
+        return operator.flops[1](given)
+    fold, first = operator.fold, operator.differentiable
+    inputs = [*given][first : first + operator.inputs - operator.constants]
+    needed = {each for each, is_needed in zip(inputs, given["needed"], strict=False) if is_needed}
+    scores, other_scores = _score_flops(fold, given)
+    flops = scores * len(needed & {fold.a, fold.b})
+    flops += other_scores * len(needed & {fold.other_a, fold.other_b})
+    of_scores = bool(needed - {fold.payload, *fold.data, *fold.joined})  # local gradients are needed
+    if arguments[0] is not None:  # the upstream gradient of what the payload adds up to
+        flops += _payload_flops(fold, given) * (of_scores + (fold.payload in needed))
+    if recomputed and (of_scores or fold.payload in needed):
+        flops += scores + other_scores
+    return flops + (scores + other_scores) * len(needed & {*fold.data})
 
 
-def attention_backward(
-    grad_out: Shape | None, grad_lse: Shape | None, q: Shape, k: Shape, v: Shape, *rest: Any, **_: Any
-) -> int:
-    """Recomputed scores, grad_out times v^T, and three gradients; without a grad_out there is none of v."""
-    needed = _needed(rest)
-    of_values = [needed[0] or needed[1] or needed[3], needed[2]] if grad_out is not None else []
-    return _pairs(q, k) * (q[3] * (1 + sum(needed[:2])) + v[3] * sum(of_values))
+def _by_name(op: str, arguments: Sequence[Any]) -> Given:
+    schema = getattr(torch.ops.monoidreduce, op).default._schema
+    return dict(zip((argument.name for argument in schema.arguments), arguments, strict=False))
 
 
-def _pairs(q: Shape, k: Shape) -> int:
-    return 2 * q[0] * q[1] * q[2] * k[2]
+def _score_flops(fold: Fold, given: Given) -> tuple[int, int]:
+    """FLOPs of the scores, and of the second scores."""
+
+    def of(rows: Shape | None, columns: Shape | None) -> int:
+        return 2 * math.prod(rows) * columns[-2] if rows is not None and columns is not None else 0
+
+    others = (None if name is None else given[name] for name in (fold.other_a, fold.other_b))
+    return of(given[fold.a], given[fold.b]), of(*others)
 
 
-def linear_cross_entropy(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
-    """x [N, D], weight [V, D]: logits."""
-    return 2 * x[0] * weight[0] * x[1]
+def _payload_flops(fold: Fold, given: Given) -> int:
+    """FLOPs of the product of the weights with the payload."""
+    if fold.payload is None:
+        return 0
+    rows, columns, payload = (given[name] for name in (fold.a, fold.b, fold.payload))
+    flops: int = 2 * math.prod(rows[:-1]) * columns[-2] * payload[-2 if fold.transposed else -1]
+    return flops
 
-
-def linear_cross_entropy_backward(
-    grad_loss: Shape | None, grad_lse: Shape | None, x: Shape, weight: Shape, *rest: Any, **_: Any
-) -> int:
-    """Recomputed logits, and two gradients."""
-    needed = _needed(rest)
-    return linear_cross_entropy(x, weight) * (1 + sum(needed[:2]))
-
-
-def linear_distillation(
-    x: Shape, weight: Shape, teacher_x: Shape, teacher_weight: Shape, *_: Any, **__: Any
-) -> int:
-    """x [N, D], weight [V, D], teacher_x [N, E], teacher_weight [V, E]: logits of student and teacher."""
-    return 2 * x[0] * weight[0] * (x[1] + teacher_x[1])
-
-
-def linear_distillation_backward(
-    grad_loss: Shape, x: Shape, weight: Shape, teacher_x: Shape, *rest: Any, **_: Any
-) -> int:
-    """Recomputed logits of student and teacher, and up to four gradients."""
-    needed = _needed(rest)
-    return 2 * x[0] * weight[0] * (x[1] * (1 + sum(needed[:2])) + teacher_x[1] * (1 + sum(needed[2:4])))
-
-
-def linear_jsd(x: Shape, weight: Shape, teacher_x: Shape, teacher_weight: Shape, *rest: Any, **_: Any) -> int:
-    """Logits of student and teacher, and the gradients of x and weight, which this forward computes."""
-    scores = 2 * x[0] * weight[0]
-    return scores * (x[1] * (1 + sum(_needed(rest))) + teacher_x[1])
-
-
-def linear_jsd_backward(*_: Any, **__: Any) -> int:
-    """No products: forward computed the gradients, backward scales them."""
-    return 0
-
-
-def linear_log_probs(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
-    """x [N, D], weight [V, D]: logits."""
-    return linear_cross_entropy(x, weight)
-
-
-def linear_log_probs_backward(
-    grad_log_probs: Shape | None,
-    grad_entropy: Shape | None,
-    grad_lse: Shape | None,
-    x: Shape,
-    weight: Shape,
-    *rest: Any,
-    **_: Any,
-) -> int:
-    """Recomputed logits, and two gradients."""
-    return linear_cross_entropy_backward(None, None, x, weight, *rest)
-
-
-def mlp(x: Shape, w1: Shape, w2: Shape, *_: Any, **__: Any) -> int:
-    """x [R, M], w1 [K, M], w2 [N, K]: hidden values and the result."""
-    return 2 * x[0] * w1[0] * (w1[1] + w2[0])
-
-
-def mlp_backward(grad_out: Shape, x: Shape, w1: Shape, w2: Shape, *rest: Any, **_: Any) -> int:
-    """Recomputed hidden values, their gradient, and three gradients."""
-    needed = _needed(rest)
-    of_x, of_w1, of_w2, of_bias1 = needed[:4]
-    of_hidden = of_x or of_w1 or of_bias1
-    inwards = (of_hidden or of_w2) + of_x + of_w1
-    return 2 * x[0] * w1[0] * (w1[1] * inwards + w2[0] * (of_hidden + of_w2))
-
-
-def gated_mlp(x: Shape, w1: Shape, w2: Shape, *_: Any, **__: Any) -> int:
-    """x [R, M], w1 and gate [K, M], w2 [N, K]: two products for hidden values, and the result."""
-    return 2 * x[0] * w1[0] * (2 * w1[1] + w2[0])
-
-
-def gated_mlp_backward(grad_out: Shape, x: Shape, w1: Shape, w2: Shape, *rest: Any, **_: Any) -> int:
-    """Recomputed hidden values (two products), their gradient, two products for x, one for each weight."""
-    of_x, of_w1, of_w2, of_gate, of_bias1, of_gate_bias = _needed(rest)[:6]
-    of_hidden = of_x or of_w1 or of_gate or of_bias1 or of_gate_bias
-    inwards = 2 * (of_hidden or of_w2) + 2 * of_x + of_w1 + of_gate
-    return 2 * x[0] * w1[0] * (w1[1] * inwards + w2[0] * (of_hidden + of_w2))
-
-
-def logsumexp_matmul(a: Shape, b: Shape, *_: Any, **__: Any) -> int:
-    """a [M, F], b [N, F]: scores."""
-    return 2 * a[0] * b[0] * a[1]
-
-
-def logsumexp_matmul_backward(grad_lse: Shape, a: Shape, b: Shape, *rest: Any, **_: Any) -> int:
-    """Recomputed scores, and two gradients."""
-    needed = _needed(rest)
-    return logsumexp_matmul(a, b) * (1 + sum(needed))
-
-
-def statistics(a: Shape, b: Shape, other_a: Shape | None, *_: Any, **__: Any) -> int:
-    """a [N, D], b [V, D], other_a [N, E] or None: one or two products of scores."""
-    return 2 * a[0] * b[0] * (a[1] + (other_a[1] if other_a else 0))
-
-
-def statistics_backward(
-    grad_values: Shape, a: Shape, b: Shape, other_a: Shape | None, *rest: Any, **_: Any
-) -> int:
-    """Recomputed scores, up to four gradients, and scores once more each for row data and for column data."""
-    needed = _needed(rest)
-    of_operands = statistics(a, b, None) * sum(needed[:2])
-    if other_a:
-        of_operands += statistics(other_a, b, None) * sum(needed[2:4])
-    return of_operands + statistics(a, b, other_a) * (any(needed[:4]) + sum(needed[4:6]))
-
-
-def cpp_monoid(*args: Any, **options: Any) -> int:
-    """The FLOPs of `statistics`."""
-    return statistics(*args, **options)
-
-
-def cpp_monoid_backward(*args: Any, **options: Any) -> int:
-    """The FLOPs of `statistics_backward`: labels have no gradient."""
-    return statistics_backward(*args, **options)
-
-
-def attention_varlen(q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
-    """The FLOPs of attention of all queries to all keys, since the lengths are known only on the device."""
-    return attention(q, k, v)
-
-
-def attention_varlen_backward(
-    grad_out: Shape | None, grad_lse: Shape | None, q: Shape, k: Shape, v: Shape, *rest: Any, **_: Any
-) -> int:
-    """The FLOPs of `attention_backward` without a bias."""
-    return attention_backward(grad_out, grad_lse, q, k, v, [*_needed(rest)[:3], False])
-
-
-def modified_attention(*args: Any, **options: Any) -> int:
-    """The FLOPs of attention; elements that the mask excludes count too."""
-    return attention(*args, **options)
-
-
-def modified_attention_backward(*args: Any, **options: Any) -> int:
-    """The FLOPs of attention, without the products for gradients of captured tensors."""
-    return attention_backward(*args, **options)
-
-
-FORMULAS: dict[str, Callable[..., int]] = {
-    formula.__name__: formula
-    for formula in (
-        attention,
-        attention_backward,
-        attention_varlen,
-        attention_varlen_backward,
-        modified_attention,
-        modified_attention_backward,
-        linear_cross_entropy,
-        linear_cross_entropy_backward,
-        linear_distillation,
-        linear_distillation_backward,
-        linear_jsd,
-        linear_jsd_backward,
-        linear_log_probs,
-        linear_log_probs_backward,
-        mlp,
-        mlp_backward,
-        gated_mlp,
-        gated_mlp_backward,
-        logsumexp_matmul,
-        logsumexp_matmul_backward,
-        statistics,
-        statistics_backward,
-        cpp_monoid,
-        cpp_monoid_backward,
-    )
-}
 
 _COUNTER = "torch.utils.flop_counter"
 
 
 def _register(counter: ModuleType) -> None:
-    ops = torch.ops.monoidreduce
-    for name, formula in FORMULAS.items():
-        counter.register_flop_formula(getattr(ops, name))(formula)
-        operator = name.removesuffix("_backward")
-        in_graphs = f"{operator}_symbolic{name[len(operator) :]}"  # has one more input, behind the others
-        if hasattr(ops, in_graphs):
-            counter.register_flop_formula(getattr(ops, in_graphs))(formula)
+    def formula(flops: Callable[..., int], name: str) -> Callable[..., int]:
+        return lambda *arguments, **_: flops(name, *arguments)
+
+    for name in OPERATORS:
+        for op, flops in ((name, forward_flops), (f"{name}_backward", backward_flops)):
+            counter.register_flop_formula(getattr(torch.ops.monoidreduce, op))(formula(flops, name))
 
 
 class _AfterImport(MetaPathFinder):

@@ -14,6 +14,7 @@ from monoidreduce import _C, functional, nn, varlen
 from monoidreduce._keywords import refuse
 from monoidreduce._ops import attention_wide, memory, stored_scores
 from monoidreduce._ops.dry_run import DryRun, dry_run
+from monoidreduce._ops.registry import OPERATORS, Fold
 from monoidreduce._validate import FLOATING, check_tensor, mismatch, number_of
 from monoidreduce._version import __version__
 from monoidreduce.explanation import (
@@ -40,41 +41,16 @@ from monoidreduce.theory.hardware import find
 
 __all__ = ["backend_info", "explain"]
 
-# The names under which `_C` counts the kernels of each operator.
-KERNELS = {
-    "attention": "attention",
-    "attention_varlen": "attention",
-    "attend": "attention",
-    "linear_cross_entropy": "cross_entropy",
-    "linear_distillation": "distillation",
-    "linear_log_probs": "log_probs",
-    "mlp": "mlp",
-    "logsumexp_matmul": "logsumexp",
-}
-FUNCTIONS: dict[str, Any] = {
-    name: attend if name == "attend" else getattr(varlen if name == "attention_varlen" else functional, name)
-    for name in KERNELS
-}
-MODULES = {
-    nn.Attention.forward: functional.attention,
-    nn.LinearCrossEntropyLoss.forward: functional.linear_cross_entropy,
-    nn.LinearDistillationLoss.forward: functional.linear_distillation,
+_PUBLIC = {name: getattr(module, name) for module in (functional, varlen) for name in module.__all__}
+# The functions that have kernels of their own: those with the name of an op, and attend.
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{name: _PUBLIC[name] for name in sorted(_PUBLIC.keys() & OPERATORS.keys())},
+    "attend": attend,
 }
 # Arguments of attention with which its kernels run a program, as attend's do.
 MODS = ("score_mod", "mask_mod", "block_mask")
 # What tensor-core kernels read without a copy.
 LINES = "rows of adjacent elements, on 16-byte boundaries"
-# The operators as folds of rows a and columns b (fold.h).
-OPERANDS = {
-    "attention": {"a": "q", "b": "k", "payload": "v"},
-    "attention_varlen": {"a": "q", "b": "k", "payload": "v"},
-    "attend": {"a": "q", "b": "k", "payload": "v"},
-    "linear_cross_entropy": {"a": "x", "b": "weight"},
-    "linear_distillation": {"a": "x", "b": "weight", "other_a": "teacher_x", "other_b": "teacher_weight"},
-    "linear_log_probs": {"a": "x", "b": "weight"},
-    "mlp": {"a": "x", "b": "w1", "payload": "w2"},
-    "logsumexp_matmul": {"a": "a", "b": "b"},
-}
 
 
 def backend_info() -> dict[str, Any]:
@@ -106,23 +82,27 @@ def backend_info() -> dict[str, Any]:
                 "cpu": _paths(operator, "cpu"),
                 "cuda": _paths(operator, "cuda") if build["cuda"] and count else None,
             }
-            for operator in KERNELS
+            for operator in FUNCTIONS
             if operator != "attend"  # attention's
         },
     }
 
 
 def _paths(operator: str, device: str) -> dict[str, str]:
-    """The path of an ordinary call, by dtype."""
+    """The path of an ordinary call, by dtype. It has the arguments without a default: the operands, and
+    integers such as a target."""
     shapes = {"attention": (1, 1, 128, 128), "attention_varlen": (128, 1, 128)}
-    tensors, shape = len(OPERANDS[operator]), shapes.get(operator, (128, 128))
+    shape, operands = shapes.get(operator, (128, 128)), fold_of(operator).operands.values()
+    parameters = inspect.signature(FUNCTIONS[operator]).parameters.values()
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
     paths = {}
     for dtype in FLOATING:
-        call = [torch.empty(shape, dtype=dtype, device=device)] * tensors
-        if operator in ("linear_cross_entropy", "linear_log_probs"):
-            call.append(torch.zeros(128, dtype=torch.int64, device=device))
-        if operator == "attention_varlen":
-            call.append(torch.zeros(2, dtype=torch.int64, device=device))
+        call = [
+            torch.empty(shape, dtype=dtype, device=device)
+            if name in operands
+            else torch.zeros(2 if name == "cu_seqlens_q" else 128, dtype=torch.int64, device=device)
+            for name in needed
+        ]
         _, kind, tier, _ = explain(operator, *call).forward.split("/")
         paths[name_of(dtype)] = f"{kind}/{tier}"
     return paths
@@ -183,7 +163,7 @@ def explain(
         deterministic, order = order_of(backward)
         plans = zip(WAYS, (forward.plan, backward.plan), strict=True)
         reasons = [*where, order, *(f"{way}: {plan}" for way, plan in plans if plan is not None)]
-        reasons += [*_copies(operator, run), *_saved(forward, given)]
+        reasons += [*_copies(run), *_saved(forward, given)]
         tiles = None
     if forward.launch is None:
         reasons.append("there is nothing to fold: torch fills the results")
@@ -213,6 +193,11 @@ def explain(
     )
 
 
+def fold_of(operator: str) -> Fold:
+    """What an operator folds; its arguments have the names of its op's."""
+    return OPERATORS["modified_attention" if operator == "attend" else operator].fold
+
+
 def differentiated(operator: str, call: dict[str, Any]) -> tuple[str, ...]:
     """The tensors that require gradients or, if there are none, the operator's matrices."""
     teacher = call.get("teacher_grad")
@@ -226,7 +211,7 @@ def differentiated(operator: str, call: dict[str, Any]) -> tuple[str, ...]:
         for name, t in call.items()
         if isinstance(t, Tensor) and t.is_floating_point() and name not in frozen
     ]
-    matrices = (*OPERANDS[operator].values(), "gate")
+    matrices = (*fold_of(operator).operands.values(), "gate")
     wanted = tuple(name for name in floating if call[name].requires_grad)
     return wanted or tuple(name for name in matrices if name in floating)
 
@@ -236,11 +221,12 @@ def _of_isa(forward: Pass) -> list[str]:
     return [] if isa == _C.cpu_isa() else [f"{_C.cpu_isa()} has nothing of its own for {dtype}"]
 
 
-def _copies(operator: str, run: DryRun) -> list[str]:
+def _copies(run: DryRun) -> list[str]:
     """Which operands are copied for tensor cores, beside those whose width is padded: plans say so."""
     given, reasons = run.ops[-1].arguments, []
     on_tensor_cores = [x for x in run.launches if x.plan is not None and x.plan.tensor_cores]
-    for name in (*OPERANDS[operator].values(), "bias"):
+    fold = OPERATORS[run.ops[-1].name].fold
+    for name in (*dict.fromkeys(fold.operands.values()), "bias"):
         copying = [x.plan for x in on_tensor_cores if name in x.copied]
         if not copying:
             continue
@@ -248,7 +234,8 @@ def _copies(operator: str, run: DryRun) -> list[str]:
         assert plan is not None
         is_bias = name == "bias"
         if (is_bias and t.dim() > 1) or (not is_bias and t.shape[-1] % 8 == 0 and not memory.is_aligned(t)):
-            transposed = name in ("weight", "teacher_weight", "b") and plan.transposed and not plan.narrow
+            is_weight = fold.payload is None and name in (fold.b, fold.other_b)
+            transposed = is_weight and plan.transposed and not plan.narrow
             wanted = f"{LINES}, or its transpose's" if transposed else LINES
             reasons.append(f"{name} is copied: its strides are {t.stride()}, not {wanted}")
     return reasons
@@ -399,8 +386,8 @@ def resolved(op: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tu
     if isinstance(op, functools.partial):
         return resolved(op.func, (*op.args, *arguments), {**op.keywords, **options})
     if isinstance(op, str):
-        if op not in KERNELS:
-            raise ValueError(mismatch("op", f"one of {', '.join(KERNELS)}", repr(op)) + _way_out(op, op))
+        if op not in FUNCTIONS:
+            raise ValueError(mismatch("op", f"one of {', '.join(FUNCTIONS)}", repr(op)) + _way_out(op, op))
         op = FUNCTIONS[op]
     elif isinstance(op, torch.nn.Module):
         inspect.signature(op.forward).bind(*arguments, **options)  # it takes fewer than the operator
@@ -408,15 +395,15 @@ def resolved(op: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tu
         if forward is nn.MLP.forward:
             names = ("w1", "w2", "activation", "bias1", "bias2", "gate", "gate_bias")
             op, options = functional.mlp, options | {name: getattr(op, name) for name in names}
-        elif forward in MODULES:
+        elif function := getattr(forward, "function", None):
             own: Any = op.options
             for name in options.keys() & own.keys():
                 raise TypeError(mismatch(name, "no value, since the module has one", repr(options[name])))
-            op, options = MODULES[forward], options | own
+            op, options = function, options | own
     name = getattr(op, "__name__", "")
-    if name not in KERNELS or inspect.unwrap(op) is not FUNCTIONS[name]:
+    if name not in FUNCTIONS or inspect.unwrap(op) is not FUNCTIONS[name]:
         expected = (
-            f"one of {', '.join(KERNELS)}, its name, a module of monoidreduce.nn or a functools.partial"
+            f"one of {', '.join(FUNCTIONS)}, its name, a module of monoidreduce.nn or a functools.partial"
         )
         raise TypeError(mismatch("op", expected, f"{type(op).__name__} {name}".rstrip()) + _way_out(op, name))
     signature = inspect.signature(op)
@@ -459,9 +446,9 @@ def _leading(call: dict[str, Any]) -> Any:
 
 def tiles_of(operator: str, call: dict[str, Any], dtype: torch.dtype) -> Tiles:
     """The tiles of the forward and the backward pass of an operator's call on the CPU."""
-    operands: dict[str, Tensor | None] = {}
-    for role, name in OPERANDS[operator].items():
-        t = call[name].mT if name == "w2" else call[name]
+    fold, operands = fold_of(operator), dict[str, Tensor | None]()
+    for role, name in fold.operands.items():
+        t = call[name].mT if role == "payload" and fold.transposed else call[name]
         t = t.transpose(0, 1)[None] if operator == "attention_varlen" else t
         operands[role] = torch.empty((), dtype=dtype).expand(t.shape)
     bias = call.get("bias")

@@ -108,6 +108,8 @@ def _of(function: Callable[..., Any], options: type, tensors: type) -> Callable[
         methods: tuple[tuple[Any, Any], ...] = (module.__init__, held), (module.forward, given)
         for method, of_method in methods:
             method.__signature__ = inspect.Signature([this, *of_method])
+        forward: Any = module.forward
+        forward.function = function  # which `explain` explains
         module._function = staticmethod(function)
         module._defaults = {p.name: p.default for p in held if p.kind is not p.VAR_KEYWORD}
         return module

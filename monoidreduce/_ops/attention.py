@@ -19,7 +19,7 @@ from monoidreduce._ops.attention_passes import (
 )
 from monoidreduce._ops.attention_scores import BuiltInScores
 from monoidreduce._ops.memory import rounded_gradients
-from monoidreduce._ops.registry import SymInt, register
+from monoidreduce._ops.registry import Fold, SymInt, register
 from monoidreduce._ops.sinks import score_sinks
 
 __all__ = ["AttentionOpOptions", "differentiate"]
@@ -146,6 +146,7 @@ register(
     forward=attention_forward,
     fake=attention_results,
     backward=attention_backward,
+    fold=Fold(a="q", b="k", payload="v", joined=("sinks",)),
     # whole: see `BuiltInScores`. unrounded_gradients: see `UNROUNDED`.
     backward_options="bool whole=True, bool unrounded_gradients=False",
 )

@@ -13,7 +13,7 @@ from monoidreduce._ops.attention import differentiate
 from monoidreduce._ops.attention_mask import packed_mask
 from monoidreduce._ops.attention_passes import Results, forward_pass, new_results, score_scale
 from monoidreduce._ops.attention_scores import BuiltInScores
-from monoidreduce._ops.registry import SymInt, register
+from monoidreduce._ops.registry import Fold, SymInt, register
 
 __all__: list[str] = []
 
@@ -107,5 +107,6 @@ register(
     forward=varlen_forward,
     fake=varlen_results,
     backward=varlen_backward,
+    fold=Fold(a="q", b="k", payload="v", joined=("sinks",)),
     backward_options="bool unrounded_gradients=False",
 )

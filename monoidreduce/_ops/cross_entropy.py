@@ -32,7 +32,7 @@ from monoidreduce._ops.memory import (
     new_gradient,
     rounded_gradients,
 )
-from monoidreduce._ops.registry import UNROUNDED, register
+from monoidreduce._ops.registry import UNROUNDED, Fold, register
 from monoidreduce._ops.slices import Needed
 from monoidreduce.workspace import get_workspace
 
@@ -383,5 +383,6 @@ register(
     forward=cross_entropy_forward,
     fake=cross_entropy_results,
     backward=cross_entropy_backward,
+    fold=Fold(a="x", b="weight"),
     backward_options=UNROUNDED,
 )

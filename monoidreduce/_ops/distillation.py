@@ -26,7 +26,7 @@ from monoidreduce._ops.linear_loss import (
     unreduced,
 )
 from monoidreduce._ops.memory import empty_statistics, launch_on, new_gradient, rounded_gradients
-from monoidreduce._ops.registry import UNROUNDED, choices, register
+from monoidreduce._ops.registry import UNROUNDED, Fold, choices, register
 from monoidreduce._ops.slices import Needed
 from monoidreduce.workspace import get_workspace
 
@@ -302,5 +302,6 @@ register(
     forward=distillation_forward,
     fake=distillation_results,
     backward=distillation_backward,
+    fold=Fold(a="x", b="weight", other_a="teacher_x", other_b="teacher_weight"),
     backward_options=UNROUNDED,
 )

@@ -28,7 +28,7 @@ from monoidreduce._torch_private import (
     without_fakes,
 )
 from monoidreduce._validate import mismatch
-from monoidreduce.flops import FORMULAS
+from monoidreduce.flops import backward_flops, forward_flops
 
 __all__ = ["DryRun", "Launch", "Op", "Operand", "Planned", "dry_run", "tensors_in"]
 
@@ -337,7 +337,7 @@ def dry_run(
         run.compulsory = sum(inputs.values()) + outputs
         name, given = run.ops[-1]
         of = OPERATORS[name]
-        run.flops = _flops(name, given)
+        run.flops = forward_flops(name, *map(_shape, given.values()))
     if needed:
         with _substituted(notes, gpu, assumes_compiler), torch.no_grad(), without_fakes():
             results = notes.results if isinstance(notes.results, tuple) else (notes.results,)
@@ -354,9 +354,7 @@ def dry_run(
             gradients = sum(t.nbytes for t in found)
             run.peak = max(run.peak, notes.most - outputs - gradients)
             run.compulsory += sum(inputs.values()) + upstream.nbytes + gradients
-            if name in FORMULAS:
-                run.flops += FORMULAS[f"{name}_backward"](*map(_shape, of_backward))
-                run.flops -= _flops(name, given, scores=True)
+            run.flops += backward_flops(name, *map(_shape, of_backward), recomputed=False)
     return run
 
 
@@ -407,15 +405,3 @@ def _without_memory(t: Tensor) -> Tensor:
 
 def _shape(value: Any) -> Any:
     return value.shape if isinstance(value, Tensor) else value
-
-
-def _flops(op: str, given: dict[str, Any], scores: bool = False) -> int:
-    """FLOPs of an op's forward pass. scores: only of its scores, by counting payloads as of width 0."""
-    if op not in FORMULAS:
-        return 0
-    shapes = {name: _shape(value) for name, value in given.items()}
-    if scores and op == "attention":
-        shapes["v"] = (*shapes["v"][:3], 0)
-    if scores and op in ("mlp", "gated_mlp"):
-        shapes["w2"] = (0, shapes["w2"][1])
-    return FORMULAS[op](*shapes.values())

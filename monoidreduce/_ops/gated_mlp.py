@@ -25,7 +25,7 @@ from monoidreduce._ops.memory import (
 from monoidreduce._ops.mlp import ACTIVATIONS, MlpOpOptions, new_result
 from monoidreduce._ops.mlp_parts import Total, columns_of, parts_of, rows_of
 from monoidreduce._ops.products import add_product, fills_a_gpu, without_autocast, write_product
-from monoidreduce._ops.registry import UNROUNDED, register
+from monoidreduce._ops.registry import UNROUNDED, Fold, register
 from monoidreduce.workspace import get_workspace
 
 __all__ = ["backward_part", "forward_part", "hidden_dtype"]
@@ -239,5 +239,6 @@ register(
     forward=gated_mlp_forward,
     fake=gated_mlp_result,
     backward=gated_mlp_backward,
+    fold=Fold(a="x", b="w1", other_a="x", other_b="gate", payload="w2", transposed=True, joined=("bias2",)),
     backward_options=UNROUNDED,
 )

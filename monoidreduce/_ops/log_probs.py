@@ -34,7 +34,7 @@ from monoidreduce._ops.memory import (
     new_gradient,
     rounded_gradients,
 )
-from monoidreduce._ops.registry import UNROUNDED, register
+from monoidreduce._ops.registry import UNROUNDED, Fold, register
 from monoidreduce._ops.slices import TILE_COLUMNS, Needed
 from monoidreduce.workspace import get_workspace
 
@@ -290,6 +290,7 @@ register(
     forward=log_probs_forward,
     fake=log_probs_results,
     backward=log_probs_backward,
+    fold=Fold(a="x", b="weight"),
     in_place=functools.partial(log_probs_backward, consumes=True),
     backward_options=UNROUNDED,
 )

@@ -26,7 +26,7 @@ from monoidreduce._ops.memory import (
     padded_weight,
     rounded_gradients,
 )
-from monoidreduce._ops.registry import UNROUNDED, register
+from monoidreduce._ops.registry import UNROUNDED, Fold, register
 from monoidreduce._ops.slices import Needed
 from monoidreduce.workspace import get_workspace
 
@@ -145,5 +145,6 @@ register(
     forward=logsumexp_forward,
     fake=logsumexp_results,
     backward=logsumexp_backward,
+    fold=Fold(a="a", b="b"),
     backward_options=UNROUNDED,
 )

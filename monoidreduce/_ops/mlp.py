@@ -23,7 +23,7 @@ from monoidreduce._ops.memory import (
     rounded_gradients,
 )
 from monoidreduce._ops.mlp_parts import HiddenPart, multiply_hidden, multiply_hidden_gradients
-from monoidreduce._ops.registry import UNROUNDED, choices, register
+from monoidreduce._ops.registry import UNROUNDED, Fold, choices, register
 from monoidreduce.workspace import get_workspace
 
 ACTIVATIONS = choices("mlp_forward", "activation")
@@ -185,5 +185,6 @@ register(
     forward=mlp_forward,
     fake=mlp_result,
     backward=mlp_backward,
+    fold=Fold(a="x", b="w1", payload="w2", transposed=True, joined=("bias2",)),
     backward_options=UNROUNDED,
 )

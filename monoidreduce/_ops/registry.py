@@ -34,6 +34,7 @@ from monoidreduce._torch_private import (
 __all__ = [
     "OPERATORS",
     "UNROUNDED",
+    "Fold",
     "Operator",
     "SymInt",
     "any_requires_grad",
@@ -52,6 +53,38 @@ UNROUNDED = "bool unrounded=False"
 _library: Any = torch.library.Library("monoidreduce", "DEF")  # type: ignore[no-untyped-call]
 
 
+class Fold(NamedTuple):
+    """What an op folds, by the names of its inputs: each row of `a` over all columns of `b`.
+
+    FLOP counts (flops.py), `explain` and the cost model know an op by it. The names are those of
+    `_C.cpu_tiles` and fold.h.
+
+    Attributes:
+        a, b: rows [..., M, F] and columns [..., N, F], whose products are the scores.
+        other_a, other_b: rows and columns of a second score for each pair.
+        payload: [..., N, D], what functions of the scores weigh.
+        transposed: whether the payload is stored as [D, N].
+        data: values of rows or columns that only the function of the scores reads. The gradient of one is a
+            fold of its own.
+        joined: what is joined to the results of rows. Its gradient needs no scores.
+    """
+
+    a: str
+    b: str
+    other_a: str | None = None
+    other_b: str | None = None
+    payload: str | None = None
+    transposed: bool = False
+    data: tuple[str, ...] = ()
+    joined: tuple[str, ...] = ()
+
+    @property
+    def operands(self) -> dict[str, str]:
+        """The matrices: "a", "b", "other_a", "other_b" or "payload" -> the name of the input."""
+        roles = ("a", "b", "other_a", "other_b", "payload")
+        return {role: name for role in roles if (name := getattr(self, role)) is not None}
+
+
 class Operator(NamedTuple):
     """The functions of a registered operator, for callers that run them without autograd.
 
@@ -67,6 +100,8 @@ class Operator(NamedTuple):
     saved: int  # the number of inputs and residuals
     differentiable: int  # the number of differentiable outputs
     constants: int  # the number of inputs without a gradient, which are the last ones
+    fold: Fold
+    flops: tuple[Callable[..., int], Callable[..., int]] | None  # see `_register`
 
 
 OPERATORS: dict[str, Operator] = {}
@@ -347,6 +382,8 @@ def _register(
     forward: Callable[..., Any],
     fake: Callable[..., Any],
     backward: Callable[..., list[Tensor]],
+    fold: Fold,
+    flops: tuple[Callable[..., int], Callable[..., int]] | None = None,
     constants: str = "",
     backward_options: str = "",
     in_place: Callable[..., list[Tensor]] | None = None,
@@ -363,6 +400,9 @@ def _register(
         residuals: the outputs that the backward op reads.
         forward, backward: the implementations, on the CPU and on CUDA.
         fake: like forward, but only allocates the results, for tracing.
+        fold: which inputs are rows, columns and so on.
+        flops: the FLOPs of the forward and of the backward op, from their arguments by name with shapes in
+            place of tensors. None: they are those of the fold (flops.py).
         constants: the last inputs, which have no gradient. The backward op returns the gradients of the
             others; one whose entry in `needed` is False is an empty tensor.
         backward_options: more options of the backward op. Autograd calls it with their defaults.
@@ -427,7 +467,7 @@ def _register(
         )
 
     counts = input_count, input_count + residual_count, grad_count, constant_count
-    OPERATORS[name] = Operator(forward, backward, in_place or backward, saved, *counts)
+    OPERATORS[name] = Operator(forward, backward, in_place or backward, saved, *counts, fold, flops)
     for device in ("CPU", "CUDA"):
         _library.impl(name, forward, device)
         _library.impl(f"{name}_backward", backward, device)

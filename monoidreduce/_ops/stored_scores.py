@@ -32,7 +32,7 @@ from monoidreduce._ops.memory import (
 )
 from monoidreduce._ops.mlp_parts import parts_of
 from monoidreduce._ops.products import multipliable, without_autocast, write_product
-from monoidreduce._ops.registry import any_requires_grad, register
+from monoidreduce._ops.registry import Fold, any_requires_grad, register
 from monoidreduce._ops.slices import TILE_COLUMNS, TILE_ROWS
 from monoidreduce._torch_private import mark_constant
 from monoidreduce.workspace import get_workspace
@@ -302,6 +302,13 @@ def linear_jsd_backward_in_place(grad_loss: Tensor, *rest: Any) -> list[Tensor]:
     return [_scaled(t, grad_loss, t) if is_needed else t for t, is_needed in found]
 
 
+def linear_jsd_flops(given: dict[str, Any]) -> int:
+    """Of both scores, and of the gradients of x and weight, which the forward pass computes."""
+    x, weight, teacher_x = (given[name] for name in ("x", "weight", "teacher_x"))
+    flops: int = 2 * x[0] * weight[0] * (x[1] * (1 + sum(given["wanted"])) + teacher_x[1])
+    return flops
+
+
 def _scaled(gradient: Tensor, by: Tensor, out: Tensor) -> Tensor:
     """Write by * gradient to `out`, which may be the gradient itself. It is rounded once, from float32."""
     factors = by.expand(len(gradient)).contiguous()
@@ -320,6 +327,8 @@ register(
     forward=linear_jsd_forward,
     fake=linear_jsd_results,
     backward=linear_jsd_backward,
+    fold=Fold(a="x", b="weight", other_a="teacher_x", other_b="teacher_weight"),
+    flops=(linear_jsd_flops, lambda given: 0),
     in_place=linear_jsd_backward_in_place,
 )
 

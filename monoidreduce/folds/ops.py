@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from monoidreduce._ops.registry import UNROUNDED, register
+from monoidreduce._ops.registry import UNROUNDED, Fold, register
 
 
 def _statistics() -> Any:
@@ -45,6 +45,7 @@ register(
     forward=lambda *args: _statistics().forward(*args),
     fake=lambda *args: _statistics().results(*args),
     backward=lambda *args: _statistics().backward(*args),
+    fold=Fold(a="a", b="b", other_a="other_a", other_b="other_b", data=("row", "column")),
     backward_options=UNROUNDED,
 )
 
@@ -61,6 +62,7 @@ register(
     forward=lambda *args: _modified_attention().forward(*args),
     fake=lambda *args: _modified_attention().results(*args),
     backward=lambda *args: _modified_attention().backward(*args),
+    fold=Fold(a="q", b="k", payload="v", joined=("sinks",)),
 )
 
 register(
@@ -74,5 +76,6 @@ register(
     forward=lambda *args: _cpp_monoid().forward(*args),
     fake=lambda *args: _cpp_monoid().results(*args),
     backward=lambda *args: _cpp_monoid().backward(*args),
+    fold=Fold(a="a", b="b", other_a="other_a", other_b="other_b"),
     backward_options=UNROUNDED,
 )

@@ -13,7 +13,7 @@ import monoidreduce as mr
 from monoidreduce import _C
 from monoidreduce._ops import engine
 from monoidreduce.hardware import find_gpu
-from monoidreduce.inspection import OPERANDS, resolved
+from monoidreduce.inspection import fold_of, resolved
 from monoidreduce.theory.costs.modelled import modelled_run
 from monoidreduce.theory.costs.sizes import call_of
 
@@ -124,7 +124,7 @@ def test_the_passes_of_a_cost_are_those_that_run(
     if entry is None:
         pytest.skip("a GPU that monoidreduce.hardware does not have")
     described, options = call_of(operator, sizes, dtype)
-    operands = (*OPERANDS[operator].values(),)
+    operands = (*fold_of(operator).operands.values(),)
     frozen = ("teacher_x", "teacher_weight")
     needed = tuple(name for name in operands if name not in frozen)
     names = [*resolved(operator, tuple(described), options)[1]]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from monoidreduce._ops.dry_run import DryRun
 from monoidreduce._validate import mismatch
-from monoidreduce.inspection import OPERANDS, differentiated, resolved
+from monoidreduce.inspection import differentiated, fold_of, resolved
 from monoidreduce.theory.costs import cpu
 from monoidreduce.theory.costs.model import Time, time_of
 from monoidreduce.theory.costs.modelled import modelled_run
@@ -352,7 +352,7 @@ def _bounds(operator: str, call: dict[str, Any], run: DryRun, hardware: Hardware
         n = math.isqrt(band.pairs())
         found = (bounds.theta_forward(n, width, words), bounds.segment(n, width, words, band.pairs()))
         return {b.name: heads * size * b.words for b in found}
-    columns = call[OPERANDS[operator]["b"]]
+    columns = call[fold_of(operator).b]
     b = bounds.matmul(
         first.shape.numel() // max(first.shape[-1], 1), columns.shape[0], columns.shape[1], words
     )
@@ -375,7 +375,8 @@ def _advice(
     if any(name.endswith(("/dq", "/dx")) for name in names):
         advice.append("a width is more than 128: each gradient has a pass, 8 products in all instead of 5")
     written = {name for launch in run.launches for name in launch.arguments if launch.backward}
-    at_once = {"attention": ("q", "k", "v"), "mlp": ("x", "w1", "w2")}.get(operator, ())
+    fold = fold_of(operator)
+    at_once = () if fold.payload is None else fold.operands.values()
     unused = [name for name in at_once if name not in needed and f"d{name}" in written]
     if unused:
         advice.append(f"gradients of {', '.join(unused)} are computed by the same kernel, and not needed")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from monoidreduce import _C
 from monoidreduce._ops.dry_run import DryRun, Launch
 from monoidreduce._validate import mismatch
-from monoidreduce.inspection import OPERANDS, tiles_of
+from monoidreduce.inspection import fold_of, tiles_of
 from monoidreduce.theory.costs.model import Time
 from monoidreduce.theory.costs.work import Band, Work
 from monoidreduce.theory.hardware import Processor
@@ -72,11 +72,12 @@ def _pairs(band: Band, by_rows: bool, staying: int, streamed: int) -> int:
 
 
 def _fold(launch: Launch, operator: str, tile: tuple[int, int]) -> Fold:
-    a, roles = launch.arguments, OPERANDS[operator]
+    a, fold = launch.arguments, fold_of(operator)
+    roles = fold.operands
     rows, columns = (a[roles[of]].shape for of in "ab")
     band = Band(rows[-2], columns[-2], a.get("left", -1), a.get("right", -1))
     of_scores = rows[-1] + (a[roles["other_a"]].shape[-1] if "other_a" in roles else 0)
-    payload = a[roles["payload"]].shape[-1 if operator == "attention" else 0] if "payload" in roles else 0
+    payload = a[fold.payload].shape[-2 if fold.transposed else -1] if fold.payload else 0
     weighed = [of_scores, payload]
     if launch.backward:  # one more product for each gradient; the payload's has the output's width
         gradients = {role: a[f"d{name}"].shape[-1] for role, name in roles.items() if f"d{name}" in a}

@@ -454,7 +454,10 @@ def test_a_fused_mlp_computes_a_sixth_more_in_a_fiftieth_of_the_memory() -> None
     assert fused.elements / stored.elements == pytest.approx(0.0229, abs=5e-5)
     # As torch counts the operator: three gradients, and no gradient of a bias.
     shapes = (tokens, width), (hidden, width), (width, hidden)
-    counted = flops.mlp(*shapes) + flops.mlp_backward((tokens, width), *shapes, [True] * 3 + [False] * 2)
+    arguments = (*shapes, None, None, "relu", False, None)
+    needed = [True] * 3 + [False] * 2
+    counted = flops.forward_flops("mlp", *arguments)
+    counted += flops.backward_flops("mlp", (tokens, width), *arguments, needed)
     assert fused.flops == counted
 
 
