@@ -100,25 +100,30 @@ def statistics_over_ranks(
         positions = call.positions[None]
         column_index = positions if column_index is None else torch.cat((column_index, positions))
 
-    monoid, options = StatisticsMonoid(text), (text, call.scale, workspace)
+    payload, widths = call.payload_of(traced)
+    monoid, options = StatisticsMonoid(text), (text, widths, call.scale, workspace)
 
     def combine(gathered: list[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        values, low, indices = gathered
+        values, sums, low, indices = gathered
         of_ranks = zip(values, low, indices, strict=True)
-        per_rank = (monoid.of_results(*each, columns.stride * i) for i, each in enumerate(of_ranks))
-        total, at = monoid.project(reduce(monoid.combine, per_rank))
+        per_rank = [monoid.of_results(*each, columns.stride * i) for i, each in enumerate(of_ranks)]
+        state = reduce(monoid.combine, per_rank)
+        total, at = monoid.project(state)
+        whole = monoid.combine_sums(per_rank, state, sums, widths).to(sums.dtype)
         lows = [two_words(total[field], values.dtype)[1] for field in monoid.log_sum_exps]
         rounded = total.to(values.dtype)
         here = at.clone()
         here[: len(monoid.program.largest)] -= columns.first
-        return (rounded, at), (rounded, torch.stack(lows) if lows else low[0], here)
+        return (rounded, whole, at), (rounded, whole, torch.stack(lows) if lows else low[0], here)
 
     # `rows_of` has gathered them.
     whole_rows = replace(sharding.ranks, sequence_parallel=False)
-    fold = ShardedFold("statistics", options, options, (0, 2, 4), 3, combine, Sharding(group, whole_rows))
-    inputs = (*call.operands_of(traced), of_rows, of_columns, row_index, column_index)
-    values, indices = fold_over_ranks(fold, *inputs)
-    result = call.named(traced, values, indices)
+    fold = ShardedFold(
+        "statistics", options, options, (0, 2, 4), 4, combine, Sharding(group, whole_rows), differentiable=2
+    )
+    inputs = (*call.operands_of(traced), of_rows, of_columns, payload, row_index, column_index)
+    values, sums, indices = fold_over_ranks(fold, *inputs)
+    result = call.named(traced, values, indices, sums)
     if not shards_rows:
         return result
     return type(result)(

@@ -36,11 +36,11 @@ def _cpp_monoid() -> Any:
 register(
     "statistics",
     inputs="Tensor a, Tensor b, Tensor? other_a, Tensor? other_b, Tensor? row, Tensor? column, "
-    "Tensor? row_index, Tensor? column_index",
-    options="str program, float scale, int? workspace",
-    outputs="values, low, indices",
-    differentiable="values",
-    residuals="values, low, indices",
+    "Tensor? payload, Tensor? row_index, Tensor? column_index",
+    options="str program, SymInt[] widths, float scale, int? workspace",
+    outputs="values, sums, low, indices",
+    differentiable="values, sums",
+    residuals="values, sums, low, indices",
     constants="row_index, column_index",
     forward=lambda *args: _statistics().forward(*args),
     fake=lambda *args: _statistics().results(*args),

@@ -6,6 +6,9 @@
     largest(f), smallest(f)             the value, and the first column that has it
     count(condition)                    the number of columns for which it holds
 
+In `mean` and `total`, f may also be a payload: a datum of columns that has a vector [E] for each column, or a
+number of the element times it. The result is then a vector.
+
 Log weights may be of any size, because exponentials are relative to the largest one. An element with log
 weight -inf is excluded. Without columns a log-sum-exp is -inf; a mean, a total and a count are 0; a largest
 value is -inf and its column -1.
@@ -22,6 +25,7 @@ from torch import Tensor
 
 from monoidreduce._results import exported
 from monoidreduce.folds.program.errors import TraceError
+from monoidreduce.folds.program.graph import Payload
 
 __all__ = ["Extremum", "Softmax", "Statistic", "count", "largest", "smallest", "softmax", "total"]
 
@@ -97,10 +101,14 @@ class _KnownLater:
 
 
 class Statistic(_KnownLater):
-    """A statistic that a traced function returns. kind: its name. of, log_weight: numbers of graph nodes."""
+    """A statistic that a traced function returns.
 
-    def __init__(self, kind: str, of: int, log_weight: int | None = None) -> None:
-        self.kind, self.of, self.log_weight = kind, of, log_weight
+    kind: its name. of, log_weight: numbers of graph nodes. payload: the datum of columns whose vectors it
+    sums, with the factor `of`; None if it is of numbers.
+    """
+
+    def __init__(self, kind: str, of: int, log_weight: int | None = None, payload: str | None = None) -> None:
+        self.kind, self.of, self.log_weight, self.payload = kind, of, log_weight, payload
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -125,7 +133,9 @@ class Softmax(_KnownLater):
         _refuse(f"a softmax has no {name}; it has logsumexp and mean(f)")
 
     def mean(self, f: Any) -> Any:
-        """The mean of f by the weights."""
+        """The mean of f by the weights. f may be a payload: then the mean is a vector."""
+        if isinstance(f, Payload):
+            return Statistic("mean", f.factor.number, self._log_weight, f.name)
         return Statistic("mean", _traced("mean", f, "real"), self._log_weight)
 
 
@@ -135,7 +145,9 @@ def softmax(log_weight: Any) -> Softmax:
 
 
 def total(f: Any) -> Any:
-    """The sum of f over the columns."""
+    """The sum of f over the columns. f may be a payload: then the sum is a vector."""
+    if isinstance(f, Payload):
+        return Statistic("total", f.factor.number, payload=f.name)
     return Statistic("total", _traced("total", f, "real"))
 
 

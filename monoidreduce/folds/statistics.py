@@ -120,7 +120,8 @@ class Statistics:
                 torch: negative values count from the end, others out of range are errors.
             ignore_index: the label of ignored rows.
             row: data of rows by name, each [...].
-            column: data of columns by name, each [V].
+            column: data of columns by name, each [V]; or a payload [V, E], a vector for each column, of which
+                the function returns means and totals (`p.mean(v)`, `total(w * v)`).
             scale: factor of the scores.
             workspace: bytes for local gradients on a GPU; `get_workspace()` by default.
             ranks: b, other_b and data of columns are this rank's shard of the columns. Uses the options
@@ -129,7 +130,8 @@ class Statistics:
 
         Returns:
             A NamedTuple with the names that the function returned. Log-sum-exps, means and totals are [...]
-            in the accumulation dtype, and differentiable in all floating-point tensors. `largest` and
+            in the accumulation dtype, and differentiable in all floating-point tensors. Those of a payload are
+            [..., E], and in the dtype of a if the payload is. `largest` and
             `smallest` are `stat.Extremum` with value and index; counts are int64.
 
         Raises:
@@ -147,8 +149,8 @@ class Statistics:
             data = (label, ignore_index, row or {}, column or {}, scale, workspace)
             return _yards.ranks().statistics_over_ranks(self, (a, b, other_a, other_b), *data, ranks)
         call = _Call(self, a, b, other_a, other_b, label, ignore_index, row or {}, column or {}, scale)
-        traced, values, _, indices = self._folded(call, workspace)
-        return call.named(traced, values, indices)
+        traced, values, _, indices, sums = self._folded(call, workspace)
+        return call.named(traced, values, indices, sums)
 
     def _in_two_words(
         self,
@@ -162,26 +164,32 @@ class Statistics:
     ) -> tuple[Any, Any]:
         """The two words of the log-sum-exps, for a function that returns nothing else."""
         call = _Call(self, a, b, other_a, other_b, None, -100, row, column, 1.0)
-        traced, values, low, indices = self._folded(call, None)
-        return call.named(traced, values, indices), call.named(traced, low, indices)
+        traced, values, low, indices, sums = self._folded(call, None)
+        return call.named(traced, values, indices, sums), call.named(traced, low, indices, sums)
 
-    def _folded(self, call: _Call, workspace: int | None) -> tuple[Traced, Tensor, Tensor, Tensor]:
-        """Run the op: values [values, rows] (log-sum-exps first), their low words, and indices."""
+    def _folded(self, call: _Call, workspace: int | None) -> tuple[Traced, Tensor, Tensor, Tensor, Tensor]:
+        """Run the op: values [values, rows], low words of the log-sum-exps, indices, and payload sums."""
         traced, tensors = self._traced(call)
         if traced is None:
             folded: Any = outside_of_graphs(self._folded, call, workspace)
             return folded  # type: ignore[no-any-return]
         if call.a.is_cpu and not torch.compiler.is_compiling():
             self._check_fits(call, traced, tensors)
-        values, low, indices = call_op(
+        row, column, *integers = call.data_of(traced, tensors)
+        payload, widths = call.payload_of(traced)
+        values, sums, low, indices = call_op(
             "statistics",
             *call.operands_of(traced),
-            *call.data_of(traced, tensors),
+            row,
+            column,
+            payload,
+            *integers,
             traced.text,
+            widths,
             call.scale,
             workspace_bytes(workspace),
         )
-        return traced, values, low, indices
+        return traced, values, low, indices, sums
 
     def _check_fits(self, call: _Call, traced: Traced, tensors: tuple[Tensor, ...]) -> None:
         """Raise TraceError if the CPU engine cannot run forward, or backward if one may follow."""
@@ -235,9 +243,13 @@ class Statistics:
             return vector[counted][:, None] if name in ("row", "row_index") else vector
 
         assert first is not None
-        found = reader.statistics(traced.program, scores(first, call.b), leaf)
+        payload, widths = call.payload_of(traced)
+        vectors = [] if payload is None else torch.split(payload.to(dtype), widths, 1)
+        *found, sums = reader.statistics(traced.program, scores(first, call.b), leaf, vectors)
         values, indices = (t.new_zeros(len(t), rows).index_copy(1, counted, t) for t in found)
-        return call.named(traced, values, indices)
+        return call.named(
+            traced, values, indices, sums.new_zeros(rows, sum(widths)).index_copy(0, counted, sums)
+        )
 
     def explain(
         self,
@@ -322,6 +334,11 @@ def checked_label(label: Tensor, a: Tensor) -> Tensor:
     return torch.Tensor.long(_per_row("label", label, a, "a"))
 
 
+def _is_payload(datum: Tensor) -> bool:
+    """Whether a datum of columns has a vector for each column."""
+    return datum.dim() == 2 and datum.dtype.is_floating_point
+
+
 def _check_integers(name: str, tensor: Tensor) -> None:
     if tensor.dtype not in INTEGERS or tensor.dtype == torch.uint64:
         instead = "an integer dtype that int64 holds"
@@ -395,15 +412,24 @@ class _Call:
             check_like(named, tensor, "a", self.a, (tensor.dtype,))
         elif tensor.dtype != torch.bool:
             _check_integers(named, tensor)
+        if which == "column" and _is_payload(tensor) and tensor.shape[:1] == shape:
+            if self.scale == 0:
+                raise ValueError(
+                    mismatch("scale", f"a factor other than 0 beside the payload {named}", self.scale)
+                )
+            return tensor
         if tensor.shape != shape:
-            raise ValueError(mismatch(named, f"shape {list(shape)}", list(tensor.shape)))
+            expected = f"shape {list(shape)}"
+            expected += f", or [{shape[0]}, E] of floating-point numbers" if which == "column" else ""
+            raise ValueError(mismatch(named, expected, list(tensor.shape)))
         return tensor.reshape(-1)
 
     @property
     def kinds(self) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
         """The names and kinds of the data of rows and of columns."""
         rows = tuple([(name, kind_of(t)) for name, t in self.row.items()])
-        return rows, tuple([(name, kind_of(t)) for name, t in self.column.items()])
+        columns = [(name, "payload" if _is_payload(t) else kind_of(t)) for name, t in self.column.items()]
+        return rows, tuple(columns)
 
     @property
     def positions(self) -> Tensor:
@@ -413,6 +439,22 @@ class _Call:
     def operands_of(self, traced: Traced) -> tuple[Any, ...]:
         """The operands that the program uses; those of a second score only if it reads `other`."""
         return self.operands if traced.scores == 2 else (self.a, self.b, None, None)
+
+    def payload_of(self, traced: Traced) -> tuple[Tensor | None, list[int]]:
+        """The vectors of all payload sums side by side, [V, sum of widths]; and the width of the vectors of
+        each entry of the program's `payloads`.
+
+        They are in the dtype of a if all are; otherwise in the accumulation dtype.
+        """
+        if not traced.payloads:
+            return None, []
+        vectors = [self.column[name] for _, name in traced.payloads]
+        widths = [0] * len(traced.program.payloads)
+        for (number, _), t in zip(traced.payloads, vectors, strict=True):
+            widths[number] += t.shape[1]
+        own = self.a.dtype
+        dtype = own if all(t.dtype == own for t in vectors) else accumulation_dtype(own)
+        return torch.cat([t.to(dtype) for t in vectors], 1), widths
 
     def check_captured(self, traced: Traced, tensors: tuple[Tensor, ...], columns: int) -> None:
         """Raise ValueError unless captured tensors are on a's device and large enough for all rows and
@@ -500,7 +542,7 @@ class _Call:
         if expected is not None:
             raise ValueError(mismatch(described(tensor, self.of._function), expected, given))
 
-    def named(self, traced: Traced, values: Tensor, indices: Tensor) -> Any:
+    def named(self, traced: Traced, values: Tensor, indices: Tensor, sums: Tensor) -> Any:
         """The NamedTuple of results. Ignored rows have the results of an empty fold."""
 
         def of_rows(result: Tensor, of_nothing: float) -> Tensor:
@@ -508,10 +550,22 @@ class _Call:
                 result = result.masked_fill(self.ignored, of_nothing)
             return _like_rows(result, self.given)
 
+        payloads = [self.column[name] for _, name in traced.payloads]
+        vectors = [
+            part.to(t.dtype) if t.dtype == self.a.dtype else part
+            for part, t in zip(torch.split(sums, [t.shape[1] for t in payloads], 1), payloads, strict=True)
+        ]
         results: list[Any] = []
         value_of = values.unbind(0)
         for kind, *at in traced.outputs:
-            if kind in ("logsumexp", "value"):
+            if kind == "payload":
+                of_sum = vectors[at[0]]
+                if self.ignored is not None:
+                    of_sum = of_sum.masked_fill(self.ignored[:, None], 0)
+                results.append(
+                    of_sum.unflatten(0, self.given.shape[:-1]) if self.given.dim() != 2 else of_sum
+                )
+            elif kind in ("logsumexp", "value"):
                 results.append(of_rows(value_of[at[0]], 0 if kind == "value" else -math.inf))
             elif kind == "index":
                 results.append(of_rows(indices.select(0, at[0]), 0))

@@ -6,23 +6,32 @@ over the rows. So both are forward passes of other programs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from monoidreduce._ops.engine import _C
-from monoidreduce._ops.memory import empty_statistics, launch_on, new_gradient, rounded_gradients
+from monoidreduce._ops.memory import (
+    accumulation_dtype,
+    empty_statistics,
+    launch_on,
+    new_gradient,
+    rounded_gradients,
+)
 from monoidreduce.folds.cpu.bytecode import backward_code, forward_code
 from monoidreduce.folds.cuda import cuda_passes, cuda_rows, kernels
 from monoidreduce.folds.operands import Data, Operands, Tables, place
 from monoidreduce.folds.program.derivative import Sums, column_sums, row_sums
 from monoidreduce.folds.program.errors import TraceError
 from monoidreduce.folds.program.integers import most_numbers
+from monoidreduce.folds.program.payloads import may_exclude, weights, with_score
 from monoidreduce.folds.program.program import Program, parse
 from monoidreduce.folds.torch.chunked import Chunked
 from monoidreduce.workspace import get_workspace
+
+Folded = tuple[Tensor, Tensor, Tensor]  # values, low words of log-sum-exps, indices
 
 __all__ = ["backward", "fold", "forward", "results", "totals"]
 
@@ -59,16 +68,19 @@ def results(
     other_b: Tensor | None,
     row: Tensor | None,
     column: Tensor | None,
+    payload: Tensor | None,
     row_index: Tensor | None,
     column_index: Tensor | None,
     program: str,
+    widths: list[int],
     scale: float,
     workspace: int | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _results(parse(program), a)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    values, low, indices = _results(parse(program), a)
+    return values, _sums(a, payload), low, indices
 
 
-def _results(program: Program, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _results(program: Program, a: Tensor) -> Folded:
     rows = a.shape[0]
     return (
         empty_statistics(a, program.values, rows),
@@ -77,9 +89,12 @@ def _results(program: Program, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def fold(
-    program: str, operands: Operands, data: Data, scale: float, tables: Tables = (None, None)
-) -> tuple[Tensor, Tensor, Tensor]:
+def _sums(a: Tensor, payload: Tensor | None) -> Tensor:
+    """Memory for the payload sums, [rows, width of the payload]."""
+    return empty_statistics(a, a.shape[0], 0 if payload is None else payload.shape[1])
+
+
+def fold(program: str, operands: Operands, data: Data, scale: float, tables: Tables = (None, None)) -> Folded:
     """Run the forward pass of a program: values, low words of log-sum-exps, and indices.
 
     data: reals of rows, reals of columns, integers of rows, integers of columns. tables: reals and integers
@@ -104,80 +119,225 @@ def forward(
     other_b: Tensor | None,
     row: Tensor | None,
     column: Tensor | None,
+    payload: Tensor | None,
     row_index: Tensor | None,
     column_index: Tensor | None,
     program: str,
+    widths: list[int],
     scale: float,
     workspace: int | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    if (other_a is not None) != (parse(program).scores == 2):
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    of = parse(program)
+    if (other_a is not None) != (of.scores == 2):
         raise ValueError("other_a, other_b: expected them for a program of two scores, and for no other")
+    if len(widths) != len(of.payloads) or sum(widths) != (0 if payload is None else payload.shape[1]):
+        raise ValueError(
+            "widths: expected one for each payload sum of the program, of the columns of payload"
+        )
     most_numbers("a, b", len(a), len(b))
     operands, data = (a, b, other_a, other_b), (row, column, row_index, column_index)
-    if not _has_kernels(a):
-        return Chunked(program, operands, data, scale, workspace).forward()
-    return fold(program, operands, data, scale)
+    folded, sums = _results(of, a), _sums(a, payload)
+    if of.values or of.indices:
+        if _has_kernels(a):
+            folded = fold(program, operands, data, scale)
+        else:
+            folded = Chunked(program, operands, data, scale, workspace).forward()
+    if payload is not None:
+        operands = _in_dtype_of_sums(of, operands, payload)
+        payload = payload.to(operands[0].dtype)
+        of_sums = zip(torch.split(payload, widths, 1), torch.split(sums, widths, 1), strict=True)
+        for number, (vectors, to) in enumerate(of_sums):
+            _write_sum(program, number, operands, data, vectors, folded, scale, workspace, to)
+    values, low, indices = folded
+    return values, sums, low, indices
+
+
+def _write_sum(
+    program: str,
+    number: int,
+    operands: Operands,
+    data: Data,
+    vectors: Tensor,
+    folded: Folded,
+    scale: float,
+    workspace: int | None,
+    to: Tensor,
+) -> None:
+    """Write payload sum `number`, [rows, E]: the product of the elements' weights with the vectors [V, E]."""
+    a, of, (row, column, row_index, column_index) = operands[0], parse(program), data
+    softmax, _ = of.payloads[number]
+    by = torch.full_like(a[:, 0], 1 / scale, dtype=to.dtype)
+    lse = low = by  # not read if the sum is a total
+    if softmax >= 0:
+        lse, low = folded[0][sum(map(len, of.softmaxes[:softmax]))], folded[1][softmax]
+    if may_exclude(program, number):  # 0 times a vector that is not finite would be NaN
+        not_finite = (~vectors.isfinite()).any(1, keepdim=True)
+        vectors = torch.cat((vectors.nan_to_num(0, 0, 0), not_finite.to(vectors.dtype)), 1)
+    text, kept = weights(program, number, _count(row))
+    known = torch.cat([t for t in (row, torch.stack((lse, low, by))) if t is not None])
+    unread = vectors.new_zeros(1, vectors.shape[1]).expand(len(a), -1)  # the rows of a score that has no use
+    of_weights, nothing = _kept(kept, (known, column, row_index, column_index)), _results(parse(text), a)
+    scores = _with_score(operands, unread, vectors)
+    needed = [i == len(scores) - 2 for i in range(len(scores) + 2)]
+    found = gradients(text, scores, of_weights, nothing, nothing[0], scale, workspace, needed, True)
+    result = found[len(scores) - 2]
+    assert result is not None
+    width = to.shape[1]
+    to.copy_(result[:, :width])
+    if vectors.shape[1] > width:
+        to.masked_fill_(result[:, width, None] != 0, torch.nan)
+
+
+def _in_dtype_of_sums(program: Program, operands: Operands, payload: Tensor) -> Operands:
+    """The operands in the dtype in which payload sums are computed.
+
+    That is float32 beside a payload in float32, which is not rounded, and for totals of float16, whose
+    weights may exceed its range.
+    """
+    a, b, other_a, other_b = operands
+    exceeds = a.dtype == torch.float16 and any(softmax < 0 for softmax, _ in program.payloads)
+    dtype = accumulation_dtype(a.dtype) if exceeds else payload.dtype
+    if dtype == a.dtype:
+        return operands
+    other_a, other_b = (None if t is None else t.to(dtype) for t in (other_a, other_b))
+    return a.to(dtype), b.to(dtype), other_a, other_b
+
+
+def _with_score(operands: Operands, rows: Tensor, columns: Tensor) -> tuple[Tensor | None, ...]:
+    """The operands of all scores, with those of one more score at their end."""
+    own = operands[:2] if operands[2] is None else operands
+    return *own, rows, columns
 
 
 def backward(
-    grad_values: Tensor,
+    grad_values: Tensor | None,
+    grad_sums: Tensor | None,
     a: Tensor,
     b: Tensor,
     other_a: Tensor | None,
     other_b: Tensor | None,
     row: Tensor | None,
     column: Tensor | None,
+    payload: Tensor | None,
     row_index: Tensor | None,
     column_index: Tensor | None,
     values: Tensor,
+    sums: Tensor,
     low: Tensor,
     indices: Tensor,
     program: str,
+    widths: list[int],
     scale: float,
     workspace: int | None,
-    needed: list[bool],
+    needed: Sequence[bool],
     unrounded: bool = False,
 ) -> list[Tensor]:
-    of = parse(program)
+    operands, data = (a, b, other_a, other_b), (row, column, row_index, column_index)
+    inputs = (*operands, row, column, payload)
+    if grad_values is None:
+        grad_values = torch.zeros_like(values)
+    found: list[Tensor | None] = [None] * 7
+    if payload is None or grad_sums is None:
+        folded = values, low, indices
+        found[:6] = gradients(
+            program, operands, data, folded, grad_values, scale, workspace, needed[:6], unrounded
+        )
+        return rounded_gradients(found, inputs, needed[:7], unrounded)
+    # Of each payload sum by itself, with one more score; those of the numbers come with the first.
+    operands = _in_dtype_of_sums(parse(program), operands, payload)
+    payload = payload.to(operands[0].dtype)
+    of_vectors: list[Tensor | None] = []
+    of_sums = zip(
+        torch.split(payload, widths, 1),
+        torch.split(grad_sums, widths, 1),
+        torch.split(sums, widths, 1),
+        strict=True,
+    )
+    for number, (vectors, upstream, total) in enumerate(of_sums):
+        text, place = with_score(program, number)
+        centre, by = (upstream * total).sum(1)[None] * scale, torch.full_like(grad_sums[:, :1].mT, 1 / scale)
+        folded = torch.cat((values[:place], centre, values[place:])), low, indices
+        grads = torch.cat((grad_values[:place], by, grad_values[place:]))
+        scores = _with_score(operands, upstream.to(payload.dtype), vectors)
+        wanted = [*needed[: len(scores) - 2], False, needed[6], *needed[4:6]]
+        part = gradients(
+            text, scores, data, folded, grads, scale, workspace, wanted, unrounded or len(widths) > 1
+        )
+        of_vectors.append(part[len(scores) - 1])
+        for i, gradient in zip(
+            (*range(len(scores) - 2), 4, 5), (*part[: len(scores) - 2], *part[-2:]), strict=True
+        ):
+            if gradient is not None:
+                before = found[i]
+                found[i] = gradient if before is None else before.to(sums.dtype) + gradient
+        grad_values = torch.zeros_like(grad_values)
+    if needed[6]:
+        found[6] = torch.cat(
+            [t[:, :width] for t, width in zip(of_vectors, widths, strict=True) if t is not None], 1
+        )
+    return rounded_gradients(found, inputs, needed[:7], unrounded)
+
+
+def gradients(
+    program: str,
+    operands: Sequence[Tensor | None],
+    data: Data,
+    folded: Folded,
+    grad_values: Tensor,
+    scale: float,
+    workspace: int | None,
+    needed: Sequence[bool],
+    unrounded: bool,
+) -> list[Tensor | None]:
+    """The gradients of the operands, of the row data and of the column data, by the statistics of numbers.
+
+    operands: a pair for each score; the second may be None. folded: values, low words and indices. needed:
+    for each gradient; where it is False, the result is None. unrounded: the gradients of rows are in the
+    dtype in which they were summed.
+    """
+    a, b, *_ = operands
+    assert a is not None and b is not None
+    (row, column, row_index, column_index), (values, low, indices) = data, folded
     known = torch.cat([t for t in (row, values, low, grad_values) if t is not None])
-    known_index = torch.cat([t for t in (row_index, indices[: len(of.largest)]) if t is not None])
-    operands: Operands = (a, b, other_a, other_b)
-    inputs = (*operands, row, column)
+    known_index = torch.cat([t for t in (row_index, indices[: len(parse(program).largest)]) if t is not None])
     counts = (_count(row), _count(row_index))
-    if not _has_kernels(a):
-        chunked = Chunked(program, operands, (row, column, row_index, column_index), scale, workspace)
-        found = chunked.backward(known, known_index, counts, needed)
-        return rounded_gradients(found, inputs, needed[:6], unrounded)
-    data = (known, column, known_index, column_index)
+    if len(operands) > 4 or not _has_kernels(a):
+        chunked = Chunked(program, tuple(operands), data, scale, workspace)
+        return chunked.backward(known, known_index, counts, needed)
+    first, second, third, fourth = operands
+    assert first is not None and second is not None
+    of_scores: Operands = (first, second, third, fourth)
+    all_data = (known, column, known_index, column_index)
     if a.is_cuda:
         of_columns = (_count(column), _count(column_index))
         bytes = get_workspace() if workspace is None else workspace
         sizes = (*counts, *of_columns)
-        if cuda_rows.takes(operands, bytes):
-            found = cuda_rows.backward(program, operands, data, sizes, scale, bytes, needed[:6])
-            return rounded_gradients(found, inputs, needed[:6], unrounded)
-        d_operands = cuda_passes.backward(program, operands, data, sizes, scale, bytes, needed[:4], unrounded)
+        if cuda_rows.takes(of_scores, bytes):
+            return cuda_rows.backward(program, of_scores, all_data, sizes, scale, bytes, list(needed))
+        d_operands = cuda_passes.backward(
+            program, of_scores, all_data, sizes, scale, bytes, list(needed[:4]), unrounded
+        )
     else:
         d_operands = [
-            new_gradient(t, wanted, unrounded and (t is a or t is other_a)) if t is not None else None
-            for t, wanted in zip(operands, needed, strict=False)
+            new_gradient(t, wanted, unrounded and i % 2 == 0) if t is not None else None
+            for i, (t, wanted) in enumerate(zip(of_scores, needed, strict=False))
         ]
         if any(t is not None for t in d_operands):
             code = backward_code(program, *counts, _count(column), _count(column_index))
             d_a, d_b, d_other_a, d_other_b = d_operands
             _C.statistics_backward(
-                *operands, *data, None, None, d_a, d_b, d_other_a, d_other_b, code, scale, *launch_on(a)
+                *of_scores, *all_data, None, None, d_a, d_b, d_other_a, d_other_b, code, scale, *launch_on(a)
             )
     d_row = d_column = None
     if needed[4] and row is not None:
-        d_row = totals(row_sums(program, *counts), row, operands, data, scale)
+        d_row = totals(row_sums(program, *counts), row, of_scores, all_data, scale)
     if needed[5] and column is not None:
         positions = torch.arange(b.shape[0], device=b.device)[None]
         indices_of_rows = positions if column_index is None else torch.cat((column_index, positions))
         exchanged = (column, known, indices_of_rows, known_index)
         sums = column_sums(program, *counts)
-        d_column = totals(sums, column, (b, a, other_b, other_a), exchanged, scale)
-    return rounded_gradients((*d_operands, d_row, d_column), inputs, needed[:6], unrounded)
+        d_column = totals(sums, column, (second, first, fourth, third), exchanged, scale)
+    return [*d_operands, d_row, d_column]
 
 
 def totals(
@@ -195,15 +355,20 @@ def totals(
     gradients = torch.zeros_like(of, memory_format=torch.contiguous_format)
     a, b, other_a, other_b = operands
     for sums in programs:
-        row, column, row_index, column_index = (
-            None if t is None or not sums.kept[kind] else _chosen(t, sums.kept[kind])
-            for kind, t in zip(("row", "column", "row_index", "column_index"), data, strict=True)
-        )
         two = parse(sums.text).scores == 2
         used = (a, b, *((other_a, other_b) if two else (None, None)))
-        found, _, _ = fold(sums.text, used, (row, column, row_index, column_index), scale, tables)
+        found, _, _ = fold(sums.text, used, _kept(sums.kept, data), scale, tables)
         place(found, sums.of, gradients)
     return gradients
+
+
+def _kept(kept: Mapping[str, Sequence[int]], data: Data) -> Data:
+    """The data that a derived program uses."""
+    row, column, row_index, column_index = (
+        None if t is None or not kept[kind] else _chosen(t, kept[kind])
+        for kind, t in zip(("row", "column", "row_index", "column_index"), data, strict=True)
+    )
+    return row, column, row_index, column_index
 
 
 def _chosen(t: Tensor, numbers: Sequence[int]) -> Tensor:

@@ -450,9 +450,12 @@ def test_programs_that_nobody_wrote() -> None:
         '[[["add",0,1]],[],[0],[],[]]',
         '[[["score"],["exp",1]],[],[1],[],[]]',
         '[[["os"]],[],[0],[],[]]',
+        '[[["score"]],[[0]],[],[],[],[[1,0]],[]]',
+        '[[["score"]],[],[],[],[],[[-1,1]],[]]',
+        '[[["score"]],[],[],[],[],[],["a"]]',
     ):
         with pytest.raises(ValueError, match="program: expected a text that monoidreduce wrote"):
-            program(A, B, None, None, None, None, None, None, text, 1.0, None)
+            program(A, B, *[None] * 7, text, [], 1.0, None)
 
 
 def product(factors: int) -> Callable[..., Any]:

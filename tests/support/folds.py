@@ -69,8 +69,31 @@ def distances(score, squares, norms):  # type: ignore[no-untyped-def]
     return dict(kernel=stat.total(torch.exp(-F.softplus(square))), near=near, within=stat.count(square < 4.0))
 
 
-# name -> (function, scores, row data, column data)
-FOLDS = {
+def attention(score, v):  # type: ignore[no-untyped-def]
+    p = stat.softmax(score)
+    return dict(out=p.mean(v), lse=p.logsumexp)
+
+
+def vectors(score, column, label, bias, v, w):  # type: ignore[no-untyped-def]
+    """Payload sums of several weights: two of the same ones, one of a masked softmax, two totals."""
+    p, masked = stat.softmax(score + bias), stat.softmax(torch.where(column % 3 != 0, score, -torch.inf))
+    return dict(
+        mean=p.mean(v),
+        other_mean=p.mean(w),
+        masked=masked.mean(torch.tanh(score) * w),
+        force=stat.total(torch.sigmoid(score) * -v / 2),
+        hits=stat.total(torch.where(column == label, 1.0, 0.0) * v),
+        best=stat.largest(score),
+    )
+
+
+def of_two_scores(score, other, v):  # type: ignore[no-untyped-def]
+    p = stat.softmax(score + torch.tanh(other))
+    return dict(out=p.mean(v), sum=stat.total(torch.sigmoid(other) * v), mean=p.mean(other))
+
+
+# name -> (function, scores, row data, column data); a payload is a pair of its name and its width
+FOLDS: dict[str, tuple[Any, int, tuple[str, ...], tuple[Any, ...]]] = {
     "token_stats": (token_stats, 1, (), ()),
     "focal_pieces": (focal_pieces, 1, (), ()),
     "siglip": (siglip, 1, (), ()),
@@ -79,6 +102,9 @@ FOLDS = {
     "reference_kl": (reference_kl, 2, (), ()),
     "renyi": (renyi, 2, (), ()),
     "distances": (distances, 1, ("squares",), ("norms",)),
+    "attention": (attention, 1, (), (("v", 24),)),
+    "vectors": (vectors, 1, (), ("bias", ("v", 5), ("w", 1))),
+    "of_two_scores": (of_two_scores, 2, (), (("v", 7),)),
 }
 
 
@@ -104,14 +130,22 @@ def fold_inputs(
     if row:
         call["row"] = {name: leaf(*shape, dtype=of_data) for name in row}
     if column:
-        call["column"] = {name: leaf(columns, dtype=of_data) for name in column}
+        call["column"] = {
+            datum if isinstance(datum, str) else datum[0]: leaf(columns, dtype=of_data)
+            if isinstance(datum, str)
+            else leaf(columns, datum[1])
+            for datum in column
+        }
     return mr.statistics(function), call
 
 
 def program_of(name: str) -> tuple[str, tuple[int, int, int, int]]:
     """The text of a function's program, and the numbers of data tensors of each kind in a call of it."""
     function, _, row, column = FOLDS[name]
-    traced = trace(function, dict.fromkeys(row, "real"), dict.fromkeys(column, "real"))
+    of_columns = dict(
+        (datum, "real") if isinstance(datum, str) else (datum[0], "payload") for datum in column
+    )
+    traced = trace(function, dict.fromkeys(row, "real"), of_columns)
     rows, row_indices, columns, column_indices = (
         len(traced.sources[kind]) for kind in ("row", "row_index", "column", "column_index")
     )

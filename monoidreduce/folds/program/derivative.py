@@ -49,6 +49,7 @@ class Gradient:
     nodes: Graph
     score: int
     other: int | None  # None if the program has one score
+    third: int | None  # None if it has at most two
     rows: tuple[int | None, ...]
     columns: tuple[int | None, ...]
 
@@ -160,9 +161,16 @@ def count(program: Program, leaf: str) -> int:
 
 @lru_cache(256)
 def gradient(text: str, rows: int, row_indices: int) -> Gradient:
-    """The gradient of a program, given as text. rows, row_indices: numbers of row reals and row integers."""
+    """The gradient of a program, given as text. rows, row_indices: numbers of row reals and row integers.
+
+    A program of factors is its own gradient.
+    """
     program = parse(text)
     graph = Graph(program.nodes)
+    if program.factors:
+        score, other, third = (*program.factors, None, None)[:3]
+        assert score is not None
+        return Gradient(graph, score, other, third, (None,) * rows, (None,) * count(program, "column"))
     adjoint = Adjoint(graph)
 
     def value(k: int) -> Expression:
@@ -204,7 +212,8 @@ def gradient(text: str, rows: int, row_indices: int) -> Gradient:
     return Gradient(
         graph,
         of_leaf.get(("score",), zero),
-        of_leaf.get(("other",), zero) if program.scores == 2 else None,
+        of_leaf.get(("other",), zero) if program.scores >= 2 else None,
+        of_leaf.get(("third",), zero) if program.scores == 3 else None,
         tuple(of_leaf.get(("row", i)) for i in range(rows)),
         tuple(of_leaf.get(("column", i)) for i in range(count(program, "column"))),
     )

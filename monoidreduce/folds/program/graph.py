@@ -17,7 +17,7 @@ import torch
 from monoidreduce.folds.program.errors import TraceError, user_line
 from monoidreduce.folds.program.operations import LEAVES, OPERATIONS
 
-__all__ = ["Expression", "Graph", "Part"]
+__all__ = ["Expression", "Graph", "Part", "Payload"]
 
 Node = tuple[Any, ...]
 CONDITION = "expected a number, got a condition: write torch.where(condition, 1., 0.)"
@@ -57,7 +57,7 @@ class Graph:
         """The expression for an operand in user code: an expression or a number."""
         if isinstance(value, Expression):
             return value
-        if isinstance(value, Part):
+        if isinstance(value, (Part, Payload)):
             value.refuse()
         if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
             value = value.item()
@@ -177,7 +177,7 @@ class Expression:
         return self._arithmetic("sub", other, reflected=True)
 
     def __mul__(self, other: Any) -> Expression:
-        return self._arithmetic("mul", other)
+        return NotImplemented if isinstance(other, Payload) else self._arithmetic("mul", other)
 
     def __rmul__(self, other: Any) -> Expression:
         return self._arithmetic("mul", other, reflected=True)
@@ -452,3 +452,52 @@ class Part:
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         cls._refuse_vectors(torch.overrides.resolve_name(function) or getattr(function, "__name__", "torch"))
+
+
+class Payload:
+    """A column's vector [E], times a number of the element: what `mean` and `total` fold to a vector.
+
+    name: of the datum of columns. factor: the number, an expression.
+    """
+
+    def __init__(self, name: str, factor: Expression) -> None:
+        self.name, self.factor = name, factor
+
+    def __mul__(self, number: Any) -> Payload:
+        return self._times(number, "mul")
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, number: Any) -> Payload:
+        return self._times(number, "div")
+
+    def __neg__(self) -> Payload:
+        return Payload(self.name, -self.factor)
+
+    def _times(self, number: Any, name: str) -> Payload:
+        graph = self.factor.graph
+        by = graph.expression(number)
+        return Payload(self.name, graph.real(self.factor * by if name == "mul" else self.factor / by))
+
+    def refuse(self, *_: Any) -> NoReturn:
+        raise TraceError(
+            f"{self.name} has a vector for each column, which is only multiplied or divided by numbers of "
+            f"the element, in mean(...) or total(...): write torch.where(condition, w, 0.0) * {self.name} to "
+            "select, and two statistics for a sum"
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __rtruediv__ = __pow__ = __rpow__ = refuse
+    __matmul__ = __rmatmul__ = __abs__ = __bool__ = __float__ = __getitem__ = __len__ = __iter__ = refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __and__ = __or__ = __invert__ = refuse
+    __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __xor__ = refuse
+    __hash__ = object.__hash__
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.refuse()
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = torch.overrides.resolve_name(function) or getattr(function, "__name__", "torch")
+        next(x for x in (*args, *(kwargs or {}).values()) if isinstance(x, cls)).refuse(name)

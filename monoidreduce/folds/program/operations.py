@@ -33,6 +33,7 @@ LEAVES = {
     "boolean": "bool",
     "score": "real",
     "other": "real",
+    "third": "real",  # the score that a payload adds in backward to a function of two (payloads.py)
     "position": "index",  # index of the column
     "row": "real",
     "column": "real",

@@ -1,8 +1,8 @@
 """A program as data: a graph of operations, the statistics that fold it, and both as canonical text.
 
 The order of results is fixed. Values: for each softmax its log-sum-exp and its means, then totals, then
-largest values.
-Integers: the columns of the largest values, then counts.
+largest values. Integers: the columns of the largest values, then counts. Payload sums have tensors of their
+own: for each pair of `payloads` the rows of a matrix, summed over the columns with the elements' weights.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ class Program:
     """A program; ints are numbers of nodes.
 
     softmaxes: for each, the log weight followed by the f of its means.
+    payloads: pairs (softmax, f): a column's vector has the weight f times its probability in that softmax, or
+        f alone if softmax is -1.
+    factors: for a program that is not a fold: for each score, the weights of its product with the operands
+        (`derivative.gradient` returns them instead of gradients).
     """
 
     nodes: tuple[Node, ...]
@@ -45,16 +49,25 @@ class Program:
     totals: tuple[int, ...] = ()
     largest: tuple[int, ...] = ()
     counts: tuple[int, ...] = ()
+    payloads: tuple[tuple[int, int], ...] = ()
+    factors: tuple[int, ...] = ()
 
     @property
     def roots(self) -> Iterator[int]:
+        """The nodes that statistics of one number fold."""
         for softmax in self.softmaxes:
             yield from softmax
         yield from (*self.totals, *self.largest, *self.counts)
 
+    @property
+    def used(self) -> Iterator[int]:
+        yield from (*self.roots, *(factor for _, factor in self.payloads), *self.factors)
+
     @cached_property
     def scores(self) -> int:
-        return 2 if ("other",) in self.nodes else 1
+        if self.factors:
+            return len(self.factors)
+        return 3 if ("third",) in self.nodes else 2 if ("other",) in self.nodes else 1
 
     @cached_property
     def values(self) -> int:
@@ -68,6 +81,8 @@ class Program:
     @cached_property
     def text(self) -> str:
         fields = (self.nodes, self.softmaxes, self.totals, self.largest, self.counts)
+        if self.payloads or self.factors:
+            fields += (self.payloads, self.factors)  # type: ignore[assignment]
         return json.dumps(fields, separators=(",", ":"))
 
     def pruned(self) -> tuple[Program, dict[str, list[int]]]:
@@ -78,7 +93,7 @@ class Program:
         kept: dict[str, list[int]] = {"row": [], "column": [], "row_index": [], "column_index": []}
         renumbered: dict[int, int] = {}
         nodes: list[Node] = []
-        for number in reachable(self.nodes, self.roots):
+        for number in reachable(self.nodes, self.used):
             name, *rest = self.nodes[number]
             if name in kept:
                 kept[name].append(rest[0])
@@ -91,7 +106,11 @@ class Program:
         return Program(
             tuple(nodes),
             tuple(tuple(map(of, softmax)) for softmax in self.softmaxes),
-            *(tuple(map(of, each)) for each in (self.totals, self.largest, self.counts)),
+            tuple(map(of, self.totals)),
+            tuple(map(of, self.largest)),
+            tuple(map(of, self.counts)),
+            tuple((softmax, of(factor)) for softmax, factor in self.payloads),
+            tuple(map(of, self.factors)),
         ), kept
 
 
@@ -99,9 +118,16 @@ class Program:
 def parse(text: str) -> Program:
     """The inverse of `Program.text`. Raises ValueError for a text that it could not have written."""
     try:
-        nodes, softmaxes, *others = json.loads(text)
+        nodes, softmaxes, totals, largest, counts, *more = json.loads(text)
+        payloads, factors = more or ((), ())
         program = Program(
-            tuple(map(tuple, nodes)), tuple(map(tuple, softmaxes)), *(tuple(each) for each in others)
+            tuple(map(tuple, nodes)),
+            tuple(map(tuple, softmaxes)),
+            tuple(totals),
+            tuple(largest),
+            tuple(counts),
+            tuple((softmax, factor) for softmax, factor in payloads),
+            tuple(factors),
         )
         _check(program)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
@@ -127,12 +153,21 @@ def _check(program: Program) -> None:
             if [kinds[_number(x, len(kinds))] for x in rest] != expected:
                 raise ValueError(name)
             kinds.append(kind)
-    of_reals = (*sum(program.softmaxes, ()), *program.totals, *program.largest)
+    of_payloads = (factor for _, factor in program.payloads)
+    of_reals = (
+        *sum(program.softmaxes, ()),
+        *program.totals,
+        *program.largest,
+        *of_payloads,
+        *program.factors,
+    )
     for roots, kind in ((of_reals, "real"), (program.counts, "bool")):
         if any(kinds[_number(x, len(kinds))] != kind for x in roots):
             raise ValueError("a statistic")
     if not all(program.softmaxes) and program.softmaxes:
         raise ValueError("a softmax")
+    if not all(type(s) is int and -1 <= s < len(program.softmaxes) for s, _ in program.payloads):
+        raise ValueError("a payload")
 
 
 def _number(x: Any, count: int) -> int:

@@ -33,7 +33,7 @@ from monoidreduce.folds.program.arguments import (
 from monoidreduce.folds.program.chance import OUTSIDE as OUTSIDE_OF_IT
 from monoidreduce.folds.program.chance import Watched, draws, refuse_draws_of_numpy
 from monoidreduce.folds.program.errors import TraceError, line_of
-from monoidreduce.folds.program.graph import Expression, Graph, Node
+from monoidreduce.folds.program.graph import Expression, Graph, Node, Payload
 from monoidreduce.folds.program.program import Program, reachable
 from monoidreduce.folds.program.vocabulary import METHODS
 
@@ -61,9 +61,11 @@ class Traced:
     """A traced function.
 
     sources: sources of the program's data, by kind of leaf, in order.
-    outputs: for each statistic ("logsumexp" or "value", row of values), ("index", row of indices), or
-        ("largest" or "smallest", row of values, row of indices). result: name of the results' NamedTuple in
-        RESULTS.
+    outputs: for each statistic ("logsumexp" or "value", row of values), ("index", row of indices),
+        ("largest" or "smallest", row of values, row of indices), or ("payload", place in `payloads`). result:
+        name of the results' NamedTuple in RESULTS.
+    payloads: for each payload sum (number of its weights among the program's `payloads`, name of the datum),
+        ordered by that number.
     nodes, gathered: the unpruned graph, which has the indices of captured tensors, and the sources of its
     data.
     tensors: the captured tensors. reads: whether torch computed something from tensors only while tracing, so
@@ -77,6 +79,7 @@ class Traced:
     sources: Mapping[str, tuple[Source, ...]]
     outputs: tuple[tuple[Any, ...], ...]
     result: str
+    payloads: tuple[tuple[int, str], ...]
     nodes: tuple[Node, ...]
     gathered: Mapping[str, tuple[Source, ...]]
     tensors: tuple[Tensor, ...]
@@ -201,11 +204,14 @@ def trace(function: Callable[..., Any], rows: Mapping[str, str], columns: Mappin
     """Trace a function. rows, columns: names and kinds of the data of rows and of columns."""
     names, at = arguments(function), definition(function)
     graph = Trace()
-    given: dict[str, Expression] = {}
+    given: dict[str, Expression | Payload] = {}
     for name in names:
         if name in rows or name in columns:
             of, kinds = ("row", rows) if name in rows else ("column", columns)
-            given[name] = graph.data(of, kinds[name], ("argument", name))
+            if kinds[name] == "payload":
+                given[name] = Payload(name, graph.constant(1.0))
+            else:
+                given[name] = graph.data(of, kinds[name], ("argument", name))
         elif name in ("score", "other"):
             given[name] = graph.leaf(name)
         elif name == "column":
@@ -291,6 +297,10 @@ def _traced(
     totals: list[int] = []
     largest: list[int] = []
     counts: list[int] = []
+    weights: list[
+        tuple[int | None, int]
+    ] = []  # of payload sums: the log weight, or None for a total; the factor
+    vectors: set[tuple[int, str]] = set()
 
     def place(into: list[int], number: int) -> int:
         number = of_counted(number)
@@ -298,10 +308,19 @@ def _traced(
             into.append(number)
         return into.index(number)
 
-    places = {}
+    places: dict[str, Any] = {}
     for name, statistic in results.items():
         number, weight = statistic.of, statistic.log_weight
-        if weight is not None:
+        if statistic.payload is not None:
+            log_weight = None if weight is None else of_counted(weight)
+            if log_weight is not None:
+                softmaxes.setdefault(log_weight, [])
+            by = log_weight, of_counted(number)
+            if by not in weights:
+                weights.append(by)
+            places[name] = weights.index(by), statistic.payload
+            vectors.add(places[name])
+        elif weight is not None:
             means = softmaxes.setdefault(of_counted(weight), [])
             places[name] = 0 if statistic.kind == "logsumexp" else 1 + place(means, number)
         else:
@@ -312,9 +331,12 @@ def _traced(
         first_of[weight] = rows
         rows += 1 + len(means)
     outputs: dict[str, tuple[Any, ...]] = {}
+    ordered = sorted(vectors)
     for name, statistic in results.items():
         at = places[name]
-        if statistic.log_weight is not None:
+        if statistic.payload is not None:
+            outputs[name] = ("payload", ordered.index(at))
+        elif statistic.log_weight is not None:
             kind = "value" if statistic.kind == "mean" else "logsumexp"
             outputs[name] = (kind, first_of[of_counted(statistic.log_weight)] + at)
         elif statistic.kind == "total":
@@ -323,13 +345,14 @@ def _traced(
             outputs[name] = ("index", len(largest) + at)
         else:
             outputs[name] = (statistic.kind, rows + len(totals) + at, at)
-    nodes = tuple(graph.nodes)
+    nodes, numbered = tuple(graph.nodes), list(softmaxes)
     program, kept = Program(
         nodes,
         tuple((weight, *means) for weight, means in softmaxes.items()),
         tuple(totals),
         tuple(largest),
         tuple(counts),
+        tuple((-1 if weight is None else numbered.index(weight), factor) for weight, factor in weights),
     ).pruned()
     return Traced(
         program,
@@ -338,6 +361,7 @@ def _traced(
         {kind: tuple(graph.sources[kind][k] for k in numbers) for kind, numbers in kept.items()},
         tuple(outputs.values()),
         result_name(function, tuple(outputs)),
+        tuple(ordered),
         nodes,
         {kind: tuple(sources) for kind, sources in graph.sources.items()},
         tuple(graph.tensors),
@@ -458,6 +482,7 @@ def _with_key(function: Any, rows: Kinds, columns: Kinds) -> tuple[Traced, Any, 
         traced.text,
         traced.outputs,
         traced.result,
+        traced.payloads,
         dict(traced.sources),
         dict(traced.gathered),
         traced.nodes,

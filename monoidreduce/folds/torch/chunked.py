@@ -5,7 +5,7 @@ A chunk has as many columns as fit in the workspace; its scores, and the values 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -21,12 +21,14 @@ from monoidreduce.workspace import get_workspace
 __all__ = ["Chunked"]
 
 _LEAST_COLUMNS = 256
+_SCORES = ("score", "other", "third")
 
 
 class Chunked:
     """A call.
 
-    operands: a, b, other_a, other_b. data: row reals, column reals, row integers, column integers.
+    operands: a pair for each of up to three scores. data: row reals, column reals, row integers, column
+    integers.
     """
 
     def __init__(
@@ -61,8 +63,8 @@ class Chunked:
     def _leaf(self, part: slice) -> Callable[[Node], Tensor]:
         def leaf(node: Node) -> Tensor:
             name, *number = node
-            if name == "other":
-                return self._scores(2, part)
+            if name in _SCORES:
+                return self._scores(2 * _SCORES.index(name), part)
             vectors = self.data[name]
             assert vectors is not None
             vector = vectors[number[0]]
@@ -81,7 +83,7 @@ class Chunked:
         return values, values.new_zeros(len(self.program.softmaxes), self.rows), indices
 
     def backward(
-        self, known: Tensor, known_index: Tensor | None, counts: tuple[int, int], needed: list[bool]
+        self, known: Tensor, known_index: Tensor | None, counts: tuple[int, int], needed: Sequence[bool]
     ) -> list[Tensor | None]:
         """The gradients of the operands and of the data.
 
@@ -96,11 +98,12 @@ class Chunked:
             for t, wanted in zip(inputs, needed, strict=False)
         ]
         self.data |= {"row": known, "row_index": known_index}
-        roots = [i for i in (of.score, of.other, *of.rows, *of.columns) if i is not None]
+        by_scores = (of.score, of.other, of.third)
+        roots = [i for i in (*by_scores, *of.rows, *of.columns) if i is not None]
         for part, score, leaf in self.parts():
             values = evaluate(of.nodes.nodes, roots, with_scores(score, leaf, part.start), score)
             elements = {i: values[i].expand(score.shape) for i in roots}
-            for at, number in ((0, of.score), (2, of.other)):
+            for at, number in zip((0, 2, 4), by_scores, strict=True):
                 if number is None:
                     continue
                 rows, columns = self.operands[at : at + 2]
@@ -111,7 +114,7 @@ class Chunked:
                     d_rows += scores(local, columns[part].T, self.dtype, 1)
                 if d_columns is not None:
                     d_columns[part] = scores(local.T, rows.T, self.dtype, 1)
-            for total, axis, numbers in ((found[4], 1, of.rows), (found[5], 0, of.columns)):
+            for total, axis, numbers in ((found[-2], 1, of.rows), (found[-1], 0, of.columns)):
                 for k, number in enumerate(numbers):
                     if total is not None and number is not None:
                         where = total[k] if axis == 1 else total[k, part]

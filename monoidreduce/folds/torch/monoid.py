@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -45,7 +45,7 @@ class StatisticsMonoid(Monoid[Any]):
 
     def of_scores(self, score: Tensor, leaf: Callable[[Node], Tensor], first: int = 0) -> Any:
         """The states of the rows of scores [rows, columns]; see `reader.statistics`."""
-        values, indices = statistics(self.program, score, leaf, first)
+        values, indices, _ = statistics(self.program, score, leaf, first=first)
         columns = len(self.program.largest)
         at = [torch.where(i < 0, _LAST, i) for i in indices[:columns]]
         return self.State(*values, *at, *indices[columns:])
@@ -63,6 +63,24 @@ class StatisticsMonoid(Monoid[Any]):
     def log_sum_exps(self) -> list[int]:
         """Indices of the fields that are log-sum-exps."""
         return [first for first, _ in self._softmaxes()]
+
+    def combine_sums(self, states: Sequence[Any], total: Any, sums: Tensor, widths: list[int]) -> Tensor:
+        """The payload sums of all states together, in float64: [rows, sum of widths].
+
+        total: the combination of the states. sums: those of each state. widths: of each payload sum.
+        """
+        found = []
+        of_states = [torch.split(of_state.double(), widths, 1) for of_state in sums]
+        for number, (softmax, _) in enumerate(self.program.payloads):
+            parts = [of_state[number] for of_state in of_states]
+            if softmax >= 0:
+                lse = self.log_sum_exps[softmax]
+                parts = [
+                    _part(_share(state[lse], total[lse])[:, None], part)
+                    for state, part in zip(states, parts, strict=True)
+                ]
+            found.append(torch.stack(parts).sum(0))
+        return torch.cat(found, 1) if found else sums[0].double()
 
     def project(self, state: Any) -> tuple[Tensor, Tensor]:
         """Values and indices of the rows, as the op returns them."""

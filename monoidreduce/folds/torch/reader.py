@@ -65,18 +65,25 @@ def with_scores(score: Tensor, leaf: Callable[[Node], Tensor], first: int = 0) -
 
 
 def statistics(
-    program: Program, score: Tensor, leaf: Callable[[Node], Tensor], first: int = 0
-) -> tuple[Tensor, Tensor]:
-    """The statistics of scores [rows, columns]: values [values, rows] and indices [indices, rows].
+    program: Program,
+    score: Tensor,
+    leaf: Callable[[Node], Tensor],
+    vectors: Sequence[Tensor] = (),
+    first: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The statistics of scores [rows, columns]: values [values, rows], indices [indices, rows], and payload
+    sums [rows, sum of widths].
 
-    leaf: gives the values of leaves other than "score" and "position", broadcastable to the scores. first:
-        index of the first column.
+    leaf: gives the values of leaves other than "score" and "position", broadcastable to the scores. vectors:
+        those of each payload sum, [columns, width]; none to leave them out. first: index of the first column.
     """
     rows, columns = score.shape
 
-    found = evaluate(program.nodes, program.roots, with_scores(score, leaf, first), score)
-    element = {number: found[number].expand(rows, columns) for number in program.roots}
+    used = set(program.used)
+    found = evaluate(program.nodes, used, with_scores(score, leaf, first), score)
+    element = {number: found[number].expand(rows, columns) for number in used}
     values: list[Tensor] = []
+    shares: list[tuple[Tensor, Tensor]] = []  # of each softmax: probabilities, and which elements it excludes
     for log_weight, *means in program.softmaxes:
         of_weight = element[log_weight]
         absent = of_weight == -math.inf
@@ -84,6 +91,7 @@ def statistics(
         of_weight = of_weight.masked_fill(nothing, 0.0)
         values.append(of_weight.logsumexp(1).masked_fill(nothing[:, 0], -math.inf))
         share = of_weight.softmax(1)
+        shares.append((share, absent))
         values.extend((share * element[of_mean].masked_fill(absent, 0.0)).sum(1) for of_mean in means)
     values.extend(element[number].sum(1) for number in program.totals)
     indices: list[Tensor] = []
@@ -92,10 +100,30 @@ def statistics(
         values.append(value)
         indices.append(torch.where(index < 0, index, index + first))
     indices.extend(element[number].sum(1) for number in program.counts)
+    sums = [
+        _payload_sum(element[factor], shares[softmax] if softmax >= 0 else None, of)
+        for (softmax, factor), of in zip(program.payloads, vectors, strict=False)
+    ]
     return (
         torch.stack(values) if values else score.new_empty(0, rows),
         torch.stack(indices) if indices else torch.empty(0, rows, dtype=torch.int64, device=score.device),
+        torch.cat(sums, 1) if sums else score.new_empty(rows, 0),
     )
+
+
+def _payload_sum(factor: Tensor, of_softmax: tuple[Tensor, Tensor] | None, vectors: Tensor) -> Tensor:
+    """sum_j w_ij v_j, with w the factor times the softmax's probability, if there is one.
+
+    An element that the softmax excludes adds nothing, even if its vector or its factor is not finite.
+    """
+    if of_softmax is None:
+        return factor @ vectors
+    share, absent = of_softmax
+    weight = share * factor.masked_fill(absent, 0.0)
+    if vectors.isfinite().all():
+        return weight @ vectors
+    reached = torch.where(absent[..., None], 0.0, vectors)  # [rows, columns, width]
+    return (weight[..., None] * reached).sum(1)
 
 
 def _largest(values: Tensor) -> tuple[Tensor, Tensor]:

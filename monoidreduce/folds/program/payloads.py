@@ -1,0 +1,85 @@
+"""The programs by which payload sums are computed and differentiated.
+
+A payload sum is P_i = sum_j w_ij v_j, where w is a number of the element and v_j a vector of the column. Let
+G be the gradient with respect to P, and t_ij = <G_i, v_j> one more score of the element. Then
+
+    sum_i <G_i, P_i> = sum_ij w_ij t_ij
+
+is a total of numbers; for a mean of f v it is the mean of f t. So its gradient is that of a fold of numbers,
+which all engines know (`with_score`). Its gradients with respect to v and G are products with the weights,
+sum_i w_ij G_i and sum_j w_ij v_j. The second is P itself: an engine computes a payload sum as the gradient of
+the rows of a score that it never reads (`weights`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from monoidreduce.folds.program.derivative import ALWAYS, selected
+from monoidreduce.folds.program.graph import Expression, Graph
+from monoidreduce.folds.program.program import Program, parse, reachable
+
+__all__ = ["may_exclude", "weights", "with_score"]
+
+
+@lru_cache(256)
+def weights(text: str, number: int, rows: int) -> tuple[str, Mapping[str, Sequence[int]]]:
+    """The program of the weights of payload sum `number`, as factors of one more score; and the data it uses.
+
+    rows: number of row reals. Three more follow them: the softmax's log-sum-exp, its low word, and a number
+    by which all weights are multiplied.
+    """
+    program = parse(text)
+    softmax, factor = program.payloads[number]
+    graph = Graph(program.nodes)
+    weight, guard = Expression(graph, factor), ALWAYS
+    if softmax >= 0:
+        log_weight = Expression(graph, program.softmaxes[softmax][0])
+        lse, low = (graph.leaf("row", rows + k) for k in range(2))
+        weight = graph.apply("share", log_weight, lse, low) * weight
+        guard = frozenset({((log_weight == -math.inf).number, False)})
+    weight = selected(weight * graph.leaf("row", rows + 2), guard)
+    nothing = graph.constant(0.0).number
+    derived, kept = Program(tuple(graph.nodes), factors=(*[nothing] * program.scores, weight.number)).pruned()
+    return derived.text, kept
+
+
+@lru_cache(256)
+def may_exclude(text: str, number: int) -> bool:
+    """Whether a payload sum may leave out elements of finite scores: a mean with log weights of -inf."""
+    program = parse(text)
+    softmax, _ = program.payloads[number]
+    if softmax < 0:
+        return False
+    used = {program.nodes[i] for i in reachable(program.nodes, [program.softmaxes[softmax][0]])}
+    return any(name in ("row", "column", "log") or (name, *rest) in _INFINITE for name, *rest in used)
+
+
+_INFINITE = {("real", sign + "inf") for sign in ("", "-")}
+
+
+@lru_cache(256)
+def with_score(text: str, number: int) -> tuple[str, int]:
+    """The program in which payload sum `number` is a statistic of numbers, with f times a further score.
+
+    The second result is its place among the values.
+    """
+    program = parse(text)
+    softmax, factor = program.payloads[number]
+    graph = Graph(program.nodes)
+    further = graph.leaf("other" if program.scores == 1 else "third")
+    node = graph.raw("mul", Expression(graph, factor), further).number
+    softmaxes, totals = list(program.softmaxes), program.totals
+    if softmax >= 0:
+        softmaxes[softmax] = (*softmaxes[softmax], node)
+        place = sum(map(len, softmaxes[: softmax + 1])) - 1
+    else:
+        totals = (*totals, node)
+        place = sum(map(len, softmaxes)) + len(program.totals)
+    derived = replace(
+        program, nodes=tuple(graph.nodes), softmaxes=tuple(softmaxes), totals=totals, payloads=()
+    )
+    return derived.text, place
