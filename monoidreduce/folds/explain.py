@@ -90,6 +90,8 @@ def explanation_of(
             "there is no compiler for kernels, so torch computes some columns at a time, many times slower: "
             "pip install nvidia-cuda-nvrtc"
         ]
+    elif "program" not in given:
+        reasons = ["the function is attention: the mean of a payload by softmax(score), and its log-sum-exp"]
     else:
         reader = "the CPU engine interprets" if gpu is None else f"{_compiler()} compiles"
         operations = len(parse(given["program"]).nodes)
@@ -98,16 +100,20 @@ def explanation_of(
         reasons.append("the gradient by data of rows or of columns is one more forward pass each")
     plans = (("forward", forward.plan), ("backward", backward.plan))
     reasons += [*where, *how, *(f"{way}: {plan}" for way, plan in plans if plan is not None)]
-    operands = {name: given[name] for name in ("a", "b", "other_a", "other_b")}
+    if "q" in given:
+        operands = {"a": given["q"], "b": given["k"], "payload": given["v"]}
+    else:
+        operands = {name: given[name] for name in ("a", "b", "other_a", "other_b")}
+    first = operands["a"]
     return Explanation(
         operator=operator,
         forward=forward.path,
         backward=backward.path,
         architecture=architecture_of(gpu),
         tiles=cpu_tiles(operands) if gpu is None else None,
-        workspace=None if gpu is None else given["workspace"],
+        workspace=None if gpu is None else given.get("workspace"),
         deterministic=deterministic,
-        reasons=(*before, *reasons, of_dtypes(given["a"].dtype)),
+        reasons=(*before, *reasons, of_dtypes(first.dtype)),
     )
 
 

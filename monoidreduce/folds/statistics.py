@@ -22,6 +22,7 @@ from monoidreduce.explanation import Explanation
 from monoidreduce.folds.explain import explain_fold
 from monoidreduce.folds.program.arguments import ARGUMENTS, arguments, kind_of
 from monoidreduce.folds.program.errors import TraceError
+from monoidreduce.folds.program.payloads import is_attention
 from monoidreduce.folds.program.tracing import Source, Traced, described, traced_in_graph, traced_now
 from monoidreduce.folds.stat import Extremum
 from monoidreduce.folds.statistics_op import obstacle
@@ -33,6 +34,7 @@ from monoidreduce.functional import (
     _operands,
     _per_row,
     _rows,
+    attention,
     check_index,
     workspace_bytes,
 )
@@ -130,9 +132,9 @@ class Statistics:
 
         Returns:
             A NamedTuple with the names that the function returned. Log-sum-exps, means and totals are [...]
-            in the accumulation dtype, and differentiable in all floating-point tensors. Those of a payload are
-            [..., E], and in the dtype of a if the payload is. `largest` and
-            `smallest` are `stat.Extremum` with value and index; counts are int64.
+            in the accumulation dtype, and differentiable in all floating-point tensors. Those of a payload
+            are [..., E], and in the dtype of a if the payload is. `largest` and `smallest` are
+            `stat.Extremum` with value and index; counts are int64.
 
         Raises:
             TraceError: the function does something that kernels cannot do.
@@ -175,8 +177,18 @@ class Statistics:
             return folded  # type: ignore[no-any-return]
         if call.a.is_cpu and not torch.compiler.is_compiling():
             self._check_fits(call, traced, tensors)
-        row, column, *integers = call.data_of(traced, tensors)
         payload, widths = call.payload_of(traced)
+        if payload is not None and payload.dtype == call.a.dtype and is_attention(traced.program):
+            q, k, v = (t[None, None] for t in (call.a, call.b, payload))
+            out, lse = attention(q, k, v, scale=call.scale, return_lse=True)
+            return (
+                traced,
+                lse[0],
+                lse.new_zeros(()),
+                call.a.new_empty(0, len(call.a), dtype=torch.int64),
+                out[0, 0],
+            )
+        row, column, *integers = call.data_of(traced, tensors)
         values, sums, low, indices = call_op(
             "statistics",
             *call.operands_of(traced),

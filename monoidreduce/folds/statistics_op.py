@@ -147,6 +147,8 @@ def forward(
         payload = payload.to(operands[0].dtype)
         of_sums = zip(torch.split(payload, widths, 1), torch.split(sums, widths, 1), strict=True)
         for number, (vectors, to) in enumerate(of_sums):
+            if to.shape[1] == 0:
+                continue
             _write_sum(program, number, operands, data, vectors, folded, scale, workspace, to)
     values, low, indices = folded
     return values, sums, low, indices
@@ -237,45 +239,45 @@ def backward(
     if grad_values is None:
         grad_values = torch.zeros_like(values)
     found: list[Tensor | None] = [None] * 7
-    if payload is None or grad_sums is None:
+    if payload is None or grad_sums is None or payload.shape[1] == 0:
         folded = values, low, indices
         found[:6] = gradients(
             program, operands, data, folded, grad_values, scale, workspace, needed[:6], unrounded
         )
+        found[6] = None if payload is None else torch.zeros_like(payload)
         return rounded_gradients(found, inputs, needed[:7], unrounded)
-    # Of each payload sum by itself, with one more score; those of the numbers come with the first.
+    # Each payload sum by itself, as a statistic of one more score. The numbers come with the first.
     operands = _in_dtype_of_sums(parse(program), operands, payload)
-    payload = payload.to(operands[0].dtype)
-    of_vectors: list[Tensor | None] = []
+    d_payload = torch.zeros_like(payload, memory_format=torch.contiguous_format)
     of_sums = zip(
-        torch.split(payload, widths, 1),
-        torch.split(grad_sums, widths, 1),
-        torch.split(sums, widths, 1),
+        *(torch.split(t, widths, 1) for t in (payload.to(operands[0].dtype), grad_sums, sums, d_payload)),
         strict=True,
     )
-    for number, (vectors, upstream, total) in enumerate(of_sums):
-        text, place = with_score(program, number)
-        centre, by = (upstream * total).sum(1)[None] * scale, torch.full_like(grad_sums[:, :1].mT, 1 / scale)
-        folded = torch.cat((values[:place], centre, values[place:])), low, indices
-        grads = torch.cat((grad_values[:place], by, grad_values[place:]))
-        scores = _with_score(operands, upstream.to(payload.dtype), vectors)
-        wanted = [*needed[: len(scores) - 2], False, needed[6], *needed[4:6]]
-        part = gradients(
-            text, scores, data, folded, grads, scale, workspace, wanted, unrounded or len(widths) > 1
+    for number, (vectors, upstream, total, d_vectors) in enumerate(of_sums):
+        if vectors.shape[1] == 0:
+            continue
+        text, at = with_score(program, number)
+        # The fold scales all scores, so this one's mean and its gradient make up for that.
+        mean, by = (upstream * total).sum(1)[None] * scale, torch.full_like(upstream[:, :1].mT, 1 / scale)
+        folded = torch.cat((values[:at], mean, values[at:])), low, indices
+        upstreams = torch.cat((grad_values[:at], by, grad_values[at:]))
+        scores = _with_score(operands, upstream.to(vectors.dtype), vectors)
+        wanted = (*needed[: len(scores) - 2], False, needed[6], *needed[4:6])
+        *parts, _, of_vectors, d_row, d_column = gradients(
+            text, scores, data, folded, upstreams, scale, workspace, wanted, unrounded or len(widths) > 1
         )
-        of_vectors.append(part[len(scores) - 1])
-        for i, gradient in zip(
-            (*range(len(scores) - 2), 4, 5), (*part[: len(scores) - 2], *part[-2:]), strict=True
-        ):
-            if gradient is not None:
-                before = found[i]
-                found[i] = gradient if before is None else before.to(sums.dtype) + gradient
+        parts += [None] * (4 - len(parts))
+        found[:6] = map(_added, found, (*parts, d_row, d_column))
+        if of_vectors is not None:
+            d_vectors.copy_(of_vectors[:, : d_vectors.shape[1]])
         grad_values = torch.zeros_like(grad_values)
-    if needed[6]:
-        found[6] = torch.cat(
-            [t[:, :width] for t, width in zip(of_vectors, widths, strict=True) if t is not None], 1
-        )
+    found[6] = d_payload if needed[6] else None
     return rounded_gradients(found, inputs, needed[:7], unrounded)
+
+
+def _added(x: Tensor | None, y: Tensor | None) -> Tensor | None:
+    """x + y, in the accumulation dtype; None is 0."""
+    return x if y is None else y if x is None else x.to(accumulation_dtype(x.dtype)) + y
 
 
 def gradients(

@@ -22,7 +22,7 @@ from monoidreduce.folds.program.derivative import ALWAYS, selected
 from monoidreduce.folds.program.graph import Expression, Graph
 from monoidreduce.folds.program.program import Program, parse, reachable
 
-__all__ = ["may_exclude", "weights", "with_score"]
+__all__ = ["is_attention", "may_exclude", "weights", "with_score"]
 
 
 @lru_cache(256)
@@ -83,3 +83,18 @@ def with_score(text: str, number: int) -> tuple[str, int]:
         program, nodes=tuple(graph.nodes), softmaxes=tuple(softmaxes), totals=totals, payloads=()
     )
     return derived.text, place
+
+
+def is_attention(program: Program) -> bool:
+    """Whether a program is attention itself: the mean of a payload by softmax(score), and the log-sum-exp."""
+    numbers = (program.totals, program.largest, program.counts)
+    if any(numbers) or len(program.softmaxes) != 1 or len(program.payloads) != 1:
+        return False
+    ((log_weight, *means),), ((softmax, factor),) = program.softmaxes, program.payloads
+    one = ("real", (1.0).hex())
+    return (
+        not means
+        and softmax == 0
+        and program.nodes[log_weight] == ("score",)
+        and program.nodes[factor] == one
+    )
