@@ -138,10 +138,7 @@ def forward(
     operands, data = (a, b, other_a, other_b), (row, column, row_index, column_index)
     folded, sums = _results(of, a), _sums(a, payload)
     if of.values or of.indices:
-        if _has_kernels(a):
-            folded = fold(program, operands, data, scale)
-        else:
-            folded = Chunked(program, operands, data, scale, workspace).forward()
+        folded = _numbers(program, operands, data, scale, workspace)
     if payload is not None:
         operands = _in_dtype_of_sums(of, operands, payload)
         payload = payload.to(operands[0].dtype)
@@ -152,6 +149,18 @@ def forward(
             _write_sum(program, number, operands, data, vectors, folded, scale, workspace, to)
     values, low, indices = folded
     return values, sums, low, indices
+
+
+def _numbers(
+    program: str, operands: Sequence[Tensor | None], data: Data, scale: float, workspace: int | None
+) -> Folded:
+    """The statistics of numbers. operands: a pair for each score; the second may be None."""
+    a, b, *others = operands
+    assert a is not None and b is not None
+    if len(others) > 2 or not _has_kernels(a):
+        return Chunked(program, tuple(operands), data, scale, workspace).forward()
+    other_a, other_b = others
+    return fold(program, (a, b, other_a, other_b), data, scale)
 
 
 def _write_sum(
@@ -248,6 +257,7 @@ def backward(
         return rounded_gradients(found, inputs, needed[:7], unrounded)
     # Each payload sum by itself, as a statistic of one more score. The numbers come with the first.
     operands = _in_dtype_of_sums(parse(program), operands, payload)
+    of_data = (needed[4] and row is not None) or (needed[5] and column is not None)
     d_payload = torch.zeros_like(payload, memory_format=torch.contiguous_format)
     of_sums = zip(
         *(torch.split(t, widths, 1) for t in (payload.to(operands[0].dtype), grad_sums, sums, d_payload)),
@@ -257,11 +267,14 @@ def backward(
         if vectors.shape[1] == 0:
             continue
         text, at = with_score(program, number)
+        scores = _with_score(operands, upstream.to(vectors.dtype), vectors)
         # The fold scales all scores, so this one's mean and its gradient make up for that.
         mean, by = (upstream * total).sum(1)[None] * scale, torch.full_like(upstream[:, :1].mT, 1 / scale)
+        if of_data and vectors.dtype.itemsize == 2:
+            # Gradients of data are as accurate as float32 sums; a mean by weights in 16 bits is too coarse.
+            mean = _numbers(text, scores, data, scale, workspace)[0][at : at + 1]
         folded = torch.cat((values[:at], mean, values[at:])), low, indices
         upstreams = torch.cat((grad_values[:at], by, grad_values[at:]))
-        scores = _with_score(operands, upstream.to(vectors.dtype), vectors)
         wanted = (*needed[: len(scores) - 2], False, needed[6], *needed[4:6])
         *parts, _, of_vectors, d_row, d_column = gradients(
             text, scores, data, folded, upstreams, scale, workspace, wanted, unrounded or len(widths) > 1

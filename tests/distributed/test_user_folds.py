@@ -34,7 +34,13 @@ def of_two_scores(score: Any, other: Any) -> dict[str, Any]:
     return {"mean": p.mean(score - other), "q": mr.stat.softmax(score).logsumexp}
 
 
-FUNCTIONS = {"one": of_scores, "two": of_two_scores}
+@mr.statistics
+def of_vectors(score: Any, column: Any, v: Any) -> dict[str, Any]:
+    p = mr.stat.softmax(torch.where(column % 5 != 1, score, -torch.inf))
+    return {"lse": p.logsumexp, "mean": p.mean(v), "weighted": mr.stat.total(torch.sigmoid(score) * v)}
+
+
+FUNCTIONS = {"one": of_scores, "two": of_two_scores, "vectors": of_vectors}
 FLOATS = ("lse", "mean", "target", "weighted", "q")
 
 
@@ -42,6 +48,8 @@ def _inputs(name: str, rows: int, columns: int, dtype: torch.dtype) -> dict[str,
     inputs = {"a": torch.randn(rows, 12), "b": torch.randn(columns, 12) / 3}
     if name == "two":
         inputs |= {"other_a": torch.randn(rows, 7), "other_b": torch.randn(columns, 7) / 3}
+    elif name == "vectors":
+        inputs["v"] = torch.randn(columns, 6)
     else:
         inputs |= {"t": 0.5 + torch.rand(rows), "w": torch.randn(columns)}
         inputs["label"] = torch.randint(0, columns, (rows,))
@@ -51,8 +59,9 @@ def _inputs(name: str, rows: int, columns: int, dtype: torch.dtype) -> dict[str,
 
 def _call(function: Any, tensors: dict[str, Tensor], **options: Any) -> Any:
     data = dict(tensors)
-    row = {"row": {"t": data.pop("t")}, "column": {"w": data.pop("w")}} if "t" in data else {}
-    return function(**data, **row, **options)
+    row = {"row": {"t": data.pop("t")}} if "t" in data else {}
+    column = {name: data.pop(name) for name in ("w", "v") if name in data}
+    return function(**data, **row, column=column, **options)
 
 
 def _results(found: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -83,11 +92,13 @@ def _without_and_with_group(group: Any, tensors: dict[str, Tensor], upstream: li
     return alone, _differentiated(of_scores, tensors, upstream, ranks=group)
 
 
-OF_COLUMNS = ("b", "other_b", "w")
+OF_COLUMNS = ("b", "other_b", "w", "v")
 
 
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16), ids=name_of)
-@pytest.mark.parametrize("name, ranks, columns", (("one", 2, 67), ("one", 4, 5), ("two", 3, 67)))
+@pytest.mark.parametrize(
+    "name, ranks, columns", (("one", 2, 67), ("one", 4, 5), ("two", 3, 67), ("vectors", 2, 67))
+)
 @pytest.mark.parametrize("own_rows", (False, True), ids=("replicated", "sequence_parallel"))
 def test_statistics(name: str, ranks: int, columns: int, own_rows: bool, dtype: torch.dtype) -> None:
     rows = 384

@@ -73,7 +73,7 @@ def both(text: str, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
             return index[0][:, None]
         return exact[1][:, None] if node[0] == "row" else exact[2]
 
-    values, _ = statistics(program, exact[0], leaf)
+    values, *_ = statistics(program, exact[0], leaf)
     upstream = torch.randn(values.shape, generator=generator, dtype=F64).to(dtype)
     expected = torch.autograd.grad(
         (values * upstream).sum(), exact, allow_unused=True, materialize_grads=True
@@ -82,9 +82,13 @@ def both(text: str, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
     data = (leaves.get("row"), leaves.get("column"), leaves.get("row_index"), None)
     found, low, indices = statistics_op.fold(text, operands, data, 1.0)
     needed = [False, True, False, False, True, True]
-    given = (upstream, *operands, *data, found, low, indices, text, 1.0, None, needed)
-    by = statistics_op.backward(*given)
-    gradients = [by[1].T, *(by[k][0] if len(by[k]) else torch.zeros(n) for k, n in ((4, rows), (5, columns)))]
+    by = statistics_op.gradients(
+        text, operands, data, (found, low, indices), upstream, 1.0, None, needed, False
+    )
+    by_columns, of_rows, of_columns = by[1], *by[4:]
+    assert by_columns is not None
+    of_data = [torch.zeros(n) if t is None else t[0] for t, n in ((of_rows, rows), (of_columns, columns))]
+    gradients = [by_columns.T, *of_data]
     return [found, *gradients], [values.detach(), *expected]
 
 

@@ -19,7 +19,7 @@ def test_code() -> None:
     torch.manual_seed(0)
     variables: dict[str, object] = {}
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     for block in blocks:
         exec(compile(block, "docs/statistics.md", "exec"), variables)
     for name in ("hidden", "head", "temperature"):
@@ -27,6 +27,9 @@ def test_code() -> None:
     x, y = variables["x"], variables["y"]
     expected = torch.exp(-0.5 * torch.cdist(x, y) ** 2).sum(1)  # type: ignore[arg-type]
     torch.testing.assert_close(variables["density"], expected)
+    q, k, v = (variables[name] for name in ("queries", "keys", "values"))
+    softmax = (q @ k.T / 8**0.5).softmax(-1)  # type: ignore[operator, attr-defined]
+    torch.testing.assert_close(variables["out"], softmax @ v)
     check_recipes(variables)
 
 

@@ -160,7 +160,7 @@ def test_one_payload_twice_and_beside_numbers() -> None:
     data = {"w": w, "u": u, "v": v}
     found, expected = (of(a, b, column=data) for of in (fold, fold.reference))
     torch.testing.assert_close(found, expected)
-    real = [[t for t in (*r[:5], r.f.value, r.g)] for r in (found, expected)]
+    real = [(*r[:5], r.f.value, r.g) for r in (found, expected)]
     upstream = [torch.randn_like(t) for t in real[0]]
     gradients = [torch.autograd.grad(r, (a, b, w, u, v), upstream) for r in real]
     torch.testing.assert_close(*gradients)
