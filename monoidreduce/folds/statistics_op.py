@@ -127,7 +127,7 @@ def forward(
     scale: float,
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    of = parse(program)
+    of, widths = parse(program), widths or []  # AOTInductor passes an empty list as None
     if (other_a is not None) != (of.scores == 2):
         raise ValueError("other_a, other_b: expected them for a program of two scores, and for no other")
     if len(widths) != len(of.payloads) or sum(widths) != (0 if payload is None else payload.shape[1]):
