@@ -54,7 +54,7 @@ def backward_flops(name: str, *arguments: Any, recomputed: bool = True) -> int:
     flops = scores * len(needed & {fold.a, fold.b})
     flops += other_scores * len(needed & {fold.other_a, fold.other_b})
     of_scores = bool(needed - {fold.payload, *fold.data, *fold.joined})  # local gradients are needed
-    if arguments[0] is not None:  # the upstream gradient of what the payload adds up to
+    if given.get(f"grad_{fold.sums}") is not None:
         flops += _payload_flops(fold, given) * (of_scores + (fold.payload in needed))
     if recomputed and (of_scores or fold.payload in needed):
         flops += scores + other_scores
@@ -78,7 +78,7 @@ def _score_flops(fold: Fold, given: Given) -> tuple[int, int]:
 
 def _payload_flops(fold: Fold, given: Given) -> int:
     """FLOPs of the product of the weights with the payload."""
-    if fold.payload is None:
+    if fold.payload is None or given[fold.payload] is None:
         return 0
     rows, columns, payload = (given[name] for name in (fold.a, fold.b, fold.payload))
     flops: int = 2 * math.prod(rows[:-1]) * columns[-2] * payload[-2 if fold.transposed else -1]

@@ -63,6 +63,7 @@ class Fold(NamedTuple):
         a, b: rows [..., M, F] and columns [..., N, F], whose products are the scores.
         other_a, other_b: rows and columns of a second score for each pair.
         payload: [..., N, D], what functions of the scores weigh.
+        sums: the name of the output that the payload adds up to.
         transposed: whether the payload is stored as [D, N].
         data: values of rows or columns that only the function of the scores reads. The gradient of one is a
             fold of its own.
@@ -74,6 +75,7 @@ class Fold(NamedTuple):
     other_a: str | None = None
     other_b: str | None = None
     payload: str | None = None
+    sums: str = "out"
     transposed: bool = False
     data: tuple[str, ...] = ()
     joined: tuple[str, ...] = ()

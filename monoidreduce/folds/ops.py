@@ -45,7 +45,15 @@ register(
     forward=lambda *args: _statistics().forward(*args),
     fake=lambda *args: _statistics().results(*args),
     backward=lambda *args: _statistics().backward(*args),
-    fold=Fold(a="a", b="b", other_a="other_a", other_b="other_b", data=("row", "column")),
+    fold=Fold(
+        a="a",
+        b="b",
+        other_a="other_a",
+        other_b="other_b",
+        payload="payload",
+        sums="sums",
+        data=("row", "column"),
+    ),
     backward_options=UNROUNDED,
 )
 

@@ -245,3 +245,14 @@ def test_compile_and_vmap(fold: Any) -> None:
     rows = torch.randn(3, 5, 3, dtype=F64)
     batched = torch.func.vmap(lambda a: fold(a, b, column={"v": v}))(rows)
     torch.testing.assert_close(batched[0][1], fold(rows[1], b, column={"v": v})[0])
+
+
+def test_flops() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    rows, columns, width, of_vector = 4, 10, 6, 3
+    a, b, v = leaf(rows, width), leaf(columns, width), leaf(columns, of_vector)
+    with FlopCounterMode(display=False) as counter:
+        torch.autograd.grad(kernel_sum(a, b, column={"v": v}).force.sum(), (a, b, v))
+    # Scores twice, gradients of a and b; weights times v, upstream gradients times v, the gradient of v.
+    assert counter.get_total_flops() == 2 * rows * columns * (4 * width + 3 * of_vector)
