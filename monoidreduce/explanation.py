@@ -133,17 +133,18 @@ def cpu_tiles(operands: dict[str, Tensor | None], bias_gradient: bool = False) -
     return tiles
 
 
-# Kernels of a part of a pass, and the pass as which `_C` counts them.
-_PARTS = {
-    "mlp_hidden": "mlp_forward",
-    "mlp_local_gradient": "mlp_backward",
-    "gated_hidden": "mlp_forward",
-    "gated_gradient": "mlp_backward",
-    "cross_entropy_local_gradient": "cross_entropy_backward",
-    "distillation_local_gradient": "distillation_backward",
-    "log_probs_local_gradient": "log_probs_backward",
-    "logsumexp_local_gradient": "logsumexp_backward",
-}
+# Kernels of a part of a pass of an MLP, and the pass.
+_PARTS = {"mlp_hidden": "mlp_forward", "gated_hidden": "mlp_forward", "gated_gradient": "mlp_backward"}
+
+
+def _pass_name(kernel: str) -> str:
+    """The pass as which `_C` counts a kernel: itself, or the pass that it is a part of.
+
+    Kernels of dlogits, NAME_local_gradient, are a part of NAME_backward, unless they have plans of their own.
+    """
+    if hasattr(_C, f"plan_{kernel}"):
+        return kernel
+    return _PARTS.get(kernel, kernel.replace("_local_gradient", "_backward"))
 
 
 # A kernel whose threads own rows and sum their gradients: it stores no gradients of scores.
@@ -200,7 +201,7 @@ def _pass_of(run: DryRun, backward: bool) -> Pass:
     endings = ("_backward", "_pull", "_gradient") if backward else folds
 
     def names_pass(name: str, of_backward: bool, endings: tuple[str, ...] = endings) -> bool:
-        return of_backward == backward and _PARTS.get(name, name).endswith(endings)
+        return of_backward == backward and _pass_name(name).endswith(endings)
 
     launches = [x for x in run.launches if not x.name.startswith("aten::")]
     if not backward:  # a call may run an op before its last one
@@ -226,6 +227,6 @@ def _pass_of(run: DryRun, backward: bool) -> Pass:
         engine = f"cuda/{'simt' if plan is None else plan.tier}"
         in_order = torch.are_deterministic_algorithms_enabled()
         engine += "/deterministic" if in_order and launch is not None and name.endswith("_backward") else ""
-    path = f"{_PARTS.get(name, name)}/{engine}/{name_of(leading.dtype)}"
+    path = f"{_pass_name(name)}/{engine}/{name_of(leading.dtype)}"
     writes_gradients = launch is not None and name.endswith(("_backward", "_pull", *folds, _ROW_SUMS))
     return Pass(path, plan, launch, backward and not idle and not writes_gradients)

@@ -95,11 +95,9 @@ def dlogits_can_be_saved(
     return bias is None and softcap == 0 and (class_weight is None or label_smoothing == 0)
 
 
-def rank_may_save(class_weight: Tensor | None, label_smoothing: float, **_: object) -> bool:
+def rank_may_save(class_weight: Tensor | None, label_smoothing: float) -> bool:
     """Whether the forward pass of a rank may save softmax weights of its classes: not with class weights or
     label smoothing, because `states.cross_entropy` prepares only the target's term (SavedWeights.miss).
-
-    Other options are ignored, so that callers can pass all of them.
     """
     return class_weight is None and label_smoothing == 0
 
@@ -384,5 +382,8 @@ register(
     fake=cross_entropy_results,
     backward=cross_entropy_backward,
     fold=Fold(a="x", b="weight"),
+    of_shard=lambda given: {
+        "keep": given["keep"] and rank_may_save(given["class_weight"], given["label_smoothing"])
+    },
     backward_options=UNROUNDED,
 )

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from monoidreduce import _C
 from monoidreduce._ops import engine
-from monoidreduce._ops.cross_entropy import rank_may_save
 from monoidreduce._ops.registry import OPERATORS
 from monoidreduce._torch_private import (
     DispatchMode,
@@ -145,7 +144,7 @@ class _Notes(DispatchMode):  # type: ignore[misc]
             names = (a.name for a in func._schema.arguments)
             given = dict(zip(names, args, strict=True))
             if not self.keeps:
-                given |= _of_shard(name, given)
+                given |= OPERATORS[name].of_shard(given)
             self.given = given
             with self:
                 self.results = OPERATORS[name].forward(*given.values())
@@ -204,15 +203,6 @@ class _Notes(DispatchMode):  # type: ignore[misc]
 
     def release(self, size: int) -> None:
         self.live -= size
-
-
-def _of_shard(name: str, given: dict[str, Any]) -> dict[str, bool]:
-    """The arguments of an op that differ if its columns are one rank's shard: forward may save less."""
-    if name == "linear_cross_entropy":
-        return {"keep": given["keep"] and rank_may_save(**given)}
-    if name == "linear_log_probs":
-        return {"keep": False}
-    return {"a_differentiated": False} if "a_differentiated" in given else {}
 
 
 def _noting(name: str, notes: _Notes) -> Callable[..., None]:

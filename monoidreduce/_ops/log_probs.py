@@ -291,6 +291,7 @@ register(
     fake=log_probs_results,
     backward=log_probs_backward,
     fold=Fold(a="x", b="weight"),
+    of_shard=lambda given: {"keep": False},
     in_place=functools.partial(log_probs_backward, consumes=True),
     backward_options=UNROUNDED,
 )

@@ -146,5 +146,6 @@ register(
     fake=logsumexp_results,
     backward=logsumexp_backward,
     fold=Fold(a="a", b="b"),
+    of_shard=lambda given: {"a_differentiated": False},
     backward_options=UNROUNDED,
 )

@@ -103,7 +103,8 @@ class Operator(NamedTuple):
     differentiable: int  # the number of differentiable outputs
     constants: int  # the number of inputs without a gradient, which are the last ones
     fold: Fold
-    flops: tuple[Callable[..., int], Callable[..., int]] | None  # see `_register`
+    flops: tuple[Callable[..., int], Callable[..., int]] | None  # see `_register`, like the next one
+    of_shard: Callable[[dict[str, Any]], dict[str, Any]]
 
 
 OPERATORS: dict[str, Operator] = {}
@@ -386,6 +387,7 @@ def _register(
     backward: Callable[..., list[Tensor]],
     fold: Fold,
     flops: tuple[Callable[..., int], Callable[..., int]] | None = None,
+    of_shard: Callable[[dict[str, Any]], dict[str, Any]] = lambda given: {},
     constants: str = "",
     backward_options: str = "",
     in_place: Callable[..., list[Tensor]] | None = None,
@@ -405,6 +407,8 @@ def _register(
         fold: which inputs are rows, columns and so on.
         flops: the FLOPs of the forward and of the backward op, from their arguments by name with shapes in
             place of tensors. None: they are those of the fold (flops.py).
+        of_shard: the options that differ where the columns are one rank's shard, from the arguments by name:
+            forward may save less there.
         constants: the last inputs, which have no gradient. The backward op returns the gradients of the
             others; one whose entry in `needed` is False is an empty tensor.
         backward_options: more options of the backward op. Autograd calls it with their defaults.
@@ -469,7 +473,7 @@ def _register(
         )
 
     counts = input_count, input_count + residual_count, grad_count, constant_count
-    OPERATORS[name] = Operator(forward, backward, in_place or backward, saved, *counts, fold, flops)
+    OPERATORS[name] = Operator(forward, backward, in_place or backward, saved, *counts, fold, flops, of_shard)
     for device in ("CPU", "CUDA"):
         _library.impl(name, forward, device)
         _library.impl(f"{name}_backward", backward, device)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from calls import results, upstreams
 from specimens import DTYPES, SPECIMENS, Specimen, name_of
-from tolerance import KERNELS
+from tolerance import kernels_of
 
 import monoidreduce as mr
 
-KERNEL_SPECIMENS = [specimen for specimen in SPECIMENS if specimen.operator in KERNELS]
+KERNEL_SPECIMENS = [specimen for specimen in SPECIMENS if kernels_of(specimen.operator)]
 
 
 def launched(specimen: Specimen, dtype: torch.dtype, device: torch.device) -> Counter[str]:
@@ -30,7 +30,7 @@ def test_one_kernel_path_each_way(
 ) -> None:
     """The kernels that take everything. Tests of tensor-core kernels name tiers."""
     monkeypatch.setenv("MONOIDREDUCE_CUDA_TIER", "simt")
-    kernel, element = KERNELS[specimen.operator], name_of(dtype)
+    kernel, element = kernels_of(specimen.operator), name_of(dtype)
     assert launched(specimen, dtype, gpu) == {
         f"{kernel}_forward/cuda/simt/{element}": 1,
         f"{kernel}_backward/cuda/simt/{element}": 1,
@@ -43,7 +43,7 @@ def test_one_kernel_path_each_way(
 def test_deterministic_algorithms_select_the_deterministic_backward(
     specimen: Specimen, gpu: torch.device, deterministic: None
 ) -> None:
-    kernel = KERNELS[specimen.operator]
+    kernel = kernels_of(specimen.operator)
     assert launched(specimen, torch.float32, gpu) == {
         f"{kernel}_forward/cuda/simt/float32": 1,
         f"{kernel}_backward/cuda/simt/deterministic/float32": 1,

@@ -22,7 +22,7 @@ from mlp_calls import SPLIT_SIZES, many_rows, split_inputs
 from mlp_calls import inputs_of as mlp_inputs_of
 from paths import takes
 from specimens import Inputs, Specimen, attention_inputs, mlp_inputs, name_of
-from tolerance import KERNELS, check_operator
+from tolerance import check_operator, kernels_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import monoidreduce as mr
@@ -66,7 +66,7 @@ def check(operator: str, inputs: Inputs, options: dict[str, Any], tier: str = "s
     with RoundedProducts() if tier == "sm80" else nullcontext():
         found = check_operator(operator, inputs, options)
     ran = {path for path, n in mr._C.path_counts().items() if n != before.get(path, 0)}
-    kernel = KERNELS[operator]
+    kernel = kernels_of(operator)
     assert ran == {f"{kernel}_{way}/cuda/{tier}/float32" for way in ("forward", "backward")}
     return found
 

@@ -40,16 +40,11 @@ import monoidreduce as mr
 from monoidreduce import reference
 from monoidreduce.functional import raises_rows
 
-# Operator -> the name of its kernels in `_C.path_counts()`. merge_attention is composed of torch operations.
-KERNELS = {
-    "attention": "attention",
-    "attention_varlen": "attention",
-    "linear_cross_entropy": "cross_entropy",
-    "linear_distillation": "distillation",
-    "linear_log_probs": "log_probs",
-    "mlp": "mlp",
-    "logsumexp_matmul": "logsumexp",
-}
+
+def kernels_of(operator: str) -> str | None:
+    """The name of an operator's kernels in `_C.path_counts()`. None: it is composed of torch operations."""
+    name = operator.removeprefix("linear_").removesuffix("_matmul").removesuffix("_varlen")
+    return name if f"{name}_forward" in mr._C.CALLS else None
 
 
 class Unlucky(AssertionError):
@@ -238,10 +233,8 @@ def content(tensor: Tensor) -> Tensor:
 
 
 def kernel_launches(operator: str, direction: str, device: torch.device) -> int:
-    counts = mr._C.path_counts()
-    return sum(
-        n for path, n in counts.items() if path.startswith(f"{KERNELS[operator]}_{direction}/{device.type}/")
-    )
+    launched = f"{kernels_of(operator)}_{direction}/{device.type}/"
+    return sum(n for path, n in mr._C.path_counts().items() if path.startswith(launched))
 
 
 @contextmanager
@@ -393,7 +386,7 @@ def _measured(
         bases, base_gradients = run(oracle, copies, known, differentiate, upstream)
 
     before = {name: (content(t), t._version) for name, t in inputs.items()}
-    counted = function is None and operator in KERNELS and all(t.numel() for t in inputs.values())
+    counted = function is None and kernels_of(operator) and all(t.numel() for t in inputs.values())
     launches = [kernel_launches(operator, way, device) for way in ("forward", "backward")] if counted else []
     outputs, gradients = run(called, inputs, options, differentiate, upstream)
     if counted:

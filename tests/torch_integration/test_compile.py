@@ -15,9 +15,14 @@ from specimens import (
     TENSOR_CORE_SPECIMENS,
     Inputs,
     Specimen,
+    attention_inputs,
     cross_entropy_inputs,
     distillation_inputs,
+    logsumexp_inputs,
+    merge_inputs,
+    mlp_inputs,
     name_of,
+    varlen_inputs,
 )
 from tolerance import as_outputs, check_operator
 from torch import Tensor
@@ -67,17 +72,16 @@ def resized(specimen: Specimen, sizes: dict[str, Any]) -> Specimen:
 
 # Two sizes of what varies from call to call. No two axes are equal: the tracer would take them for one.
 SIZES = {
-    "attention": ({"batch": 3, "m": 37, "n": 53}, {"batch": 5, "m": 29, "n": 31}),
-    "attention_varlen": (
+    attention_inputs: ({"batch": 3, "m": 37, "n": 53}, {"batch": 5, "m": 29, "n": 31}),
+    varlen_inputs: (
         {"queries": (5, 7, 21, 1, 6), "keys": (9, 8, 36, 1, 7)},
         {"queries": (11, 3, 4, 0, 2, 1), "keys": (13, 6, 5, 1, 2, 4)},
     ),
-    "merge_attention": ({"batch": 2, "m": 17}, {"batch": 5, "m": 29}),
-    "linear_cross_entropy": ({"rows": 41, "classes": 67}, {"rows": 23, "classes": 31}),
-    "linear_distillation": ({"rows": 41, "classes": 67}, {"rows": 29, "classes": 31}),
-    "linear_log_probs": ({"rows": 41, "classes": 67}, {"rows": 23, "classes": 31}),
-    "mlp": ({"rows": 41, "hidden": 67}, {"rows": 29, "hidden": 31}),
-    "logsumexp_matmul": ({"rows": 41, "columns": 67}, {"rows": 23, "columns": 31}),
+    merge_inputs: ({"batch": 2, "m": 17}, {"batch": 5, "m": 29}),
+    cross_entropy_inputs: ({"rows": 41, "classes": 67}, {"rows": 23, "classes": 31}),
+    distillation_inputs: ({"rows": 41, "classes": 67}, {"rows": 29, "classes": 31}),
+    mlp_inputs: ({"rows": 41, "hidden": 67}, {"rows": 29, "hidden": 31}),
+    logsumexp_inputs: ({"rows": 41, "columns": 67}, {"rows": 23, "columns": 31}),
 }
 
 
@@ -158,7 +162,7 @@ def test_16_bit_losses_without_a_workspace_obey_the_limit(specimen: Specimen, de
     ids=name_of,
 )
 def test_one_graph_serves_every_size(specimen: Specimen, device: torch.device) -> None:
-    first, second = (resized(specimen, sizes) for sizes in SIZES[specimen.operator])
+    first, second = (resized(specimen, sizes) for sizes in SIZES[specimen.make])
     compiled = torch.compile(call(specimen), fullgraph=True, dynamic=True, backend="aot_eager")
     assert_same(compiled, first, with_leaves(first.inputs(torch.float32, device)))
     with torch._dynamo.config.patch(error_on_recompile=True):

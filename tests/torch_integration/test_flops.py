@@ -62,7 +62,7 @@ def scores(operator: str, inputs: Inputs) -> int:
         return 2 * q.numel() * k.shape[2]
     if operator == "attention_varlen":
         return 2 * inputs["q"].numel() * len(inputs["k"])
-    if operator == "logsumexp_matmul":
+    if "a" in inputs:
         return 2 * inputs["a"].numel() * len(inputs["b"])
     of_teacher = inputs["teacher_x"].numel() if "teacher_x" in inputs else 0
     columns = inputs["w1" if operator == "mlp" else "weight"]
