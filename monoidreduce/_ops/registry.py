@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from operator import itemgetter
-from typing import Annotated, Any, NamedTuple, TypeAlias, get_type_hints
+from typing import Annotated, Any, NamedTuple, NoReturn, TypeAlias, get_type_hints
 
 import torch
 from torch import Tensor
@@ -370,6 +370,7 @@ def register(name: str, **described: Any) -> None:
             "fake": fake,
             "backward": of_backward(described["backward"]),
             "in_place": None if in_place is None else of_backward(in_place),
+            "second": None,
         },
     )
 
@@ -391,6 +392,7 @@ def _register(
     constants: str = "",
     backward_options: str = "",
     in_place: Callable[..., list[Tensor]] | None = None,
+    second: Callable[..., list[Tensor | None]] | None = None,
 ) -> None:
     """Defines the ops `name` and `name_backward`:
 
@@ -414,6 +416,9 @@ def _register(
         backward_options: more options of the backward op. Autograd calls it with their defaults.
         in_place: like backward, but may overwrite the residuals or return them. Autograd calls it if it frees
             them afterwards.
+        second: the gradients of the backward op. It is called with a gradient or None for each of its
+            results, then with its arguments, and returns a gradient or None for each argument. Without it, a
+            second derivative is a RuntimeError.
     """
     results = _names(outputs)
     saved = _picker([results.index(residual) for residual in _names(residuals)] if residuals else [])
@@ -461,10 +466,18 @@ def _register(
         found = differentiated(*operands, *ctx.options, needed)
         return *[g if wanted else None for g, wanted in zip(found, needed, strict=False)], *of_options
 
-    def save_nothing(ctx: Any, args: tuple[Any, ...], result: Any) -> None:
-        pass
+    def save_arguments(ctx: Any, args: tuple[Any, ...], result: Any) -> None:
+        if second is not None:
+            ctx.save_for_backward(*(t if isinstance(t, Tensor) else None for t in args))
+            ctx.others = [None if isinstance(t, Tensor) else t for t in args]
 
-    def refuse(ctx: Any, *grads: Tensor | None) -> None:
+    def differentiate_again(ctx: Any, *cotangents: Tensor | None) -> Any:
+        if second is None:
+            refuse()
+        args = [of if t is None else t for t, of in zip(ctx.saved_tensors, ctx.others, strict=True)]
+        return second(cotangents, *args)
+
+    def refuse() -> NoReturn:
         instead = "Do without create_graph=True"
         if hasattr(import_module("monoidreduce.reference"), name):
             instead += f", or `import monoidreduce.reference` and call its {name}"
@@ -481,6 +494,9 @@ def _register(
     torch.library.register_fake(f"monoidreduce::{name}_backward", backward_fake, lib=_library)
     for kernel_name, kernel in (
         (name, _autograd(name, op, forward, save, differentiate)),
-        (f"{name}_backward", _autograd(f"{name}_backward", backward_op, backward, save_nothing, refuse)),
+        (
+            f"{name}_backward",
+            _autograd(f"{name}_backward", backward_op, backward, save_arguments, differentiate_again),
+        ),
     ):
         _library.impl(kernel_name, kernel, "Autograd", with_keyset=True)

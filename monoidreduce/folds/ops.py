@@ -19,6 +19,13 @@ def _statistics() -> Any:
     return statistics_op
 
 
+def _second_derivatives() -> Any:
+    # With the first call: see above.
+    from monoidreduce.folds import second_derivatives
+
+    return second_derivatives
+
+
 def _modified_attention() -> Any:
     # With the first call: see above.
     from monoidreduce.folds import modified_attention_op
@@ -45,6 +52,7 @@ register(
     forward=lambda *args: _statistics().forward(*args),
     fake=lambda *args: _statistics().results(*args),
     backward=lambda *args: _statistics().backward(*args),
+    second=lambda *args: _second_derivatives().gradients_of_gradients(*args),
     fold=Fold(
         a="a",
         b="b",
