@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn, TypeAlias, get_type_hin
 import torch
 from torch import Tensor
 
-from monoidreduce import _C
+from monoidreduce import _C, _yards
 from monoidreduce._dynamo import are_symbols, as_tensor
 from monoidreduce._ops.memory import no_gradient
 from monoidreduce._torch_private import (
@@ -417,8 +417,9 @@ def _register(
         in_place: like backward, but may overwrite the residuals or return them. Autograd calls it if it frees
             them afterwards.
         second: the gradients of the backward op. It is called with a gradient or None for each of its
-            results, then with its arguments, and returns a gradient or None for each argument. Without it, a
-            second derivative is a RuntimeError.
+            results, then with its arguments, and returns a gradient or None for each argument. Without it,
+            they are those of the operator as folds of statistics (folds/as_statistics.py), if it is there;
+            otherwise a second derivative is a RuntimeError.
     """
     results = _names(outputs)
     saved = _picker([results.index(residual) for residual in _names(residuals)] if residuals else [])
@@ -467,15 +468,15 @@ def _register(
         return *[g if wanted else None for g, wanted in zip(found, needed, strict=False)], *of_options
 
     def save_arguments(ctx: Any, args: tuple[Any, ...], result: Any) -> None:
-        if second is not None:
-            ctx.save_for_backward(*(t if isinstance(t, Tensor) else None for t in args))
-            ctx.others = [None if isinstance(t, Tensor) else t for t in args]
+        ctx.save_for_backward(*(t if isinstance(t, Tensor) else None for t in args))
+        ctx.others = [None if isinstance(t, Tensor) else t for t in args]
 
     def differentiate_again(ctx: Any, *cotangents: Tensor | None) -> Any:
-        if second is None:
+        differentiated = second or _yards.folds().second_derivative(name)
+        if differentiated is None:
             refuse()
         args = [of if t is None else t for t, of in zip(ctx.saved_tensors, ctx.others, strict=True)]
-        return second(cotangents, *args)
+        return differentiated(cotangents, *args)
 
     def refuse() -> NoReturn:
         instead = "Do without create_graph=True"

@@ -169,7 +169,17 @@ class Statistics:
         traced, values, low, indices, sums = self._folded(call, None)
         return call.named(traced, values, indices, sums), call.named(traced, low, indices, sums)
 
-    def _folded(self, call: _Call, workspace: int | None) -> tuple[Traced, Tensor, Tensor, Tensor, Tensor]:
+    def _by_folds(
+        self, a: Tensor, b: Tensor, *, row: Mapping[str, Tensor], column: Mapping[str, Tensor], scale: float
+    ) -> Any:
+        """A call that runs folds also where the kernels of attention would do."""
+        call = _Call(self, a, b, None, None, None, -100, row, column, scale)
+        traced, values, _, indices, sums = self._folded(call, None, by_attention=False)
+        return call.named(traced, values, indices, sums)
+
+    def _folded(
+        self, call: _Call, workspace: int | None, by_attention: bool = True
+    ) -> tuple[Traced, Tensor, Tensor, Tensor, Tensor]:
         """Run the op: values [values, rows], low words of the log-sum-exps, indices, and payload sums."""
         traced, tensors = self._traced(call)
         if traced is None:
@@ -178,7 +188,7 @@ class Statistics:
         if call.a.is_cpu and not torch.compiler.is_compiling():
             self._check_fits(call, traced, tensors)
         payload, widths = call.payload_of(traced)
-        if payload is not None and call.is_attention(traced, payload):
+        if by_attention and payload is not None and call.is_attention(traced, payload):
             q, k, v = (t[None, None] for t in (call.a, call.b, payload))
             out, lse = attention(q, k, v, scale=call.scale, return_lse=True)
             return (

@@ -19,10 +19,10 @@ def test_code() -> None:
     torch.manual_seed(0)
     variables: dict[str, object] = {}
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
-    assert len(blocks) == 8
+    assert len(blocks) == 9
     for block in blocks:
         exec(compile(block, "docs/statistics.md", "exec"), variables)
-    for name in ("hidden", "head", "temperature"):
+    for name in ("hidden", "head", "temperature", "centres"):
         assert variables[name].grad.isfinite().all()  # type: ignore[attr-defined]
     x, y = variables["x"], variables["y"]
     expected = torch.exp(-0.5 * torch.cdist(x, y) ** 2).sum(1)  # type: ignore[arg-type]

@@ -55,20 +55,6 @@ def test_grad_sees_a_leaf_of_autograd_through_the_transform(device: torch.device
 
 
 @pytest.mark.parametrize("specimen", WITH_OPS, ids=name_of)
-def test_grad_of_grad_raises(specimen: Specimen, device: torch.device) -> None:
-    inputs = specimen.inputs(torch.float32, device)
-    first = next(iter(inputs))
-
-    def inner(tensor: Tensor) -> Tensor:
-        return torch.func.grad(lambda t: scalar(specimen, {**inputs, first: t}))(tensor).square().sum()
-
-    with pytest.raises(RuntimeError, match="can be differentiated once"):
-        torch.func.grad(inner)(inputs[first])
-    with pytest.raises(RuntimeError, match="can be differentiated once"):
-        inner(inputs[first].requires_grad_()).backward()
-
-
-@pytest.mark.parametrize("specimen", WITH_OPS, ids=name_of)
 def test_jvp_raises(specimen: Specimen, device: torch.device) -> None:
     inputs = specimen.inputs(torch.float32, device)
     first = next(iter(inputs))

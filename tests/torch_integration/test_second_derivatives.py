@@ -1,0 +1,139 @@
+"""Second derivatives of operators, against torch in float64; operators without them say so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from specimens import SPECIMENS, Specimen, name_of
+from tolerance import as_outputs
+from torch import Tensor
+
+import monoidreduce as mr
+from monoidreduce import reference
+
+F64 = torch.float64
+TWICE = ("attention", "linear_cross_entropy", "linear_log_probs", "logsumexp_matmul", "mlp")
+NOT_BESIDE = {"bias", "keep", "sinks"}  # of attention
+
+
+def is_differentiable_twice(specimen: Specimen) -> bool:
+    given = {name for name, value in (*specimen.arguments.items(), *specimen.options.items()) if value}
+    if specimen.operator == "attention":  # a bias that is a mask too
+        return not given & NOT_BESIDE
+    return specimen.operator in TWICE and not ("gated" in specimen.name or "gate" in given)
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def second(specimen: Specimen, function: Callable[..., Any], inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The gradients of a random sum of all gradients, by inputs and upstream gradients."""
+    draw = generator()
+    leaves = {name: inputs[name].detach().requires_grad_() for name in specimen.differentiable(inputs)}
+    outputs = as_outputs(function(**{**inputs, **leaves}, **specimen.options))
+    outputs = tuple(t for t in outputs if t.is_floating_point() and t.requires_grad)
+    upstream = {
+        f"upstream {i}": torch.randn(t.shape, generator=draw, dtype=F64).to(t).requires_grad_()
+        for i, t in enumerate(outputs)
+    }
+    gradients = torch.autograd.grad(
+        outputs, list(leaves.values()), list(upstream.values()), create_graph=True
+    )
+    along = [torch.randn(t.shape, generator=draw, dtype=F64).to(t) for t in gradients]
+    by = {**leaves, **upstream}
+    found = torch.autograd.grad(
+        gradients, list(by.values()), along, allow_unused=True, materialize_grads=True
+    )
+    return dict(zip(by, found, strict=True))
+
+
+@pytest.mark.parametrize("specimen", [s for s in SPECIMENS if is_differentiable_twice(s)], ids=name_of)
+def test_float64(specimen: Specimen, device: torch.device) -> None:
+    inputs = specimen.inputs(F64, device)
+    found = second(specimen, getattr(mr, specimen.operator), inputs)
+    expected = second(specimen, getattr(reference, specimen.operator), inputs)
+    for name, gradient in expected.items():
+        scale = max(1.0, float(gradient.abs().max()))
+        torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-10 * scale, msg=name)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("operator", TWICE)
+def test_other_dtypes_are_as_accurate_as_torch(
+    operator: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    """By the norm of all errors; torch computes in the same dtype."""
+    specimen = next(s for s in SPECIMENS if s.operator == operator and is_differentiable_twice(s))
+    inputs = specimen.inputs(dtype, device)
+    exact = {name: t.double() if t.is_floating_point() else t for name, t in inputs.items()}
+    found = second(specimen, getattr(mr, operator), inputs)
+    base = second(specimen, getattr(reference, operator), inputs)
+    for name, gradient in second(specimen, getattr(reference, operator), exact).items():
+        error, of_torch = (float((t[name].double() - gradient).norm()) for t in (found, base))
+        assert error <= 2 * of_torch + 1e-6 * float(gradient.norm()), name
+
+
+@pytest.mark.parametrize("operator", TWICE)
+def test_transforms_of_torch_func_say_what_to_write(operator: str, device: torch.device) -> None:
+    specimen = next(s for s in SPECIMENS if s.operator == operator and is_differentiable_twice(s))
+    inputs = specimen.inputs(F64, device)
+    first = next(iter(inputs))
+
+    def gradient(t: Tensor) -> Tensor:
+        outputs = as_outputs(getattr(mr, operator)(**{**inputs, first: t}, **specimen.options))
+        return torch.stack([o.square().sum() for o in outputs if o.is_floating_point()]).sum()
+
+    with pytest.raises(RuntimeError, match=r"once by transforms of torch.func. Write torch.autograd.grad"):
+        torch.func.grad(lambda t: torch.func.grad(gradient)(t).square().sum())(inputs[first])
+
+
+@pytest.mark.parametrize(
+    "specimen",
+    [s for s in SPECIMENS if not is_differentiable_twice(s) and s.operator != "merge_attention"],
+    ids=name_of,
+)
+def test_others_say_so(specimen: Specimen, device: torch.device) -> None:
+    inputs = specimen.inputs(torch.float32, device)
+    leaves = {name: inputs[name].detach().requires_grad_() for name in specimen.differentiable(inputs)}
+    outputs = as_outputs(getattr(mr, specimen.operator)(**{**inputs, **leaves}, **specimen.options))
+    outputs = tuple(t for t in outputs if t.is_floating_point() and t.requires_grad)
+    upstream = [torch.ones_like(t) for t in outputs]
+    gradients = torch.autograd.grad(outputs, list(leaves.values()), upstream, create_graph=True)
+    with pytest.raises(RuntimeError, match="can be differentiated once"):
+        torch.autograd.grad(gradients[0].square().sum(), list(leaves.values()), allow_unused=True)
+
+
+def test_a_gradient_penalty_of_attention(device: torch.device) -> None:
+    q, k, v = (torch.randn(1, 2, n, 8, dtype=F64, device=device, requires_grad=True) for n in (5, 7, 7))
+
+    def penalty(attention: Any) -> Any:
+        (gradient,) = torch.autograd.grad(attention(q, k, v, causal=True).sum(), q, create_graph=True)
+        return torch.autograd.grad(gradient.square().sum(), (q, k, v))
+
+    torch.testing.assert_close(penalty(mr.attention), penalty(reference.attention))
+
+
+def test_the_bound_on_memory(device: torch.device) -> None:
+    """A Hessian-vector product of cross entropy has no tensor of the size of the logits."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    x, weight = (torch.randn(n, 8, device=device, requires_grad=True) for n in (300, 2000))
+    target, largest = torch.randint(2000, (300,), device=device), 0
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal largest
+            result = function(*args, **(kwargs or {}))
+            for t in result if isinstance(result, (tuple, list)) else (result,):
+                largest = max(largest, t.numel() if isinstance(t, Tensor) else 0)
+            return result
+
+    with Sizes():
+        loss = mr.linear_cross_entropy(x, weight, target)
+        (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)
+        torch.autograd.grad((gradient * torch.ones_like(weight)).sum(), (x, weight))
+    assert largest == 2 * weight.numel()
