@@ -20,6 +20,7 @@ from torch.utils.flop_counter import (
 
 import monoidreduce as mr
 import monoidreduce.reference
+from monoidreduce._ops.registry import OPERATORS
 
 WITH_OPS = [specimen for specimen in SPECIMENS if specimen.operator != "merge_attention"]
 GATED = [specimen for specimen in SPECIMENS if specimen.arguments.get("gate")]
@@ -137,6 +138,30 @@ def test_every_op_has_a_formula() -> None:
     assert ops
     packets = [getattr(torch.ops.monoidreduce, name.split("::")[1].split(".")[0]) for name in ops]
     assert [op for op in packets if op not in flop_registry] == []
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_folds_name_inputs_of_their_ops(name: str) -> None:
+    fold, schema = OPERATORS[name].fold, getattr(torch.ops.monoidreduce, name).default._schema
+    inputs = [argument.name for argument in schema.arguments][: OPERATORS[name].inputs]
+    assert {*fold.operands.values(), *fold.data, *fold.joined} <= {*inputs}
+
+
+def test_gradients_of_what_is_joined_to_results_have_no_products() -> None:
+    """Nor do useful FLOPs fall below those of the forward pass then."""
+    q = torch.randn(2, 3, 8, 16)
+    sinks = torch.randn(3, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        out = mr.attention(q, q, q, sinks=sinks)
+    forward = counter.get_total_flops()
+    with FlopCounterMode(display=False) as counter:
+        out.sum().backward()
+    assert (forward, counter.get_total_flops()) == (2 * 2 * 2 * 3 * 8 * 8 * 16, 0)
+    found = mr.cost("attention", q, q, q, sinks=sinks, hardware="h100", needed="sinks")
+    assert found.useful_flops == forward
+    x, w1, w2, bias2 = (torch.empty(shape) for shape in ((64, 16), (32, 16), (8, 32), (8,)))
+    found = mr.cost("mlp", x, w1, w2, bias2=bias2, hardware="h100", needed="bias2")
+    assert found.useful_flops == 2 * 64 * 32 * (16 + 8)
 
 
 @pytest.mark.parametrize("first", ("torch.utils.flop_counter", "monoidreduce"))
