@@ -20,6 +20,7 @@ from monoidreduce._ops.registry import OPERATORS
 from monoidreduce._torch_private import transforms_are_active
 from monoidreduce.folds import stat
 from monoidreduce.folds.statistics import Statistics
+from monoidreduce.functional import _with_sinks
 
 __all__ = ["second_derivative"]
 
@@ -101,31 +102,21 @@ def _logsumexp_matmul(
 
 
 @lru_cache(64)
-def _token_statistics(softcap: float, biased: bool, weighted: bool, by_temperature: bool) -> Statistics:
-    """lse, target, mean and weighted total of the logits."""
+def _token_statistics(softcap: float) -> Statistics:
+    """Log-sum-exp, mean, target and weighted total of the logits. by: a row's reciprocal temperature."""
     capped = _of_logits(softcap)
 
-    def statistics(
-        score: Any, column: Any, label: Any, bias: Any = 0.0, weight: Any = 1.0, by: Any = 1.0
-    ) -> Any:
+    def statistics(score: Any, column: Any, label: Any, bias: Any, class_weight: Any, by: Any) -> Any:
         logit = capped(score + bias) * by
         p = stat.softmax(logit)
         return {
             "lse": p.logsumexp,
             "mean": p.mean(logit),
             "target": stat.total(torch.where(column == label, logit, 0.0)),
-            "total": stat.total(weight * logit),
+            "total": stat.total(class_weight * logit),
         }
 
-    names = ["score", "column", "label"]
-    for name, given in (("bias", biased), ("weight", weighted), ("by", by_temperature)):
-        if given:
-            names.append(name)
-    # The arguments that are data: those without a default.
-    arguments = ", ".join(names)
-    named = ", ".join(f"{name}={name}" for name in names)
-    function: Any = eval(f"lambda {arguments}: statistics({named})", {"statistics": statistics})
-    return Statistics(function)
+    return Statistics(statistics)
 
 
 def _tokens(
@@ -140,11 +131,14 @@ def _tokens(
     class_weight: Tensor | None = None,
     by: Tensor | None = None,
 ) -> Any:
-    column = {name: t for name, t in (("bias", bias), ("weight", class_weight)) if t is not None}
-    row = {} if by is None else {"by": by}
-    fold = _token_statistics(softcap, bias is not None, class_weight is not None, by is not None)
+    """`_token_statistics` of a call. ignored: the label of rows that have no part."""
+    column = {
+        "bias": weight.new_zeros(len(weight)) if bias is None else bias,
+        "class_weight": weight.new_ones(len(weight)) if class_weight is None else class_weight,
+    }
+    row = {"by": torch.ones_like(label, dtype=x.dtype) if by is None else by}
     options: dict[str, Any] = {"ignore_index": ignored, "scale": logit_scale, "workspace": workspace}
-    return fold(x, weight, label=label, row=row, column=column, **options)
+    return _token_statistics(softcap)(x, weight, label=label, row=row, column=column, **options)
 
 
 def _linear_cross_entropy(
@@ -273,12 +267,11 @@ def _attention(
     right: int,
     compensated: bool,
 ) -> tuple[Tensor, Tensor]:
-    for name, t in (("bias", bias), ("sinks", sinks)):
-        if t is not None:
-            raise RuntimeError(
-                f"attention with {name} can be differentiated once. Do without create_graph=True, or "
-                "`import monoidreduce.reference` and call its attention"
-            )
+    if bias is not None:
+        raise RuntimeError(
+            "attention with a bias can be differentiated once. Do without create_graph=True, or "
+            "`import monoidreduce.reference` and call its attention"
+        )
     (batch, heads, queries, width), shared = q.shape, k.shape[1]
     fold = _attention_of_head(softcap, left, right, k.shape[2] - queries)
     query = torch.arange(queries, device=q.device).repeat(heads // max(shared, 1))
@@ -292,7 +285,12 @@ def _attention(
             lses.append(lse)
     if not outs:
         return q.new_zeros(batch, heads, queries, v.shape[3]), q.new_zeros(batch, heads, queries)
-    return torch.cat(outs).view(*q.shape[:3], -1), torch.cat(lses).view(q.shape[:3])
+    out, lse = torch.cat(outs).view(*q.shape[:3], -1), torch.cat(lses).view(q.shape[:3])
+    if sinks is None:
+        return out, lse
+    empty = lse == -math.inf
+    joined, total = _with_sinks(out.to(lse.dtype), lse.masked_fill(empty, 0), sinks)
+    return joined.to(out.dtype), torch.where(empty, sinks.to(lse.dtype)[:, None], total)
 
 
 _FOLDS: dict[str, Callable[..., tuple[Tensor, ...]]] = {

@@ -16,7 +16,7 @@ from monoidreduce import reference
 
 F64 = torch.float64
 TWICE = ("attention", "linear_cross_entropy", "linear_log_probs", "logsumexp_matmul", "mlp")
-NOT_BESIDE = {"bias", "keep", "sinks"}  # of attention
+NOT_BESIDE = {"bias", "keep"}  # of attention
 
 
 def is_differentiable_twice(specimen: Specimen) -> bool:
@@ -115,6 +115,22 @@ def test_a_gradient_penalty_of_attention(device: torch.device) -> None:
         return torch.autograd.grad(gradient.square().sum(), (q, k, v))
 
     torch.testing.assert_close(penalty(mr.attention), penalty(reference.attention))
+
+
+@pytest.mark.parametrize("queries", (5, 9))
+def test_attention_with_sinks(queries: int, device: torch.device) -> None:
+    """Also of queries that see no key."""
+    sizes = ((1, 4, queries, 8), (1, 2, 7, 8), (1, 2, 7, 8), (4,))
+    inputs = [torch.randn(s, dtype=F64, device=device, requires_grad=True) for s in sizes]
+
+    def twice(attention: Any) -> Any:
+        results = attention(*inputs[:3], sinks=inputs[3], causal=True, return_lse=True)
+        gradients = torch.autograd.grad(
+            results, inputs, [torch.ones_like(t) for t in results], create_graph=True
+        )
+        return torch.autograd.grad([t.square().sum() for t in gradients], inputs)
+
+    torch.testing.assert_close(twice(mr.attention), twice(reference.attention))
 
 
 def test_the_bound_on_memory(device: torch.device) -> None:
