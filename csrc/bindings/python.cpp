@@ -4,8 +4,11 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
+#include <optional>
 #include <sstream>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "../plan/jobs.h"
@@ -79,6 +82,11 @@ void define_families(py::module_& m) {
   m.attr("FAMILIES") = families;
 }
 
+std::optional<std::pair<std::int64_t, std::int64_t>> rows_and_columns(const std::optional<TileSize>& size) {
+  if (!size) return {};
+  return std::pair(size->rows, size->columns);
+}
+
 // A plan, with everything that Python's ops need to allocate, copy and multiply. They ask for capabilities, never for the name
 // of a family.
 void define_plan(py::module_& m) {
@@ -94,18 +102,28 @@ void define_plan(py::module_& m) {
   const auto can = [](bool Capabilities::* what) {
     return [what](const Plan& plan) { return plan.can().*what; };
   };
+  py::class_<OwnedRows>(m, "OwnedRows")
+      .def_readonly("lanes", &OwnedRows::lanes)
+      .def_readonly("splits", &OwnedRows::splits);
   py::class_<Plan>(m, "Plan")
       .def_readonly("scratch", &Plan::scratch)
-      .def_readonly("frames", &Plan::frames)
+      .def_property_readonly("saved_columns", [](const Plan& p) { return p.saved.columns; })
+      .def_property_readonly("frames", [](const Plan& p) { return p.saved.frames; })
       .def_readonly("adds_rows", &Plan::adds_rows)
       .def_property_readonly("in_turn", [](const Plan& p) { return p.sharing.in_turn; })
-      .def_property_readonly("in_parts", [](const Plan& p) { return p.sharing.in_parts; })
-      .def_property_readonly("tile", [](const Plan& p) { return std::pair(p.tile.rows, p.tile.columns); })
-      .def_property_readonly("few_rows", [](const Plan& p) { return p.packing.heads > 0; })
-      .def_property_readonly(
-          "packing",
-          [](const Plan& p) { return py::make_tuple(p.packing.heads, p.packing.rows, p.packing.splits); })
-      .def_property_readonly("part", [](const Plan& p) { return std::pair(p.part.rows, p.part.columns); })
+      .def_property_readonly("split_jobs", [](const Plan& p) { return p.sharing.split_jobs; })
+      .def_property_readonly("tile", [](const Plan& p) { return rows_and_columns(p.tile); })
+      .def_property_readonly("streamed_tile",
+                             [](const Plan& p) -> std::optional<std::pair<std::int64_t, std::int64_t>> {
+                               if (!p.streamed_tile) return {};
+                               return std::pair(p.streamed_tile->staying, p.streamed_tile->streamed);
+                             })
+      .def_property_readonly("packing",
+                             [](const Plan& p) -> std::optional<std::tuple<int, int, int>> {
+                               if (!p.packing) return {};
+                               return std::tuple(p.packing->heads, p.packing->rows, p.packing->splits);
+                             })
+      .def_property_readonly("part", [](const Plan& p) { return rows_and_columns(p.part); })
       .def_property_readonly("tier", [](const Plan& p) { return p.can().name; })
       .def_property_readonly("can", &Plan::can)
       .def_property_readonly("tensor_cores", can(&Capabilities::tensor_cores))
@@ -114,14 +132,12 @@ void define_plan(py::module_& m) {
                                return py::make_tuple(p.computed.rows, p.computed.columns, p.computed.payload);
                              })
       .def_readonly("narrow", &Plan::narrow)
-      .def_readonly("parts", &Plan::parts)
-      .def_readonly("lanes", &Plan::lanes)
+      .def_readonly("owned_rows", &Plan::owned_rows)
       .def_readonly("clusters", &Plan::clusters)
       .def_property_readonly("keeps", can(&Capabilities::keeps))
       .def_property_readonly("skips_rows", can(&Capabilities::skips_rows))
       .def_property_readonly("transposed", can(&Capabilities::transposed))
       .def_property_readonly("bias_in_tiles", can(&Capabilities::bias_in_tiles))
-      .def("keep", &Plan::keep, "columns"_a)
       .def("__str__", [](const Plan& p) { return text(p); });
 }
 

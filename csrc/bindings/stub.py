@@ -54,20 +54,24 @@ class Capabilities:
 
 FAMILIES: dict[str, Capabilities]
 
+class OwnedRows:
+    lanes: int
+    splits: int
+
 class Plan:
     scratch: int
+    saved_columns: int
     frames: int
     adds_rows: bool
     in_turn: bool
-    in_parts: int
-    tile: tuple[int, int]
-    few_rows: bool
-    packing: tuple[int, int, int]
-    part: tuple[int, int]
+    split_jobs: int
+    tile: tuple[int, int] | None
+    streamed_tile: tuple[int, int] | None
+    packing: tuple[int, int, int] | None
+    part: tuple[int, int] | None
     computed: tuple[bool, bool, bool]
     narrow: bool
-    parts: int
-    lanes: int
+    owned_rows: OwnedRows | None
     clusters: int
     tier: str
     can: Capabilities
@@ -76,7 +80,6 @@ class Plan:
     skips_rows: bool
     transposed: bool
     bias_in_tiles: bool
-    def keep(self, columns: int) -> None: ...
 
 def build_info() -> dict[str, Any]: ...
 def cpu_isa() -> str: ...

@@ -20,8 +20,8 @@ std::size_t tile_bytes(DType dtype) {
 }
 
 template <class Call>
-narrow::Parts parts_of(const Call& x, const Plan& plan) {
-  return {divide_up(x.a.size[0], narrow::rows_of_block(plan.lanes)), plan.parts};
+narrow::Parts parts_of(const Call& x, const OwnedRows& owned) {
+  return {divide_up(x.a.size[0], narrow::rows_of_block(owned.lanes)), owned.splits};
 }
 template <class... Arguments>
 void launch_narrow(const char* name, std::int64_t kernel, std::int64_t blocks, const Launch& launch,
@@ -31,8 +31,8 @@ void launch_narrow(const char* name, std::int64_t kernel, std::int64_t blocks, c
                 arguments...);
 }
 
-void fold_narrow(const StatisticsFold& x, const Plan& plan, const Launch& launch) {
-  const narrow::Parts parts = parts_of(x, plan);
+void fold_narrow(const StatisticsFold& x, const OwnedRows& owned, const Launch& launch) {
+  const narrow::Parts parts = parts_of(x, owned);
   launch_narrow("statistics_fold", x.kernels, parts.row_blocks * parts.parts, launch, operands_of(x),
                 data_of(x), results_of(x), parts, x.scratch.data);
   if (parts.parts > 1)
@@ -47,7 +47,7 @@ void run(const StatisticsFold& x, const Plan& plan, const Launch& launch) {
   const std::int64_t tiles = divide_up(x.a.size[0], kTile);
   if (tiles == 0) return;
   const DeviceGuard guard(x.a.cuda_device);
-  if (plan.narrow) return fold_narrow(x, plan, launch);
+  if (plan.owned_rows) return fold_narrow(x, *plan.owned_rows, launch);
   launch_loaded("statistics_fold", x.kernels, blocks_for(tiles), kThreads, tile_bytes(x.a.dtype),
                 launch.stream, operands_of(x), data_of(x), results_of(x));
 }
@@ -63,11 +63,11 @@ void run(const StatisticsLocalGradient& x, const Plan&, const Launch& launch) {
 }
 template <>
 void run(const StatisticsRowGradient& x, const Plan& plan, const Launch& launch) {
-  require(plan.narrow, "plan: expected one with threads that own rows, got ", text(plan));
+  require(plan.owned_rows.has_value(), "plan: expected one with threads that own rows, got ", text(plan));
   for (const TensorView* t : {&x.d_a, &x.d_other_a, &x.sums})
-    require(!t->present() || t->size[0] == plan.parts, "gradients: expected ", plan.parts, " parts, got ",
-            t->size[0]);
-  const narrow::Parts parts = parts_of(x, plan);
+    require(!t->present() || t->size[0] == plan.owned_rows->splits, "gradients: expected ",
+            plan.owned_rows->splits, " parts, got ", t->size[0]);
+  const narrow::Parts parts = parts_of(x, *plan.owned_rows);
   const narrow::RowGradients to{{x.d_a.data, x.d_other_a.data},
                                 x.sums.data,
                                 {x.a.size[1], x.other_a.present() ? x.other_a.size[1] : 0}};

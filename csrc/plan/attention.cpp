@@ -71,10 +71,10 @@ Plan plan(const AttentionForward& given, const DeviceFacts& gpu, const Launch& l
   if (plan.choice.family != Family::kSm90) return plan;
   const int columns = tiles::by_width(tiles::kFewRowsColumns, std::max(p.width(), p.payload_width()));
   if (const auto packing = pack_few_rows(p, columns, gpu.multiprocessors)) {
-    plan.packing = *packing;
+    plan.packing = packing;
     constexpr std::int64_t kStateFloats = sizeof(LogSumExp<float>::State) / sizeof(float);
     if (packing->splits > 1) plan.scratch = partial_rows_floats(p, packing->splits, kStateFloats);
-    plan.tile = {packing->rows, columns};
+    plan.tile = TileSize{packing->rows, columns};
     return plan;
   }
   plan.tile = tiles::attention_forward(std::max(p.width(), p.payload_width()), p.columns(),
@@ -103,7 +103,7 @@ Plan plan(const AttentionBackward& given, const DeviceFacts& gpu, const Launch& 
   } else {
     const TileSize tile = tiles::at_once(std::max(p.width(), p.payload_width()), p.bias.present());
     plan.sharing = backward_sharing(family, p, plan.computed, tile, p.range.all(), gpu, launch);
-    if (family == Family::kSm90) plan.tile = at_once ? backward_tile(p) : tiles::kPass;
+    if (family == Family::kSm90) set_backward_tile(plan, p, at_once);
     for (const std::int64_t part : BackwardParts(x, plan.sharing).floats) plan.scratch += (part + 3) / 4 * 4;
   }
   return plan;

@@ -104,10 +104,13 @@ void check(const Call& x, const Plan& plan) {
           plan.call);
   require(plan.sizes == planned_sizes(problem_of(x)),
           "plan: expected that of a call on these sizes, dtypes and this device, got that of another");
-  require(plan.part.rows == 0, "plan: expected that of a whole MLP, got one in parts");
-  if constexpr (requires { x.kept; })
-    require((x.kept.present() ? x.kept.size[1] : 0) == plan.kept, "kept: expected ", plan.kept,
-            " columns, as the plan says, got ", x.kept.present() ? x.kept.size[1] : 0);
+  require(!plan.part, "plan: expected that of a whole MLP, got one in parts");
+  if constexpr (requires { x.kept; }) {
+    require(!x.kept.present() || plan.can().keeps,
+            "kept: expected none on a tier other than sm90, got a tensor");
+    require((x.kept.present() ? x.kept.size[1] : 0) == plan.saved.columns, "kept: expected ",
+            plan.saved.columns, " columns, as the plan says, got ", x.kept.present() ? x.kept.size[1] : 0);
+  }
   check_scratch(x, plan);
   check_order(x, plan);
   check_mean(x, plan);

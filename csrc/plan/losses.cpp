@@ -1,4 +1,5 @@
 #include <limits>
+#include <optional>
 
 #include "jobs.h"
 #include "monoidreduce/monoids/cross_entropy.h"
@@ -24,6 +25,16 @@ Call padded(const Call& given) {
   return x;
 }
 
+// Makes the plan of a forward pass save the dlogits of the first `columns` columns. The scratch then also has frames (row
+// maxima): for cross entropy one per row and tile, and one more number per row; for distillation two per row and tile.
+void save(Plan& plan, std::int64_t columns) {
+  const bool two = plan.sizes.other_width != 0;
+  const std::int64_t tile = (two ? tiles::kSm90Distillation : tiles::kSm90Loss).columns,
+                     frames_of_row = parts_of(columns, tile);
+  plan.saved = {.columns = columns, .frames = plan.scratch};
+  plan.scratch += plan.sizes.rows * (two ? 2 * frames_of_row : frames_of_row + 1);
+}
+
 template <class State, class Call>
 Plan forward_plan(const Call& given, const ContractionSizes& sm80, const ContractionSizes& sm90,
                   const DeviceFacts& gpu, const Launch& launch) {
@@ -37,10 +48,10 @@ Plan forward_plan(const Call& given, const ContractionSizes& sm80, const Contrac
   Plan plan = plan_of(given, x, choice, launch);
   if (plan.choice.family == Family::kSimt) return plan;
   const ContractionSizes& tile = plan.choice.family == Family::kSm90 ? sm90 : sm80;
-  plan.tile = {tile.row_block, tile.columns};
-  plan.scratch = plan.frames = fold_floats(tile, sizeof(State) / sizeof(float), p, gpu);
-  if constexpr (requires { x.kept; }) {
-    if (x.kept.present()) plan.keep(x.kept.size[1]);
+  plan.tile = TileSize{tile.row_block, tile.columns};
+  plan.scratch = fold_floats(tile, sizeof(State) / sizeof(float), p, gpu);
+  if constexpr (requires { x.saved_columns; }) {
+    if (x.saved_columns > 0 && plan.can().keeps) save(plan, x.saved_columns);
   }
   return plan;
 }
@@ -52,7 +63,7 @@ Plan backward_plan(const Call& given, const DeviceFacts& gpu, const Launch& laun
   if (!plan.can().multiplies) return plan;
   const ContractionSizes& tile = plan.sizes.other_width != 0 ? tiles::kSm90Distillation : tiles::kSm90Loss;
   plan.clusters = gpu.multiprocessors / tile.blocks;
-  plan.tile = {tile.row_block, tile.columns};
+  plan.tile = TileSize{tile.row_block, tile.columns};
   return plan;
 }
 
@@ -81,16 +92,16 @@ int lanes_of_program(const Choice& choice, const FoldProblem& p) {
   }
   return 0;
 }
-// Makes a program's plan narrow if threads can own rows. Columns are split into enough parts to fill the GPU, as far as memory
+// How threads own the rows of a program, if they can. Columns are split into enough parts to fill the GPU, as far as memory
 // allows: each part has a result for every row, and there is room for `room` results in all.
-void plan_narrow(Plan& plan, const FoldProblem& p, const DeviceFacts& gpu, std::int64_t room) {
-  plan.lanes = lanes_of_program(plan.choice, p);
-  plan.narrow = plan.lanes > 0;
-  if (!plan.narrow) return;
-  const std::int64_t blocks = parts_of(p.rows(), tiles::kRowThreads / plan.lanes * tiles::kGroupRows),
+std::optional<OwnedRows> own_rows(const Choice& choice, const FoldProblem& p, const DeviceFacts& gpu,
+                                  std::int64_t room) {
+  const int lanes = lanes_of_program(choice, p);
+  if (lanes == 0) return {};
+  const std::int64_t blocks = parts_of(p.rows(), tiles::kRowThreads / lanes * tiles::kGroupRows),
                      wanted = parts_of(std::int64_t{gpu.multiprocessors} * tiles::kRowBlocks, blocks),
                      steps = parts_of(p.columns(), tiles::kRowColumns);
-  plan.parts = std::max<std::int64_t>(std::min({wanted, steps, room / p.rows()}), 1);
+  return OwnedRows{lanes, std::max<std::int64_t>(std::min({wanted, steps, room / p.rows()}), 1)};
 }
 
 // A 16-bit matrix with padded columns.
@@ -102,17 +113,6 @@ TensorView matrix(std::int64_t rows, std::int64_t columns) {
 }
 
 }  // namespace
-
-// The scratch then also has frames (row maxima): for cross entropy one per row and tile, and one more number per row; for
-// distillation two per row and tile.
-void Plan::keep(std::int64_t columns) {
-  const bool two = sizes.other_width != 0;
-  const std::int64_t tile = (two ? tiles::kSm90Distillation : tiles::kSm90Loss).columns,
-                     frames_of_row = parts_of(columns, tile);
-  require(can().keeps, "kept: expected none on a tier other than sm90, got a tensor");
-  kept = columns;
-  scratch = frames + sizes.rows * (two ? 2 * frames_of_row : frames_of_row + 1);
-}
 
 template <>
 Plan plan(const CrossEntropyForward& x, const DeviceFacts& gpu, const Launch& launch) {
@@ -176,8 +176,9 @@ Plan plan(const StatisticsFold& given, const DeviceFacts& gpu, const Launch& lau
   const Choice choice = of_program ? choose_contraction(p, gpu)
                                    : Choice{.both = {"a user's monoid in C++ has no kernels with them"}};
   Plan plan = plan_of(given, x, choice, launch);
-  if (of_program) plan_narrow(plan, p, gpu, std::numeric_limits<std::int64_t>::max());
-  if (plan.parts > 1) plan.scratch = plan.parts * p.rows() * x.state_words;
+  if (of_program) plan.owned_rows = own_rows(choice, p, gpu, std::numeric_limits<std::int64_t>::max());
+  if (plan.owned_rows && plan.owned_rows->splits > 1)
+    plan.scratch = plan.owned_rows->splits * p.rows() * x.state_words;
   if (plan.choice.family == Family::kSm80)
     plan.scratch = fold_floats(two ? tiles::kSm80Distillation : tiles::kSm80Loss, x.state_words, p, gpu);
   if (plan.choice.family == Family::kSm90)
@@ -188,12 +189,13 @@ template <>
 Plan plan(const StatisticsLocalGradient& x, const DeviceFacts& gpu, const Launch& launch) {
   return backward_plan(x, gpu, launch);
 }
-// If this plan is not narrow, the caller takes StatisticsLocalGradient instead.
+// If threads cannot own rows, the caller takes StatisticsLocalGradient instead.
 template <>
 Plan plan(const StatisticsRowGradient& x, const DeviceFacts& gpu, const Launch& launch) {
   const FoldProblem p = problem_of(x);
   Plan plan = plan_of(x, x, choose_contraction(p, gpu), launch);
-  plan_narrow(plan, p, gpu, x.workspace / (accumulation_size(p.a.dtype) * (p.width() + p.other_width() + 1)));
+  const std::int64_t result_bytes = accumulation_size(p.a.dtype) * (p.width() + p.other_width() + 1);
+  plan.owned_rows = own_rows(plan.choice, p, gpu, x.workspace / result_bytes);
   return plan;
 }
 

@@ -23,13 +23,13 @@ std::int64_t most_splits(const FoldProblem& p) {
   return std::min(kMost, kFloats / (p.rows() * p.payload_width()));
 }
 
-// How few rows are packed; heads is 0 if there are many. On sm_80 few rows have the same tiles as many rows, and only splits
-// make more blocks.
-Packing pack(Family family, const FoldProblem& p, const DeviceFacts& gpu) {
+// How few rows are packed, if they are few. On sm_80 few rows have the same tiles as many rows, and only splits make more
+// blocks.
+std::optional<Packing> pack(Family family, const FoldProblem& p, const DeviceFacts& gpu) {
   const std::int64_t width = std::max(p.width(), p.payload_width());
   if (family == Family::kSm90) {
     const int columns = tiles::by_width(tiles::kFewRowsColumns, width);
-    return pack_few_rows(p, columns, gpu.multiprocessors, most_splits(p)).value_or(Packing{});
+    return pack_few_rows(p, columns, gpu.multiprocessors, most_splits(p));
   }
   const bool floats = p.a.dtype == DType::kFloat32;
   const auto& tile = tiles::by_width(floats ? tiles::kMlpForwardFloats : tiles::kMlpForward, width);
@@ -37,13 +37,14 @@ Packing pack(Family family, const FoldProblem& p, const DeviceFacts& gpu) {
   const std::int64_t row_tiles = parts_of(p.rows(), tile.rows);
   if (!leave_half_idle(row_tiles, places)) return {};
   const int splits = splits_of(row_tiles, parts_of(p.columns(), tile.columns), places, most_splits(p));
-  return splits > 1 ? Packing{1, tile.rows, splits} : Packing{};
+  if (splits == 1) return {};
+  return Packing{1, tile.rows, splits};
 }
 
-TileSize forward_tile(const FoldProblem& p, const Packing& packing) {
+TileSize forward_tile(const FoldProblem& p, const std::optional<Packing>& packing) {
   const std::int64_t width = std::max(p.width(), p.payload_width());
-  if (packing.heads == 0) return tiles::mlp_forward(width);
-  return {packing.rows, tiles::by_width(tiles::kFewRowsColumns, width)};
+  if (!packing) return tiles::mlp_forward(width);
+  return {packing->rows, tiles::by_width(tiles::kFewRowsColumns, width)};
 }
 
 // ---- In parts
@@ -136,7 +137,8 @@ Plan plan(const MlpForward& given, const DeviceFacts& gpu, const Launch& launch)
   Plan plan = plan_of(given, x, whole, launch);
   if (whole.family != Family::kSimt) {
     plan.packing = pack(whole.family, p, gpu);
-    if (plan.packing.splits > 1) plan.scratch = partial_rows_floats(p, plan.packing.splits, 0);
+    if (plan.packing && plan.packing->splits > 1)
+      plan.scratch = partial_rows_floats(p, plan.packing->splits, 0);
     if (whole.family == Family::kSm90) plan.tile = forward_tile(p, plan.packing);
     return plan;
   }
@@ -154,7 +156,7 @@ Plan plan(const MlpBackward& given, const DeviceFacts& gpu, const Launch& launch
   Choice whole = choose_resident(p, limits, gpu, launch);
   Plan plan = plan_of(given, x, whole, launch);
   plan.adds_rows = whole.family != Family::kSm90 || (one_kernel_backward(p) && !launch.deterministic);
-  if (whole.family == Family::kSm90) plan.tile = backward_tile(p);
+  if (whole.family == Family::kSm90) set_backward_tile(plan, p, one_kernel_backward(p));
   const Reason obstacle = whole.family == Family::kSimt ? Reason{} : idle(p, plan.adds_rows, gpu);
   if (whole.family != Family::kSimt && !obstacle) return plan;
   const TileSize part = backward_part(p, x.workspace);

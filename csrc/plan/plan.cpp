@@ -80,9 +80,11 @@ PlannedSizes planned_sizes(const FoldProblem& p) {
           p.a.dtype,   p.a.cuda_device, p.bias.present(), !p.range.all()};
 }
 
-TileSize backward_tile(const FoldProblem& p) {
-  return one_kernel_backward(p) ? tiles::at_once(std::max(p.width(), p.payload_width()), p.bias.present())
-                                : tiles::kPass;
+void set_backward_tile(Plan& plan, const FoldProblem& p, bool at_once) {
+  if (at_once)
+    plan.tile = tiles::at_once(std::max(p.width(), p.payload_width()), p.bias.present());
+  else
+    plan.streamed_tile = tiles::kPass;
 }
 
 std::int64_t widest_sm80_backward(const FoldProblem& p, const DeviceFacts& gpu) {

@@ -48,7 +48,8 @@ struct Limits {
 // Whether one Hopper kernel computes all gradients of a fold with a payload. Its blocks add to the rows' gradients
 // (Plan::adds_rows). Wider folds have a kernel for each gradient.
 inline bool one_kernel_backward(const FoldProblem& p) { return p.width() <= 128 && p.payload_width() <= 128; }
-TileSize backward_tile(const FoldProblem& p);  // on Hopper
+// Sets the tile of Hopper's backward kernels, for one gradient each or for several at once.
+void set_backward_tile(Plan& plan, const FoldProblem& p, bool at_once);
 // The largest width of the sm80 backward kernels on this GPU: the widest tiles need more shared memory than some GPUs have.
 std::int64_t widest_sm80_backward(const FoldProblem& p, const DeviceFacts& gpu);
 
@@ -74,7 +75,7 @@ Plan plan_of(const Call& given, const Call& padded, const Choice& choice, const 
           .choice = choice,
           .deterministic = launch.deterministic,
           .tf32 = launch.tf32,
-          .given = {p.width(), std::max(p.other_width(), p.payload_width()), p.columns()}};
+          .unpadded = {p.width(), std::max(p.other_width(), p.payload_width()), p.columns()}};
 }
 
 }  // namespace monoidreduce

@@ -60,23 +60,25 @@ std::string padding(std::int64_t size, const char* of, const char* behind) {
 }  // namespace
 
 std::string text(const Plan& plan) {
-  const bool simt = plan.choice.family == Family::kSimt, tried_parts = plan.whole.both || plan.whole.sm90;
-  if (simt && tried_parts) return text(plan.whole) + "; in parts: " + text(plan.choice);
-  if (simt) return text(plan.choice) + (plan.narrow ? "; narrow: threads own rows" : "");
+  const bool simt = plan.choice.family == Family::kSimt;
+  if (simt && plan.whole) return text(*plan.whole) + "; in parts: " + text(plan.choice);
+  if (simt) return text(plan.choice) + (plan.owned_rows ? "; narrow: threads own rows" : "");
   const bool mlp = std::string_view(plan.call).starts_with("mlp");
   std::string all = text(plan.choice);
-  if (plan.packing.heads > 0) all += few_rows(plan.packing, !mlp);
+  if (plan.packing) all += few_rows(*plan.packing, !mlp);
   if (plan.narrow && std::string_view(plan.call) == kDescription<LogSumExpForward>.name)
     all += "; narrow: folds the mean of b too";
   else if (plan.narrow)
     all += "; narrow: gradients are folds, and no local gradients are held";
   if (std::string_view(plan.call) == kDescription<AttentionBackward>.name) all += alone(plan.computed);
-  if (plan.sharing.in_parts > 0) all += message("; ", plan.sharing.in_parts, " tiles of columns in parts");
-  if (plan.part.rows > 0)
-    all += message(", in parts of ", plan.part.rows, " rows and ", plan.part.columns,
-                   " hidden units, by no kernel that holds none: ", text(plan.whole));
-  all += padding(plan.given[0], "width ", "") + padding(plan.given[1], "width ", "");
-  return mlp ? all + padding(plan.given[2], "", " hidden units") : all;
+  if (plan.sharing.split_jobs > 0)
+    all += message("; ", plan.sharing.split_jobs, " tiles of columns in parts");
+  if (plan.part)
+    all += message(", in parts of ", plan.part->rows, " rows and ", plan.part->columns,
+                   " hidden units, by no kernel that holds none: ", text(*plan.whole));
+  const UnpaddedSizes& sizes = plan.unpadded;
+  all += padding(sizes.width, "width ", "") + padding(sizes.other_width, "width ", "");
+  return mlp ? all + padding(sizes.columns, "", " hidden units") : all;
 }
 
 }  // namespace monoidreduce

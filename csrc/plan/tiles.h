@@ -5,6 +5,7 @@
 
 #include "monoidreduce/fold.h"
 #include "monoidreduce/launch/contraction_schedule.h"
+#include "monoidreduce/plan.h"
 
 namespace monoidreduce::tiles {
 
@@ -85,7 +86,7 @@ constexpr TileSize modified_forward(std::int64_t width, bool packed) {
 }
 constexpr TileSize modified_backward(std::int64_t width, bool packed) { return at_once(width, packed); }
 // Hopper's backward kernels for one gradient: lines that stay on chip, and lines that stream past them.
-inline constexpr TileSize kPass{128, 64};
+inline constexpr StreamedTile kPass{128, 64};
 // The hidden values of an MLP in parts, forward and backward. (dlogits of losses have the tiles of their forward passes.)
 inline constexpr TileSize kHidden{256, 256}, kHiddenGradient{256, 192};
 constexpr std::int64_t fixup_quads(std::int64_t width) { return width <= 64 ? 16 : 32; }

@@ -22,6 +22,7 @@ from monoidreduce._ops.linear_loss import (
     no_dlogits,
     prepare_forward,
     reduced_loss,
+    saved_classes,
     traced_dlogits,
     unreduced,
 )
@@ -187,17 +188,18 @@ def fold_cross_entropy(
     plan = scratch = classes_saved = unit = order = gathered = weights = None
     saved, class_weights = no_dlogits(x), with_mean(class_weight, options.label_smoothing)
     mean = options.reduction == "mean" and class_weight is None
-    numbers = options[1:8]  # logit_scale to classes
+    numbers, saved_columns = options[1:8], 0  # logit_scale to classes
     if x.is_cuda:
+        if options.keep and dlogits_can_be_saved(
+            bias, class_weight, options.softcap, options.label_smoothing
+        ):
+            saved_columns = saved_classes(x, weight, options.workspace, options.x_differentiated)
         plan = _C.plan_cross_entropy_forward(
-            x, weight, bias, target, class_weights, *_NO_RESULTS, mean, *numbers
+            x, weight, bias, target, class_weights, *_NO_RESULTS, mean, *numbers, saved_columns
         )
         if plan.skips_rows and not options.lse_of_ignored:
             order = order_rows(x, target=target, ignore_index=options.ignore_index)
-        saves = dlogits_can_be_saved(bias, class_weight, options.softcap, options.label_smoothing)
-        prepared = prepare_forward(
-            plan, (x,), (weight,), order, options.keep and saves, options.x_differentiated, options.workspace
-        )
+        prepared = prepare_forward(plan, (x,), (weight,), order)
         ((x,), (weight,), scratch, saved, saved_by_head, gathered_rows) = prepared
         if saved_by_head is not None:
             (classes_saved,), unit = saved_by_head, lse.new_full((1,), UNIT_UPSTREAM)
@@ -222,6 +224,7 @@ def fold_cross_entropy(
         gathered,
         mean,
         *numbers,
+        saved_columns,
         *launch_on(x),
         plan,
     )

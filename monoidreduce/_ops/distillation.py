@@ -22,6 +22,7 @@ from monoidreduce._ops.linear_loss import (
     no_dlogits,
     prepare_forward,
     reduced_loss,
+    saved_classes,
     traced_dlogits,
     unreduced,
 )
@@ -113,22 +114,17 @@ def fold_distillation(
     plan = scratch = classes_saved = teacher_saved = unit = None
     order = gathered = teacher_gathered = None
     to_gradients: Callable[[Tensor], None] | None = None
-    saved, mean, loss_options = no_dlogits(x), options.reduction == "mean", options.loss_options
+    saved, saved_columns = no_dlogits(x), 0
+    mean, loss_options = options.reduction == "mean", options.loss_options
     if x.is_cuda:
+        if options.may_save:
+            saved_columns = saved_classes(x, weight, options.workspace, options.x_differentiated, heads=2)
         plan = _C.plan_distillation_forward(
-            x, weight, teacher_x, teacher_weight, *_NO_RESULTS, mean, *loss_options
+            x, weight, teacher_x, teacher_weight, *_NO_RESULTS, mean, *loss_options, saved_columns
         )
         if plan.skips_rows and mask is not None:
             order = order_rows(x, mask=mask)
-        prepared = prepare_forward(
-            plan,
-            (x, teacher_x),
-            (weight, teacher_weight),
-            order,
-            options.may_save,
-            options.x_differentiated,
-            options.workspace,
-        )
+        prepared = prepare_forward(plan, (x, teacher_x), (weight, teacher_weight), order)
         ((x, teacher_x), (weight, teacher_weight), scratch, saved, saved_by_head, gathered_rows) = prepared
         if saved_by_head is not None:
             classes_saved, teacher_saved = saved_by_head
@@ -154,6 +150,7 @@ def fold_distillation(
         teacher_gathered,
         mean,
         *loss_options,
+        saved_columns,
         *launch_on(x),
         plan,
     )

@@ -102,7 +102,7 @@ def check_targets(target: Tensor, classes: int, ignore_index: int) -> None:
 def saved_classes(
     x: Tensor, weight: Tensor, workspace: int | None, x_differentiated: bool, heads: int = 1
 ) -> int:
-    """The number of classes whose dlogits forward saves: as many as fit in the workspace.
+    """The number of classes whose dlogits forward saves, if it saves any: as many as fit in the workspace.
 
     0 if workspace is None, as in a call that torch.compile traces: the shape of what is saved would become
     part of the graph, while the limit may change. heads: 2 for distillation.
@@ -168,23 +168,16 @@ def prepare_forward(
     xs: Sequence[Tensor],
     weights: Sequence[Tensor],
     order: Tensor | None,
-    saves: bool,
-    x_differentiated: bool,
-    workspace: int | None,
 ) -> LinearForward:
     """Pads the operands, and allocates what the plan asks for.
 
-    order: from order_rows; None: no token is skipped. saves: save dlogits, if the plan's kernels can.
+    order: from order_rows; None: no token is skipped.
     """
     x, weight, scratch, saved_by_head = xs[0], weights[0], None, None
-    classes = 0
-    if saves and plan.keeps:
-        classes = saved_classes(x, weight, workspace, x_differentiated, len(xs))
-    saved = _new_dlogits(x, classes)
+    saved = _new_dlogits(x, plan.saved_columns)
     if saved.numel():
         whole = [saved, *(torch.empty_like(saved) for _ in xs[1:])]
         saved_by_head = [t[:, : len(weight)] for t in whole]
-        plan.keep(saved_by_head[0].shape[1])
     if plan.tensor_cores:
         xs, weights = [padded(t) for t in xs], [padded_weight(t, plan) for t in weights]
         scratch = empty_statistics(x, plan.scratch)

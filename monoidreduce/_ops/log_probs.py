@@ -25,6 +25,7 @@ from monoidreduce._ops.linear_loss import (
     check_targets,
     no_dlogits,
     prepare_forward,
+    saved_classes,
     traced_dlogits,
 )
 from monoidreduce._ops.memory import (
@@ -114,17 +115,22 @@ def log_probs_forward(
     log_probs, entropy, lse, lse_low = (empty_statistics(x, x.shape[0]) for _ in range(4))
     best = target.new_empty(x.shape[:1]) if options.top1 else None
     plan = scratch = weights_saved = order = gathered = None
-    saved = no_dlogits(x)
+    saved, saved_columns = no_dlogits(x), 0
     if x.is_cuda:
+        if options.keep and weights_can_be_saved(bias, options.softcap, options.top1):
+            saved_columns = saved_classes(x, weight, options.workspace, options.x_differentiated)
         plan = _C.plan_log_probs_forward(
-            x, weight, bias, top1=best, logit_scale=options.logit_scale, softcap=options.softcap
+            x,
+            weight,
+            bias,
+            top1=best,
+            logit_scale=options.logit_scale,
+            softcap=options.softcap,
+            saved_columns=saved_columns,
         )
         if plan.skips_rows:
             order = order_rows(x, target=target, ignore_index=options.ignore_index)
-        saves = options.keep and weights_can_be_saved(bias, options.softcap, options.top1)
-        prepared = prepare_forward(
-            plan, (x,), (weight,), order, saves, options.x_differentiated, options.workspace
-        )
+        prepared = prepare_forward(plan, (x,), (weight,), order)
         ((x,), (weight,), scratch, saved, saved_by_head, gathered_rows) = prepared
         if saved_by_head is not None:
             (weights_saved,) = saved_by_head
@@ -148,6 +154,7 @@ def log_probs_forward(
         *options.loss_options,
         options.first_class,
         options.classes,
+        saved_columns,
         *launch_on(x),
         plan,
     )

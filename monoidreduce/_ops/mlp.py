@@ -114,7 +114,8 @@ def mlp_forward(
     options: MlpOpOptions,
 ) -> Tensor:
     kind, launch, outputs = ACTIVATIONS.index(options.activation), launch_on(x), w2.shape[0]
-    plan, part, scratch, unrounded = None, (0, 0), None, options.unrounded_result
+    plan = part = scratch = None
+    unrounded = options.unrounded_result
     if x.is_cuda:
         plan = plan_mlp_forward(x, w1, w2, bias1, options.workspace)
         part, unrounded = plan.part, unrounded and not plan.tensor_cores  # tensor-core kernels always round
@@ -123,7 +124,7 @@ def mlp_forward(
         if elements := plan.scratch:
             scratch = empty_statistics(x, elements)
     out = new_result(x, w2, unrounded)
-    if all(part):
+    if part is not None:
 
         def store(rows: Tensor, hidden: Tensor) -> None:
             _C.mlp_hidden(rows, w1, bias1, hidden, kind, *launch, plan)
@@ -149,7 +150,7 @@ def mlp_backward(
 ) -> list[Tensor]:
     kind, launch, inputs = ACTIVATIONS.index(options.activation), launch_on(x), (x, w1, w2, bias1, bias2)
     dx = dw1 = dw2 = dbias1 = None
-    plan, part, tensor_cores = None, (0, 0), False
+    plan, part, tensor_cores = None, None, False
     if x.is_cuda:
         plan = plan_mlp_backward(x, w1, w2, bias1, options.workspace)
         part, tensor_cores = plan.part, plan.tensor_cores
@@ -157,7 +158,7 @@ def mlp_backward(
         x, w1, w2, bias1, _ = _readable_mlp(x, w1, w2, bias1, None)
         grad_out = padded(grad_out)
     dbias2 = grad_out.sum(0) if needed[4] else None  # torch sums 16-bit numbers in float32
-    if any(needed[:4]) and all(part):
+    if any(needed[:4]) and part is not None:
 
         def store(part: HiddenPart) -> None:
             _C.mlp_local_gradient(*part, kind, *launch, plan)

@@ -37,9 +37,9 @@ def our_tiles(
     run = modelled_run(operator, call, ("q", "k", "v"), find(hardware).facts())
     plans = {launch.name: launch.plan for launch in run.launches if launch.plan is not None}
     forward, backward = plans["attention_forward"], plans["attention_backward"]
-    if forward.few_rows or not all((*forward.tile, *backward.tile)):
+    backward_tile = backward.streamed_tile or backward.tile
+    if forward.packing is not None or forward.tile is None or backward_tile is None:
         expected = "a call of many heads on tensor cores"
         got = f"{heads} heads of width {d} in {dtype} on {hardware}: {forward.tier}"
         raise ValueError(mismatch("n, d, heads", expected, got))
-    (rows, columns), (first, second) = forward.tile, backward.tile
-    return OurTiles((rows, columns), (first, second), backward.adds_rows)
+    return OurTiles(forward.tile, backward_tile, backward.adds_rows)

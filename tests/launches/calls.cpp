@@ -72,7 +72,7 @@ TensorView part_of(TensorView t, int axis, std::int64_t first, std::int64_t coun
 std::string summary(const Plan& plan) {
   std::string result =
       message(plan.can().name, ", scratch ", plan.scratch, plan.adds_rows ? ", adds rows" : "");
-  if (plan.part.rows) result += message(", parts of ", plan.part.rows, " x ", plan.part.columns);
+  if (plan.part) result += message(", parts of ", plan.part->rows, " x ", plan.part->columns);
   return result;
 }
 
@@ -302,8 +302,8 @@ void multiply(const Tensors& t, const TensorView& local, const TensorView& rows,
 
 // The frames (row maxima) of the weights that a loss's forward pass has saved: the last part of its scratch memory.
 TensorView frames_of(TensorView scratch, const Plan& plan) {
-  scratch.data = static_cast<float*>(scratch.data) + plan.frames;
-  scratch.size[0] -= plan.frames;
+  scratch.data = static_cast<float*>(scratch.data) + plan.saved.frames;
+  scratch.size[0] -= plan.saved.frames;
   return scratch;
 }
 
@@ -343,11 +343,12 @@ Plan forward(const LinearCrossEntropy& c, const Tensors& t) {
   x.loss = t("loss", accumulation(c.dtype), {c.rows});
   const Launch launch = launch_of(c.deterministic);
   if (c.of_rank) x.loss_weight = t("loss_weight", accumulation(c.dtype), {c.rows});
-  if (c.kept && can_keep(c.width, 0, 0.5, facts_of(t.device))) {
+  x.saved_columns = c.kept;
+  const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
+  if (plan.saved.columns > 0) {
     x.kept = t.lines("kept", c.dtype, c.rows, c.kept);
     if (!c.of_rank) x.kept_upstream = t("kept_upstream", accumulation(c.dtype), {1});
   }
-  const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
   if (plan.can().tensor_cores) pad_cross_entropy(t, plan, x);
   x.scratch = t.scratch(plan, c.dtype);
   x.order = ordered(c.ordered, plan, t, x.target, {}, c.rows);
@@ -479,10 +480,10 @@ Plan forward(const LinearLogProbs& c, const Tensors& t) {
   fill_log_probs(c, t, x);
   x.log_probs = t("log_probs", accumulation(c.dtype), {c.rows});
   if (c.top) x.top1 = t("top1", kInt64, {c.rows});
-  if (c.kept && can_keep(c.width, 0, 0.5, facts_of(t.device)))
-    x.kept = t.lines("kept", c.dtype, c.rows, c.kept);
+  x.saved_columns = c.kept;
   const Launch launch = launch_of(c.deterministic);
   const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
+  if (plan.saved.columns > 0) x.kept = t.lines("kept", c.dtype, c.rows, c.kept);
   if (plan.can().tensor_cores) pad_cross_entropy(t, plan, x);
   x.scratch = t.scratch(plan, c.dtype);
   x.order = ordered(c.ordered, plan, t, x.target, {}, c.rows);
@@ -598,12 +599,13 @@ Plan forward(const LinearDistillation& c, const Tensors& t) {
   fill_distillation(c, t, x);
   x.loss = t("loss", accumulation(c.dtype), {c.rows});
   const Launch launch = launch_of(c.deterministic);
-  if (c.kept && can_keep(c.width, c.teacher_width, 0.5, facts_of(t.device))) {
+  x.saved_columns = c.kept;
+  const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
+  if (plan.saved.columns > 0) {
     x.kept = t.lines("kept", c.dtype, c.rows, c.kept);
     x.teacher_kept = t.lines("teacher_kept", c.dtype, c.rows, c.kept);
     if (!c.of_rank) x.kept_upstream = t("kept_upstream", accumulation(c.dtype), {1});
   }
-  const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
   if (plan.can().tensor_cores) pad_distillation(t, plan, x);
   x.scratch = t.scratch(plan, c.dtype);
   x.order = ordered(c.masked, plan, t, {}, x.mask, c.rows);
@@ -815,10 +817,10 @@ Plan forward(const Mlp& c, const Tensors& t) {
   const Launch launch = launch_of(c.deterministic, c.tf32);
   const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
   if (plan.can().tensor_cores) pad_mlp(t, x), x.bias2 = t.padded("bias2", x.bias2);
-  if (plan.part.rows) {
-    const TensorView hidden = t("hidden", c.dtype, {plan.part.rows, x.w1.size[0]});
+  if (plan.part) {
+    const TensorView hidden = t("hidden", c.dtype, {plan.part->rows, x.w1.size[0]});
     const auto store = [&](std::int64_t first) {
-      const std::int64_t count = std::min(plan.part.rows, c.rows - first);
+      const std::int64_t count = std::min(plan.part->rows, c.rows - first);
       run(MlpHidden{.x = part_of(x.x, 0, first, count),
                     .w1 = x.w1,
                     .bias1 = x.bias1,
@@ -826,7 +828,7 @@ Plan forward(const Mlp& c, const Tensors& t) {
                     .activation = c.activation},
           launch, &plan);
     };
-    store(0), store((c.rows - 1) / plan.part.rows * plan.part.rows);
+    store(0), store((c.rows - 1) / plan.part->rows * plan.part->rows);
     return plan;
   }
   x.out = t("out", c.dtype, {c.rows, x.w2.size[0]});
@@ -844,8 +846,8 @@ Plan backward(const Mlp& c, const Tensors& t) {
   const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
   const bool simt = !plan.can().tensor_cores;
   if (!simt) pad_mlp(t, x), x.grad_out = t.padded("grad_out", x.grad_out);
-  if (plan.part.rows) {
-    const auto [rows, units] = plan.part;
+  if (plan.part) {
+    const auto [rows, units] = *plan.part;
     const TensorView local = t.lines("local", c.dtype, rows, units),
                      hidden = t.lines("hidden", c.dtype, rows, units);
     const TensorView partial_sums = t("sums", sums, {round_up(rows, 256) / 16, round_up(units, 192)});

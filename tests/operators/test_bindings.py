@@ -94,6 +94,7 @@ def cross_entropy_arguments(**changed: Any) -> dict[str, Any]:
         "z_loss": 0.0,
         "first_class": 0,
         "classes": -1,
+        "saved_columns": 0,
         **LAUNCH,
     }
     assert changed.keys() <= arguments.keys()
@@ -120,6 +121,7 @@ def distillation_arguments(**changed: Any) -> dict[str, Any]:
         "stats": torch.full((6, 4), math.nan),
         "kind": 0,
         "temperature": 1.0,
+        "saved_columns": 0,
         **LAUNCH,
     }
     assert changed.keys() <= arguments.keys()
@@ -668,3 +670,46 @@ def test_build_info_says_what_was_built() -> None:
         assert info["cuda_version"] and info["cuda_architectures"] and info["cpu_only_reason"] is None
     else:
         assert info["cpu_only_reason"] and info["cuda_version"] is None and info["cuda_architectures"] == []
+
+
+# Plans
+
+HOPPER = _C.DeviceFacts(9, 0, multiprocessors=132, cache_bytes=50 << 20, shared_bytes=232448)
+AMPERE = _C.DeviceFacts(8, 0, multiprocessors=108, cache_bytes=40 << 20, shared_bytes=166912)
+
+
+@pytest.mark.parametrize("plan_forward", [_C.plan_cross_entropy_forward, _C.plan_log_probs_forward])
+def test_what_forward_saves_is_an_argument_of_planning(plan_forward: Any) -> None:
+    x, weight = (torch.empty(n, 64, dtype=torch.bfloat16, device="meta") for n in (100, 600))
+    nothing, some, whole = (
+        plan_forward(x, weight, saved_columns=columns, gpu=HOPPER) for columns in (0, 256, 600)
+    )
+    assert [plan.saved_columns for plan in (nothing, some, whole)] == [0, 256, 600]
+    # A row maximum for each row and tile of 256 columns, and one more number for each row.
+    assert some.frames == whole.frames == nothing.scratch
+    assert [plan.scratch - nothing.scratch for plan in (some, whole)] == [100 * 2, 100 * 4]
+    assert str(nothing) == str(some) == str(whole)
+
+
+def test_distillation_saves_row_maxima_of_both_scores() -> None:
+    x, weight = (torch.empty(n, 64, dtype=torch.bfloat16, device="meta") for n in (100, 600))
+    nothing, whole = (
+        _C.plan_distillation_forward(x, weight, x, weight, saved_columns=columns, gpu=HOPPER)
+        for columns in (0, 600)
+    )
+    assert whole.saved_columns == 600 and whole.frames == nothing.scratch
+    assert whole.scratch - nothing.scratch == 100 * 2 * 4  # tiles of 192 columns
+
+
+def test_kernels_without_room_for_dlogits_save_none() -> None:
+    x, weight = (torch.empty(n, 64, dtype=torch.bfloat16, device="meta") for n in (100, 600))
+    plans = [_C.plan_cross_entropy_forward(x, weight, saved_columns=n, gpu=AMPERE) for n in (0, 600)]
+    assert [plan.saved_columns for plan in plans] == [0, 0] and plans[0].scratch == plans[1].scratch
+
+
+def test_nothing_changes_a_plan() -> None:
+    x = torch.empty(100, 64, dtype=torch.bfloat16, device="meta")
+    plan = _C.plan_cross_entropy_forward(x, x, gpu=HOPPER)
+    for name in (name for name in dir(plan) if not name.startswith("_")):
+        with pytest.raises(AttributeError):
+            setattr(plan, name, getattr(plan, name))

@@ -27,7 +27,7 @@ class OnGpu(Tensor):
 class TensorCores:
     """The kernels of the CPU, as a tier of tensor cores."""
 
-    def __init__(self, part: tuple[int, int] = (0, 0)) -> None:
+    def __init__(self, part: tuple[int, int] | None = None) -> None:
         computed = (True, True, True)
         self.plan = SimpleNamespace(
             tensor_cores=True, bias_in_tiles=True, adds_rows=True, computed=computed, scratch=0, part=part

@@ -51,7 +51,7 @@ static_assert(planned<ScaledScores<Bits>>(false, 0) && planned<SoftcappedScores<
 
 template <>
 void run(const AttentionForward& x, const Plan& plan, const Launch& launch) {
-  if (plan.packing.heads > 0) return attention_few_rows(x, plan.packing, launch);
+  if (plan.packing) return attention_few_rows(x, *plan.packing, launch);
   auto* const counter = plan.scratch > 0 ? data<unsigned long long>(x.scratch) : nullptr;
   const std::int64_t width = std::max(x.q.size[3], x.v.size[3]), columns = x.k.size[2];
   const FoldProblem problem = attention_problem(x);

@@ -19,7 +19,7 @@ using TileAtOnce =
 
 // The tile of the kernel for one gradient, for any width.
 using TileOfPass = monoidreduce::sm90::PassTile<monoidreduce::sm90::GradientOf::kRows, 256, false>;
-static_assert(TileOfPass::kStaying == tiles::kPass.rows && TileOfPass::kStreamed == tiles::kPass.columns);
+static_assert(TileOfPass::kStaying == tiles::kPass.staying && TileOfPass::kStreamed == tiles::kPass.streamed);
 
 // wanted: in attention without a score bias some gradients may be absent, as the plan says; otherwise all are
 // present.

@@ -47,7 +47,7 @@ void to_gradients(const Call& x, const Kept& kept, const FoldProblem& p, const L
 // they are made of.
 void cross_entropy_forward_saving(const CrossEntropyForward& x, const Plan& plan, const Launch& launch) {
   const FoldProblem problem = cross_entropy_problem(x);
-  const Kept kept = kept_weights<Tile>(x.kept, static_cast<float*>(x.scratch.data) + plan.frames);
+  const Kept kept = kept_weights<Tile>(x.kept, static_cast<float*>(x.scratch.data) + plan.saved.frames);
   const CrossEntropyResults results{cross_entropy_rows<float, double>(x), miss_of(kept, problem)};
   const ScaledScores<Bits> scores(problem.score, kLog2E);
   with_element(x.x.dtype, [&](auto element) {

@@ -54,7 +54,7 @@ void run(const DistillationForward& x, const Plan& plan, const Launch& launch) {
         fold_contraction<E, Tile>(m, scores, part, results, x.scratch.data, launch);
       });
     }
-    const Kept kept = kept_of(x, static_cast<float*>(x.scratch.data) + plan.frames);
+    const Kept kept = kept_of(x, static_cast<float*>(x.scratch.data) + plan.saved.frames);
     in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
       fold_and_save<E, KeepingTile>(m, scores, part, results, x.scratch.data, kept.from(part.first_place),
                                     launch);

@@ -40,7 +40,7 @@ struct LogProbsTerms {
 // The same forward pass; also saves the weights of the first classes.
 void log_probs_forward_saving(const LogProbsForward& x, const Plan& plan, const Launch& launch) {
   const FoldProblem problem = cross_entropy_problem(x);
-  const auto kept = kept_weights<Tile>(x.kept, static_cast<float*>(x.scratch.data) + plan.frames);
+  const auto kept = kept_weights<Tile>(x.kept, static_cast<float*>(x.scratch.data) + plan.saved.frames);
   const LogProbsResults results{log_probs_rows<float, double>(x)};
   const ScaledScores<Bits> scores(problem.score, kLog2E);
   with_element(x.x.dtype, [&](auto element) {

@@ -22,7 +22,7 @@ static_assert(planned<Width64> && planned<Width128> && planned<Width256>);
 
 template <>
 void run(const MlpForward& x, const Plan& plan, const Launch& launch) {
-  if (plan.packing.heads > 0) return mlp_few_rows(x, plan.packing, launch);
+  if (plan.packing) return mlp_few_rows(x, *plan.packing, launch);
   const std::int64_t width = std::max(x.x.size[1], x.w2.size[0]);
   mlp_forward_pass(x, [&](auto element, const auto& m, const auto& scores, const auto& problem,
                           const auto& rows, const FoldOutput& out) {

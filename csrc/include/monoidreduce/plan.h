@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "monoidreduce/device/schedule/packing.h"
@@ -80,10 +81,10 @@ struct GradientSet {
 
 // How the blocks of attention's backward pass share its jobs (work tiles).
 struct JobSharing {
-  // The size of 16-byte aligned scratch; its last `words` words must be 0 at first. If in_parts is 0, the scratch is an atomic
-  // counter of jobs.
+  // The size of 16-byte aligned scratch; its last `words` words must be 0 at first. If split_jobs is 0, the scratch is an
+  // atomic counter of jobs.
   std::int64_t floats = 0, words = 0;
-  int in_parts = 0;  // the number of jobs in the stream-K tail, each split over several blocks
+  int split_jobs = 0;  // the number of jobs in the stream-K tail, each split over several blocks
   // Deterministic mode: semaphores make blocks add to the rows' gradients in a fixed order (semaphores.cuh; the scratch of the
   // semaphores is not counted here).
   bool in_turn = false;
@@ -98,45 +99,69 @@ struct PlannedSizes {
   bool operator==(const PlannedSizes&) const = default;
 };
 
+// A user's program without tensor cores, whose operands are so narrow that threads have registers for whole rows of them
+// (StatisticsRowGradient).
+struct OwnedRows {
+  int lanes;                // the number of lanes that share the width of a row
+  std::int64_t splits = 1;  // the number of parts of the columns, which different blocks fold
+};
+
+// The tile of a backward pass with a kernel for each gradient: the lines that stay on chip (rows for the rows' gradient,
+// otherwise columns), and the lines that stream past them.
+struct StreamedTile {
+  std::int64_t staying, streamed;
+};
+
+// The dlogits that a loss's forward pass saves.
+struct SavedDlogits {
+  std::int64_t columns = 0;  // those of so many of the first columns
+  // The offset in the scratch of the row maxima ("frames") that saved softmax weights are measured from.
+  std::int64_t frames = 0;
+};
+
+// Sizes of operands before padding. other_width: of the second operand or of the payload. columns: in an MLP the hidden units.
+struct UnpaddedSizes {
+  std::int64_t width = 0, other_width = 0, columns = 0;
+};
+
+// All that planning decides, which the calls only read. A member that is set for some operators alone says which.
 struct Plan {
   const char* call = "";    // name of the call (Description::name)
   PlannedSizes sizes = {};  // on tensor cores, those of the padded operands
   Choice choice = {};
   bool deterministic = false, tf32 = false;
   std::int64_t scratch = 0;  // elements of the accumulation type that the call needs
-  // Whether kernels add to d_q or d_x, in the accumulation type. false: they write it, in the inputs' type.
+  UnpaddedSizes unpadded = {};
+  // The rows and columns of scores, or rows and hidden units, that a block or a cluster computes at a time. Absent: the planner
+  // does not say.
+  std::optional<TileSize> tile = {};
+
+  // Attention and the MLP with few rows: the packing (split-KV, PackGQA).
+  std::optional<Packing> packing = {};
+  // Attention's and the MLP's backward pass. adds_rows: whether kernels add to d_q or d_x, in the accumulation type. false: they
+  // write it, in the inputs' type. streamed_tile: on Hopper, if each gradient has a kernel of its own (wider than 128).
   bool adds_rows = true;
+  std::optional<StreamedTile> streamed_tile = {};
   // Attention's backward pass on tensor cores: the gradients that the kernels write, even if fewer are wanted.
   GradientSet computed = {};
-  // Narrow operands, for which threads have registers for more of a row. logsumexp_matmul: forward also saves the weighted mean
-  // of b, and gradients are folds too, not products of dlogits (LogSumExpBackward). A user's program without tensor cores: each
-  // thread owns rows (StatisticsRowGradient).
-  bool narrow = false;
-  // For a narrow program: the number of parts of the columns, which different blocks fold; and the number of lanes that share
-  // the width of a row.
-  std::int64_t parts = 1;
-  int lanes = 0;
-  // The rows and columns of scores that a block or a cluster computes at a time, on Hopper. In a backward pass wider than 128,
-  // in which each gradient has its own kernel: the lines that stay on chip and the lines that stream past them. For an MLP
-  // in parts, rows and hidden units. 0: the planner does not say.
-  TileSize tile = {};
-  // Attention and the MLP with few rows: the packing (split-KV, PackGQA). packing.heads is 0 if there are many rows.
-  Packing packing = {};
   JobSharing sharing = {};
-  // An MLP that runs in parts: the rows and hidden units of a part (MlpHidden), and why no kernel takes it whole.
-  TileSize part = {};
-  Choice whole = {};
-  // The number of 2-CTA clusters that multiply the dlogits of a backward pass. 0: torch multiplies them.
+
+  // An MLP that no kernel takes whole, and why. If tensor cores take it in parts: the rows and hidden units of a part
+  // (MlpHidden).
+  std::optional<Choice> whole = {};
+  std::optional<TileSize> part = {};
+
+  // Losses. saved: in forward. clusters: in backward, the number of 2-CTA clusters that multiply the dlogits; 0: torch does.
+  SavedDlogits saved = {};
   int clusters = 0;
-  // A loss's forward pass that saves dlogits: for how many of the first columns. frames: the offset in the scratch of the row
-  // maxima ("frames") that the saved weights are measured from.
-  std::int64_t kept = 0, frames = 0;
-  // Sizes before padding: the width, the width of the second operand or of the payload, the hidden units (columns).
-  std::int64_t given[3] = {};
+  // logsumexp_matmul with narrow operands, for which threads have registers for more of a row: forward also saves the weighted
+  // mean of b, and gradients are folds too, not products of dlogits (LogSumExpBackward).
+  bool narrow = false;
+
+  // A user's program.
+  std::optional<OwnedRows> owned_rows = {};
 
   const Capabilities& can() const { return kFamilies[static_cast<int>(choice.family)]; }
-  // Turns a plan for a loss's forward pass into one that saves the dlogits of the first `columns` columns.
-  void keep(std::int64_t columns);
 };
 
 // The plan in words, for mr.explain.

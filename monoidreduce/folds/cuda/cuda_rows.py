@@ -21,7 +21,7 @@ __all__ = ["backward", "takes"]
 
 def takes(operands: Operands, workspace: int) -> bool:
     """Whether the rows are narrow enough for these kernels."""
-    return _C.plan_statistics_row_gradient(*operands, workspace=workspace).narrow
+    return _C.plan_statistics_row_gradient(*operands, workspace=workspace).owned_rows is not None
 
 
 def backward(
@@ -82,11 +82,13 @@ def _sums(
     by = by if needed[2] else ()
     of_operands = needed[0] or needed[1]
     plan = _C.plan_statistics_row_gradient(*operands, workspace=workspace)
+    assert plan.owned_rows is not None
+    splits = plan.owned_rows.splits
     shapes: list[tuple[int, ...] | None] = [
         (len(a), width) if width and of_operands else None for width in widths_of(operands)
     ]
     shapes.append((len(by), len(a)) if needed[2] else None)
-    found = [None if shape is None else empty_statistics(a, plan.parts, *shape) for shape in shapes]
+    found = [None if shape is None else empty_statistics(a, splits, *shape) for shape in shapes]
     if of_operands or by:
         kernel = row_gradient_kernel(
             program, counts, of_columns, of_operands, by, a.dtype, plan, widths_of(operands), a.device.index
@@ -106,7 +108,7 @@ def _sums(
             *launch_on(a),
             plan,
         )
-    return [None if t is None else t[0] if plan.parts == 1 else t.sum(0) for t in found]
+    return [None if t is None else t[0] if splits == 1 else t.sum(0) for t in found]
 
 
 def _placed(sums: Tensor, by: tuple[int, ...], count: int) -> Tensor:

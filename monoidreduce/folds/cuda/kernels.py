@@ -88,7 +88,7 @@ def fold_kernels(
     """The handle of the kernel that folds rows; a second kernel, if any, combines partial states."""
     if not user_kernels.load:
         return 0
-    owned = _owned(widths, plan.lanes, dtype) if plan.narrow else None
+    owned = None if plan.owned_rows is None else _owned(widths, plan.owned_rows.lanes, dtype)
     capability = capability_of(device)
     return _loaded(_FOLD, program, counts, dtype, plan.tier, capability, owned)
 
@@ -120,7 +120,8 @@ def row_gradient_kernel(
     """The handle of the kernel that sums gradients of rows. Arguments as in `compiled_row_gradient`."""
     if not user_kernels.load:
         return 0
-    owned = _owned(widths, plan.lanes, dtype)
+    assert plan.owned_rows is not None
+    owned = _owned(widths, plan.owned_rows.lanes, dtype)
     capability = capability_of(device)
     return _loaded_row_gradient(program, counts, of_columns, operands, data, dtype, owned, capability)
 

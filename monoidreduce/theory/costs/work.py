@@ -195,48 +195,44 @@ class _Problem:
         a = self.launch.arguments
         return "/bias" if "bias" in a else "/softcap" if a.get("softcap") else ""
 
-    @property
-    def tiled(self) -> bool:
-        """Whether the plan fixes a tile size per head (not for few-row plans)."""
-        return not self.plan.few_rows and all(self.plan.tile)
-
-    def packed(self) -> Counter[int]:
+    def packed(self, packing: tuple[int, int, int], columns: int) -> Counter[int]:
         """Jobs of split-KV plans for few rows: a tile packs rows of several query heads, and its columns are
-        split."""
-        heads, rows, splits = self.plan.packing
+        split. packing: of the plan. columns: of a tile."""
+        heads, rows, splits = packing
         found = Counter[int]()
-        for tiles, count in self.band.jobs(True, rows, self.plan.tile[1]).items():
+        for tiles, count in self.band.jobs(True, rows, columns).items():
             for of_split in _C.split_tiles(tiles, splits):
                 found[of_split] += count * self.heads * _tiles(self.group, heads)
         return found
 
     def read(
-        self, by_rows: bool, tile: tuple[int, int], staying: str, streamed: str, gpu: Hardware
+        self, by_rows: bool, tile: tuple[int, int] | None, staying: str, streamed: str, gpu: Hardware
     ) -> tuple[int, int]:
         """DRAM bytes read of the stationary and of the streamed operands.
 
-        by_rows: rows are stationary. tile: (stationary lines, streamed lines). staying, streamed: operand
-            names.
+        by_rows: rows are stationary. tile: (stationary lines, streamed lines), if the plan has one. staying,
+            streamed: operand names.
         """
         stay, stream = _bytes(self.launch, staying), _bytes(self.launch, streamed)
-        if not (self.tiled and stay and stream):
+        if tile is None or self.plan.packing is not None or not (stay and stream):
             return stay, stream
         fold = _Fold(self.band, by_rows, tile, self.heads, self.group if by_rows else 1)
         return stay, _streamed(fold, stay, stream, gpu)
 
     def work(
-        self, name: str, tile: tuple[int, int], products: int, by_rows: bool, read: int, written: int
+        self, name: str, tile: tuple[int, int] | None, products: int, by_rows: bool, read: int, written: int
     ) -> Work:
         """The work of a kernel with `products` matrix products per tile of the band.
 
-        tile: (stationary lines, streamed lines). read, written: DRAM bytes.
+        tile: (stationary lines, streamed lines), if the plan has one. read, written: DRAM bytes.
         """
         group, all_heads = (1, self.heads * self.group) if by_rows else (self.group, self.heads)
-        few = "/few rows" * self.plan.few_rows
-        if few and all(self.plan.tile):
-            jobs, flops = self.packed(), 2.0 * products * _C.PACKED_LINES * self.plan.tile[1]
+        packing = self.plan.packing
+        few = "" if packing is None else "/few rows"
+        if packing is not None and tile is not None:
+            jobs, flops = self.packed(packing, tile[1]), 2.0 * products * _C.PACKED_LINES * tile[1]
             return Work(name, f"{name}{few}/sm90", self.width, flops, jobs, read, written, exposed=True)
-        if not self.tiled:
+        if tile is None:
             jobs, kernel = Counter({self.band.pairs() * self.heads * self.group: 1}), _family(self.launch)
             return Work(
                 name, f"{name}{few}/{kernel}", self.width, 2.0 * products, jobs, read, written, shared=1
@@ -252,7 +248,7 @@ class _Problem:
             jobs=jobs,
             read=read,
             written=written,
-            shared=self.plan.in_parts,
+            shared=self.plan.split_jobs,
             l2=(_asked(jobs, tile, 2 * self.width * 2), added * (products == 5)),  # two operands of 16 bits
         )
 
@@ -320,7 +316,7 @@ def _forward(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     tile = problem.plan.tile
     read = sum(problem.read(True, tile, "q x", "k v w1 w2", gpu)) + _bytes(launch, "bias bias1 bias2")
     written, name = _bytes(launch, "out lse lse_low out_low"), launch.name + problem.scores
-    splits = problem.plan.packing[2]
+    splits = 1 if problem.plan.packing is None else problem.plan.packing[2]
     yield problem.work(name, tile, 2, True, read, scratch if splits > 1 else written)
     if splits > 1:
         yield Work("combine_splits", "", 0, 0.0, Counter(), scratch, written, steps=splits)
@@ -353,21 +349,23 @@ def _gradients(launch: Launch, problem: _Problem, gpu: Hardware) -> Iterator[Wor
     rows, *columns = ("dq", "dk", "dv") if "q" in a else ("dx", "dw1", "dw2")
     if plan.adds_rows or (rows not in a and problem.width <= 128):
         # dq/dx is summed in memory and streams too: parts of it are evicted, written, and read again.
-        tile, sums, streamed = (plan.tile[1], plan.tile[0]), _bytes(launch, rows), f"{of_rows} {rows}"
+        tile = None if plan.tile is None else (plan.tile[1], plan.tile[0])
+        sums, streamed = _bytes(launch, rows), f"{of_rows} {rows}"
         stay, stream = problem.read(False, tile, of_columns, streamed, gpu)
         evicted = stream * sums // max(_bytes(launch, streamed), 1)
         written, products = evicted + _bytes(launch, " ".join(columns)), 5 if rows in a else 4
         yield problem.work(name, tile, products, False, stay + stream + biases, written)
         return
     narrow = " alone" * (problem.width <= 128)  # has its own constants: it is not as slow as a width of 256
+    tile = plan.streamed_tile or plan.tile
     for gradient, products in zip((rows, *columns), (3, 3, 2), strict=True):
         if gradient not in a:
             continue
         by_rows = gradient == rows
         operands = (of_rows, of_columns) if by_rows else (of_columns, of_rows)
-        read = sum(problem.read(by_rows, plan.tile, *operands, gpu)) + biases
+        read = sum(problem.read(by_rows, tile, *operands, gpu)) + biases
         written = _bytes(launch, gradient)
-        yield problem.work(f"{name}/{gradient}{narrow}", plan.tile, products, by_rows, read, written)
+        yield problem.work(f"{name}/{gradient}{narrow}", tile, products, by_rows, read, written)
 
 
 def _clusters(gpu: Hardware) -> int:
@@ -427,6 +425,7 @@ def _local_scores(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     if "frames" in a:  # forward saved softmax weights; turn them into dlogits
         yield _moves("weights_to_gradients", _bytes(launch, "out frames"), written)
         return
+    assert plan.tile is not None
     at_a_time = a["gathered"].shape[0] if "gathered" in a else rows
     name = launch.name + ("/keeping" if "kept" in a else "")
     for first in range(0, rows, at_a_time):
@@ -465,7 +464,7 @@ def _narrow(launch: Launch, gpu: Hardware) -> Iterator[Work]:
         if "db" not in a:
             return
         rows, columns, written = columns, rows, _bytes(launch, "db")
-    if not all(tile):
+    if tile is None:
         jobs, kernel = Counter({rows * columns: 1}), f"{name}/{_family(launch)}"
         yield Work(name, kernel, width, 4.0, jobs, read, written, shared=1)
         return

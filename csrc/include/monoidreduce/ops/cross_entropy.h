@@ -76,7 +76,7 @@ struct CrossEntropyForward {
   // gradient of kept_upstream for every loss. Lines are padded to a multiple of 8. Only if Capabilities::keeps, and without a
   // bias, a softcap, or class weights together with label smoothing.
   // If kept_upstream is absent, kept receives the softmax weights from which dlogits are made later
-  // (CrossEntropyKeptGradients). The last part of scratch, from Plan::frames on, then has their frames (row maxima).
+  // (CrossEntropyKeptGradients). The last part of scratch, from SavedDlogits::frames on, then has their frames (row maxima).
   TensorView kept, kept_upstream;
   // An order of rows (rows.h), active ones first. Rows that are not active are not computed, and their statistics are 0. kept
   // is in this order; all other results are in the order of x. Absent: all rows are computed.
@@ -85,6 +85,7 @@ struct CrossEntropyForward {
   TensorView gathered;
   bool mean = false;  // whether `reduced` is the mean or the sum
   CrossEntropyOptions options;
+  std::int64_t saved_columns = 0;  // read by planning, see saved_columns()
 };
 // Throws std::out_of_range (IndexError in Python) if a target is not a class. Only on the CPU: on a GPU the check would have
 // to synchronize.
@@ -100,6 +101,13 @@ void check_targets(const Call& x) {
                                       ") or ignore_index=", ignored, ", got ", value));
     }
   }
+}
+// For planning: `kept` will have so many columns, if the plan's kernels can save dlogits (Plan::saved). Also used by
+// distillation and log-probabilities.
+template <class Call>
+constexpr auto saved_columns(std::int64_t Call::* member) {
+  return option("saved_columns", member, "a number of columns >= 0",
+                [](std::int64_t columns) { return columns >= 0; });
 }
 // Also used by distillation and log-probabilities.
 template <class Call>
@@ -163,7 +171,7 @@ constexpr auto describe(const X*) {
               optional("gathered", &X::gathered, "R D").dense().where([](const X& x) {
                 check_gathered("gathered", x, x.gathered);
               }),
-              option("mean", &X::mean), options(&X::options));
+              option("mean", &X::mean), options(&X::options), saved_columns(&X::saved_columns));
 }
 
 // Turns the softmax weights that forward saved in kept into dlogits, in place, once lse over the classes of all ranks is known.

@@ -41,6 +41,7 @@ struct DistillationForward {
   TensorView order, gathered, teacher_gathered;  // as for cross entropy
   bool mean = false;
   DistillationOptions options;
+  std::int64_t saved_columns = 0;  // as for cross entropy
 };
 template <class Call>
 void check_teacher_kept(const Call& x) {
@@ -68,7 +69,7 @@ constexpr auto describe(const X*) {
               order_of(&X::order, "N").where(&check_no_order_on_cpu<X>),
               optional("gathered", &X::gathered, "R D").dense(),
               optional("teacher_gathered", &X::teacher_gathered, "R E").dense().where(&check_both_gathered),
-              option("mean", &X::mean), options(&X::options));
+              option("mean", &X::mean), options(&X::options), saved_columns(&X::saved_columns));
 }
 
 // Like CrossEntropyKeptGradients. frames: those of the student's weights, then those of the teacher's.

@@ -50,11 +50,12 @@ struct LogProbsForward {
   TensorView top1;     // absent if not wanted
   TensorView scratch;  // size: Plan::scratch
   // The softmax weights of the first K classes, from which backward computes dlogits (LogProbsLocalGradient). The last part of
-  // scratch, from Plan::frames on, has their frames (row maxima). Lines are padded to a multiple of 8. Only if
+  // scratch, from SavedDlogits::frames on, has their frames (row maxima). Lines are padded to a multiple of 8. Only if
   // Capabilities::keeps, and without a bias, a softcap or top1, for which registers do not suffice.
   TensorView kept;
   TensorView order, gathered;  // as in CrossEntropyForward
   LogProbsOptions options;
+  std::int64_t saved_columns = 0;  // as in CrossEntropyForward
 };
 // Throws if an active token's temperature is out of range. Only on the CPU; on a GPU such a token's results are NaN.
 inline void check_temperatures(const LogProbsForward& x) {
@@ -89,7 +90,7 @@ constexpr auto describe(const X*) {
               optional("gathered", &X::gathered, "R D").dense().where([](const X& x) {
                 check_gathered("gathered", x, x.gathered);
               }),
-              options(&X::options));
+              options(&X::options), saved_columns(&X::saved_columns));
 }
 
 struct LogProbsBackward {

@@ -94,9 +94,9 @@ constexpr auto describe(const X*) {
               option("scale", &X::scale), workspace(&X::workspace));
 }
 
-// For narrow programs, in which threads own rows (Plan::narrow): the gradients of the rows' operands (d_a, d_other_a) and of
+// For narrow programs, in which threads own rows (Plan::owned_rows): the gradients of the rows' operands (d_a, d_other_a) and of
 // those of the rows' data that the program names (sums). The same call with rows and columns exchanged gives the gradients of
-// the columns. S is Plan::parts: each part of the columns has its own sum, and the caller adds them.
+// the columns. S is OwnedRows::splits: each part of the columns has its own sum, and the caller adds them.
 struct StatisticsRowGradient {
   TensorView a, b, other_a, other_b, row, column, row_index, column_index, table, table_index;
   TensorView d_a, d_other_a, sums;
