@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "monoidreduce/describe.h"
@@ -63,6 +64,10 @@ class Checker {
   template <class Call, class T>
   void operator()(const Call& x, const OptionField<Call, T>& f) {
     require(!f.holds || f.holds(x.*f.member), f.name, ": expected ", f.expected, ", got ", x.*f.member);
+    if (f.rule) f.rule(x);
+  }
+  template <class Call, class... Each>
+  void operator()(const Call& x, const OptionField<Call, std::variant<Each...>>& f) {
     if (f.rule) f.rule(x);
   }
   // Options that are lists are validated by their kernels.

@@ -58,6 +58,8 @@ Plan checked_plan(const Call& x, const Launch& launch, const Plan* given) {
     }
     return plan;
   } else if constexpr (description.has(kCpu)) {
+    if constexpr (requires { x.program; })  // the plan by which the program's kernel was compiled
+      require(given != nullptr, "plan: expected that of ", description.pass, ", got none");
     const Plan plan = given ? *given : plan_without_workspace(x, facts_of(leading(x).cuda_device), launch);
     check(x, plan);
     return plan;

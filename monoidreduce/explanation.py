@@ -198,7 +198,7 @@ def passes_of(run: DryRun) -> tuple[Pass, Pass]:
 def _pass_of(run: DryRun, backward: bool) -> Pass:
     op = run.ops[-1]
     folds = ("_forward", "_fold")
-    endings = ("_backward", "_pull", "_gradient") if backward else folds
+    endings = ("_backward", "_gradient") if backward else folds
 
     def names_pass(name: str, of_backward: bool, endings: tuple[str, ...] = endings) -> bool:
         return of_backward == backward and _pass_name(name).endswith(endings)
@@ -228,5 +228,5 @@ def _pass_of(run: DryRun, backward: bool) -> Pass:
         in_order = torch.are_deterministic_algorithms_enabled()
         engine += "/deterministic" if in_order and launch is not None and name.endswith("_backward") else ""
     path = f"{_pass_name(name)}/{engine}/{name_of(leading.dtype)}"
-    writes_gradients = launch is not None and name.endswith(("_backward", "_pull", *folds, _ROW_SUMS))
+    writes_gradients = launch is not None and name.endswith(("_backward", *folds, _ROW_SUMS))
     return Pass(path, plan, launch, backward and not idle and not writes_gradients)

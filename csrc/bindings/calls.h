@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <tuple>
+#include <variant>
 
 #include "monoidreduce/describe.h"
 #include "monoidreduce/operators.h"
@@ -63,11 +64,20 @@ py::tuple data_of(const TensorField<Call>& f) {
   return py::make_tuple(f.name, name(f.kind), name(f.type), !f.required, py::tuple(shape), py::tuple(),
                         py::none());
 }
+template <class T>
+std::string type_name(const T& value) {
+  return py::str(py::type::of(py::cast(value)).attr("__name__"));
+}
+template <class... Each>
+std::string type_name(const std::variant<Each...>&) {
+  std::string all;
+  ((all += (all.empty() ? "" : " | ") + type_name(Each{})), ...);
+  return all;
+}
 template <class Call, class T>
 py::tuple data_of(const OptionField<Call, T>& f) {
-  const py::object initial = py::cast(Call{}.*f.member);
-  return py::make_tuple(f.name, "option", py::type::of(initial).attr("__name__"), false, py::tuple(),
-                        py::tuple(), initial);
+  const T initial = Call{}.*f.member;
+  return py::make_tuple(f.name, "option", type_name(initial), false, py::tuple(), py::tuple(), initial);
 }
 template <class Call, class Enum>
 py::tuple data_of(const ChoiceField<Call, Enum>& f) {

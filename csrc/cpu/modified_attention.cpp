@@ -14,7 +14,8 @@ namespace {
 
 template <class T, class Call>
 Program<T> scores_program(const Call& x) {
-  return Program<T>(x.program, Tables<T>(x.table, x.table_index), x.q.size[0], x.q.size[1], x.q.size[2]);
+  return Program<T>(std::get<std::string>(x.program), Tables<T>(x.table, x.table_index), x.q.size[0],
+                    x.q.size[1], x.q.size[2]);
 }
 template <class T, class Call>
 ModifiedScores<T> modified_scores(const Program<T>& program, const Call& x) {

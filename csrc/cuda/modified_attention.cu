@@ -24,7 +24,7 @@ ProgramScoresData<T> program_scores(const Call& x) {
 }  // namespace
 
 template <>
-void run(const ModifiedAttentionFold& x, const Plan&, const Launch& launch) {
+void run(const ModifiedAttentionForward& x, const Plan&, const Launch& launch) {
   const FoldProblem p = modified_problem(x);
   const std::int64_t jobs = forward_jobs(p);
   if (jobs == 0) return;
@@ -33,14 +33,14 @@ void run(const ModifiedAttentionFold& x, const Plan&, const Launch& launch) {
     using T = decltype(zero);
     const SoftmaxRows<T> rows{
         .lse = data<T>(x.lse), .lse_low = data<T>(x.lse_low), .sinks = data<const T>(x.sinks)};
-    launch_loaded("modified_attention_fold", x.kernel, blocks_for(jobs), kThreads, sizeof(TileMemory<T>),
-                  launch.stream, LogSumExp<T>{}, forward_arguments(p, {x.out, x.out_low}),
-                  program_scores<T>(x), rows);
+    launch_loaded("modified_attention_forward", kernel_of(x), blocks_for(jobs), kThreads,
+                  sizeof(TileMemory<T>), launch.stream, LogSumExp<T>{},
+                  forward_arguments(p, {x.out, x.out_low}), program_scores<T>(x), rows);
   });
 }
 
 template <>
-void run(const ModifiedAttentionPull& x, const Plan&, const Launch& launch) {
+void run(const ModifiedAttentionBackward& x, const Plan&, const Launch& launch) {
   const FoldProblem p = modified_problem(x);
   const FoldGradients wanted{.grad_out = x.grad_out, .d_a = x.d_q, .d_b = x.d_k, .d_payload = x.d_v};
   const DeviceGuard device(x.q.cuda_device);
@@ -52,7 +52,7 @@ void run(const ModifiedAttentionPull& x, const Plan&, const Launch& launch) {
     const SoftmaxRows<T> rows{data<T>(x.lse), data<T>(x.lse_low), centre, of_lse};
     sink_gradient(LogSumExp<T>{}, rows, x, launch);
     const auto run = [&](const PullArguments& arguments, const Walk& walk, unsigned blocks) {
-      launch_loaded("modified_attention_pull", x.kernel, blocks, kThreads, sizeof(TileMemory<T>),
+      launch_loaded("modified_attention_backward", kernel_of(x), blocks, kThreads, sizeof(TileMemory<T>),
                     launch.stream, LogSumExp<T>{}, arguments, program_scores<T>(x), rows, walk);
     };
     backward_launches<true, LogSumExp<T>::kScores>(p, wanted, launch.deterministic, run);

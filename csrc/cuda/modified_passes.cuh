@@ -11,8 +11,8 @@ namespace monoidreduce::cuda {
 // run(E{}, problem, wanted, scratch) must launch a tier's backward fold. It is called after the preprocess of
 // the rows.
 template <class Run>
-void modified_backward_passes(const ModifiedAttentionPull& x, const JobSharing& sharing, const Launch& launch,
-                              Run run) {
+void modified_backward_passes(const ModifiedAttentionBackward& x, const JobSharing& sharing,
+                              const Launch& launch, Run run) {
   const FoldProblem p = modified_problem(x);
   const BackwardScratch scratch(x, sharing);
   const float scale = static_cast<float>(x.options.scale);

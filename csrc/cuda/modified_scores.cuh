@@ -3,12 +3,20 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
+#include <variant>
 
 #include "monoidreduce/device/program/score_element.h"
 #include "monoidreduce/launch/loaded_kernels.cuh"
 #include "operator.h"
 
 namespace monoidreduce::cuda {
+
+// The handle of the kernel that was compiled for the call's program.
+template <class Call>
+std::int64_t kernel_of(const Call& x) {
+  return std::get<std::int64_t>(x.program);
+}
 
 // The data of ModifiedScores, which are the same for every program.
 template <class Call>

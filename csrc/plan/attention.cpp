@@ -110,8 +110,8 @@ Plan plan(const AttentionBackward& given, const DeviceFacts& gpu, const Launch& 
 }
 
 template <>
-Plan plan(const ModifiedAttentionFold& given, const DeviceFacts& gpu, const Launch& launch) {
-  const ModifiedAttentionFold x = padded(given);
+Plan plan(const ModifiedAttentionForward& given, const DeviceFacts& gpu, const Launch& launch) {
+  const ModifiedAttentionForward x = padded(given);
   const FoldProblem p = modified_problem(x);
   Plan plan = plan_of(given, x, choose_resident(p, modified_limits(x, false), gpu, launch), launch);
   if (plan.choice.family != Family::kSm90) return plan;
@@ -121,8 +121,8 @@ Plan plan(const ModifiedAttentionFold& given, const DeviceFacts& gpu, const Laun
 }
 
 template <>
-Plan plan(const ModifiedAttentionPull& given, const DeviceFacts& gpu, const Launch& launch) {
-  const ModifiedAttentionPull x = padded(given);
+Plan plan(const ModifiedAttentionBackward& given, const DeviceFacts& gpu, const Launch& launch) {
+  const ModifiedAttentionBackward x = padded(given);
   const FoldProblem p = modified_problem(x);
   Limits limits = modified_limits(x, launch.deterministic);
   limits.widest_sm80 = widest_sm80_backward(p, gpu);

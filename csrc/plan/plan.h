@@ -15,7 +15,7 @@ FoldProblem problem_of(const Call& x) {
     FoldProblem problem = statistics_problem(x);
     problem.score.scale = 1;  // kernels of programs take any scale, so it must not exclude tensor cores
     return problem;
-  } else if constexpr (requires { x.kernel; })
+  } else if constexpr (requires { x.program; })
     return modified_problem(x);
   else if constexpr (requires { x.q; })
     return attention_problem(x);

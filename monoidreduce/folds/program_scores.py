@@ -51,7 +51,7 @@ class ProgramScores(NamedTuple):
         return None
 
     def plan_forward(self, q: Tensor, k: Tensor, v: Tensor) -> _C.Plan:
-        return _C.plan_modified_attention_fold(
+        return _C.plan_modified_attention_forward(
             q,
             k,
             v,
@@ -68,7 +68,7 @@ class ProgramScores(NamedTuple):
     def plan_backward(
         self, q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor | None, needed: list[bool]
     ) -> _C.Plan:
-        return _C.plan_modified_attention_pull(
+        return _C.plan_modified_attention_backward(
             q,
             k,
             v,
@@ -101,35 +101,17 @@ class ProgramScores(NamedTuple):
         plan: _C.Plan | None,
     ) -> None:
         left, right, row_spans, column_spans = self.mask
+        program: str | int
         if plan is None:
-            _C.modified_attention_forward(
-                q,
-                k,
-                v,
-                self.table,
-                self.table_index,
-                self.blocks,
-                sinks,
-                row_spans,
-                column_spans,
-                out,
-                None if self.weights else lse,
-                None if self.weights else lse_low,
-                out_low,
-                self._code(q, k, gradient=False),
-                self.scale,
-                left,
-                right,
-                self.block_rows,
-                self.block_columns,
-                self.weights,
-                *launch_on(q),
-            )
-            return
-        kernel = self._kernel(kernels.FORWARD, q, v, plan)
-        if self.weights:  # memory that the kernels write and nobody reads
-            lse, lse_low = (empty_statistics(q, *q.shape[:3]) for _ in range(2))
-        _C.modified_attention_fold(
+            program = self._code(q, k, gradient=False)
+        else:
+            program = self._kernel(kernels.FORWARD, q, v, plan)
+        of_rows: tuple[Tensor | None, Tensor | None] = lse, lse_low
+        if self.weights:  # on a GPU, memory that the kernels write and nobody reads
+            of_rows = None, None
+            if plan is not None:
+                of_rows = empty_statistics(q, *q.shape[:3]), empty_statistics(q, *q.shape[:3])
+        _C.modified_attention_forward(
             q,
             k,
             v,
@@ -140,11 +122,10 @@ class ProgramScores(NamedTuple):
             row_spans,
             column_spans,
             out,
-            lse,
-            lse_low,
+            *of_rows,
             out_low,
             scratch,
-            kernel,
+            program,
             self.sizes,
             self.scale,
             left,
@@ -158,44 +139,17 @@ class ProgramScores(NamedTuple):
 
     def call_backward(self, t: BackwardTensors, plan: _C.Plan | None) -> None:
         left, right, row_spans, column_spans = self.mask
+        program: str | int
         if plan is None:
-            _C.modified_attention_backward(
-                t.q,
-                t.k,
-                t.v,
-                self.table,
-                self.table_index,
-                self.blocks,
-                t.sinks,
-                row_spans,
-                column_spans,
-                t.grad_out,
-                t.grad_lse,
-                t.out,
-                None if self.weights else t.lse,
-                None if self.weights else t.lse_low,
-                t.out_low,
-                t.dq,
-                t.dk,
-                t.dv,
-                t.dsinks,
-                self._code(t.q, t.k, gradient=True),
-                self.scale,
-                left,
-                right,
-                self.block_rows,
-                self.block_columns,
-                self.weights,
-                *launch_on(t.q),
-            )
-            return
-        assert t.grad_out is not None
-        which = kernels.BACKWARD_IN_TURN if plan.in_turn else kernels.BACKWARD
-        kernel = self._kernel(which, t.q, t.v, plan)
-        lse, lse_low = t.lse, t.lse_low
-        if self.weights:
-            lse = lse_low = empty_statistics(t.q, *t.q.shape[:3]).zero_()
-        _C.modified_attention_pull(
+            program = self._code(t.q, t.k, gradient=True)
+        else:
+            which = kernels.BACKWARD_IN_TURN if plan.in_turn else kernels.BACKWARD
+            program = self._kernel(which, t.q, t.v, plan)
+        lse: Tensor | None = t.lse
+        lse_low: Tensor | None = t.lse_low
+        if self.weights:  # on a GPU the kernels read what forward did not return
+            lse = lse_low = None if plan is None else empty_statistics(t.q, *t.q.shape[:3]).zero_()
+        _C.modified_attention_backward(
             t.q,
             t.k,
             t.v,
@@ -216,7 +170,7 @@ class ProgramScores(NamedTuple):
             t.dv,
             t.dsinks,
             t.scratch,
-            kernel,
+            program,
             self.sizes,
             self.scale,
             left,

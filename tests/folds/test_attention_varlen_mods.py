@@ -266,6 +266,6 @@ def test_explain() -> None:
     assert any("which the CPU engine interprets" in reason for reason in explained.reasons)
     halves = {n: t.to(torch.bfloat16) if t.is_floating_point() else t for n, t in inputs.items()}
     planned = mr.explain("attention_varlen", **halves, mask_mod=mask, hardware="h100")
-    assert planned.forward == "modified_attention_fold/cuda/sm90/bfloat16"
+    assert planned.forward == "modified_attention_forward/cuda/sm90/bfloat16"
     planned = mr.explain("attention_varlen", **inputs, mask_mod=mask, hardware="h100")
-    assert planned.forward == "modified_attention_fold/cuda/simt/float32"
+    assert planned.forward == "modified_attention_forward/cuda/simt/float32"

@@ -477,8 +477,8 @@ def test_explain() -> None:
     assert any("which the CPU engine interprets" in reason for reason in explained.reasons)
     halves = [t.to(torch.bfloat16) for t in leaves]
     planned = mr.explain("attention", *halves, mask_mod=mask, hardware="h100")
-    assert planned.forward == "modified_attention_fold/cuda/sm90/bfloat16"
-    assert planned.backward == "modified_attention_pull/cuda/sm90/bfloat16"
+    assert planned.forward == "modified_attention_forward/cuda/sm90/bfloat16"
+    assert planned.backward == "modified_attention_backward/cuda/sm90/bfloat16"
 
 
 @pytest.mark.parametrize(
@@ -500,8 +500,8 @@ def test_explain_without_tensor_cores(hardware: str, dtype: torch.dtype, width: 
     ):
         planned = mr.explain(op, *leaves, **options, hardware=hardware)
         name = str(dtype).removeprefix("torch.")
-        assert planned.forward == f"modified_attention_fold/cuda/simt/{name}"
-        assert planned.backward == f"modified_attention_pull/cuda/simt/{name}"
+        assert planned.forward == f"modified_attention_forward/cuda/simt/{name}"
+        assert planned.backward == f"modified_attention_backward/cuda/simt/{name}"
         for way in ("forward", "backward"):
             (text,) = (text for text in planned.reasons if text.startswith(f"{way}: not sm90"))
             assert text.endswith(reason)
@@ -551,9 +551,10 @@ def test_planned_kernels(
         planned = mr.explain("attention", *leaves, **given, hardware=hardware)
     finally:
         torch.use_deterministic_algorithms(False)
-    for name, path, reason in (("fold", planned.forward, forward), ("pull", planned.backward, backward)):
-        tier = "sm90" if reason == SM90 else "sm80"
-        assert path == f"modified_attention_{name}/cuda/{tier}/bfloat16"
+    of_forward, of_backward = ("sm90" if reason == SM90 else "sm80" for reason in (forward, backward))
+    of_backward += "/deterministic" * deterministic
+    assert planned.forward == f"modified_attention_forward/cuda/{of_forward}/bfloat16"
+    assert planned.backward == f"modified_attention_backward/cuda/{of_backward}/bfloat16"
     assert f"forward: {forward}" in "\n".join(planned.reasons)
     assert f"backward: {backward}" in "\n".join(planned.reasons)
 
@@ -621,12 +622,12 @@ def test_explain_attend() -> None:
     wide = [torch.empty(1, 2, 64, 128, dtype=torch.bfloat16, device="meta") for _ in range(3)]
     for normalized, tier in ((False, "sm90"), (True, "sm80")):  # a column of ones beside the values
         planned = mr.explain(mr.attend, *wide, weight=torch.sigmoid, normalized=normalized, hardware="h100")
-        assert planned.forward == f"modified_attention_fold/cuda/{tier}/bfloat16"
-        assert planned.backward == f"modified_attention_pull/cuda/{tier}/bfloat16"
+        assert planned.forward == f"modified_attention_forward/cuda/{tier}/bfloat16"
+        assert planned.backward == f"modified_attention_backward/cuda/{tier}/bfloat16"
         named = "normalized: the sum of the weights is one more column of v, 129 in place of 128"
         assert (named in planned.reasons) == normalized
     planned = mr.explain("attend", *leaves, weight=torch.sigmoid, hardware="h100")
-    assert planned.forward == "modified_attention_fold/cuda/simt/float32"
+    assert planned.forward == "modified_attention_forward/cuda/simt/float32"
 
 
 NUMPY_MODS: dict[str, tuple[Any, Any]] = {

@@ -63,7 +63,7 @@ def check(
     found = [out, *torch.autograd.grad(out, leaves, upstream)]
     after = mr._C.path_counts()
     taken = {path.split("/")[0] for path in after if after[path] > before.get(path, 0)}
-    assert {"modified_attention_fold", "modified_attention_pull"} <= taken
+    assert {"modified_attention_forward", "modified_attention_backward"} <= taken
 
     composed = of_torch(weight, mask_mod, options)
     wide = [t.detach().double().requires_grad_() for t in leaves]
@@ -192,7 +192,7 @@ def test_what_tensor_cores_do_not_take(gpu: torch.device) -> None:
     before = counts()
     mr.attend(*leaves, weight=torch.sigmoid).sum().backward()
     assert set(counts() - before) == {
-        f"modified_attention_{each}/cuda/simt/float32" for each in ("fold", "pull")
+        f"modified_attention_{each}/cuda/simt/float32" for each in ("forward", "backward")
     }
 
 

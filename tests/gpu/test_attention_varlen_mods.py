@@ -32,7 +32,11 @@ HEADS = ((4, 2, 64, 64), (2, 2, 128, 96), (2, 1, 256, 160), (3, 1, 59, 8))
 def paths(dtype: torch.dtype, width: int = 64) -> set[str]:
     named = os.environ.get("MONOIDREDUCE_CUDA_TIER")
     tier = named or ("sm90" if width <= 128 else "sm80")
-    return {f"modified_attention_{each}/cuda/{tier}/{name_of(dtype)}" for each in ("fold", "pull")}
+    order = "/deterministic" * torch.are_deterministic_algorithms_enabled()
+    return {
+        f"modified_attention_forward/cuda/{tier}/{name_of(dtype)}",
+        f"modified_attention_backward/cuda/{tier}{order}/{name_of(dtype)}",
+    }
 
 
 def check(

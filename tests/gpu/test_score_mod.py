@@ -178,14 +178,14 @@ def test_path_and_explanation(tier: str, gpu: torch.device) -> None:
         {explained.forward, explained.backward}
         == taken
         == {
-            f"modified_attention_fold/cuda/{tier}/bfloat16",
-            f"modified_attention_pull/cuda/{tier}/bfloat16",
+            f"modified_attention_forward/cuda/{tier}/bfloat16",
+            f"modified_attention_backward/cuda/{tier}/bfloat16",
         }
     )
 
 
 def simt_paths(dtype: torch.dtype) -> set[str]:
-    return {f"modified_attention_{each}/cuda/simt/{name_of(dtype)}" for each in ("fold", "pull")}
+    return {f"modified_attention_{each}/cuda/simt/{name_of(dtype)}" for each in ("forward", "backward")}
 
 
 @pytest.mark.parametrize(

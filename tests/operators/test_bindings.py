@@ -713,3 +713,14 @@ def test_nothing_changes_a_plan() -> None:
     for name in (name for name in dir(plan) if not name.startswith("_")):
         with pytest.raises(AttributeError):
             setattr(plan, name, getattr(plan, name))
+
+
+# Programs
+
+
+def test_the_program_of_a_call_on_the_cpu_is_text() -> None:
+    arguments = {field.name: field.default for field in _C.CALLS["modified_attention_forward"]}
+    arguments |= {name: torch.zeros(1, 1, 2, 3) for name in ("q", "k", "v", "out")}
+    assert arguments["program"] == "" and arguments["sizes"] == []
+    with pytest.raises(ValueError, match=r"^program: expected its text on the CPU, got a kernel$"):
+        _C.modified_attention_forward(**{**arguments, "program": 1}, **LAUNCH)

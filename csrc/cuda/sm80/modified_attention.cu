@@ -20,14 +20,14 @@ void with_modified_tile(const FoldProblem& p, Run run) {
 }  // namespace
 
 template <>
-void run(const ModifiedAttentionFold& x, const Plan&, const Launch& launch) {
+void run(const ModifiedAttentionForward& x, const Plan&, const Launch& launch) {
   const FoldProblem p = modified_problem(x);
   const DeviceGuard device(x.q.cuda_device);
   Halves::with(x.q.dtype, [&](auto element) {
     using E = decltype(element);
     with_modified_tile<ModifiedForwardTile>(p, [&](auto tile) {
       using Tile = decltype(tile);
-      launch_loaded("modified_attention_fold", x.kernel, forward_blocks<Tile>(p), Tile::kThreads,
+      launch_loaded("modified_attention_forward", kernel_of(x), forward_blocks<Tile>(p), Tile::kThreads,
                     sizeof(ForwardMemory<E, Tile>), launch.stream,
                     forward_arguments<Tile>(p, forward_shape<E>(p), {x.out, x.out_low}), LogSumExp<Bits>{},
                     scores_of(x), attention_rows(x));
@@ -36,14 +36,14 @@ void run(const ModifiedAttentionFold& x, const Plan&, const Launch& launch) {
 }
 
 template <>
-void run(const ModifiedAttentionPull& x, const Plan& plan, const Launch& launch) {
+void run(const ModifiedAttentionBackward& x, const Plan& plan, const Launch& launch) {
   const auto run = [&](auto element, const FoldProblem& p, const FoldGradients& wanted,
                        const BackwardScratch& scratch) {
     using E = decltype(element);
     with_modified_tile<ModifiedBackwardTile>(p, [&](auto tile) {
       using Tile = decltype(tile);
-      launch_loaded("modified_attention_pull", x.kernel, blocks_for(backward_tiles<Tile>(p)), Tile::kThreads,
-                    sizeof(BackwardMemory<E, Tile>), launch.stream,
+      launch_loaded("modified_attention_backward", kernel_of(x), blocks_for(backward_tiles<Tile>(p)),
+                    Tile::kThreads, sizeof(BackwardMemory<E, Tile>), launch.stream,
                     backward_arguments<Tile>(p, wanted, scratch.residuals, scratch.marks, scratch.turns, 1),
                     LogSumExp<Bits>{}, scores_of(x));
     });

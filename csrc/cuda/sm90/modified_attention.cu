@@ -37,14 +37,14 @@ void with_modified_tile(const Call& x, Run run) {
 }  // namespace
 
 template <>
-void run(const ModifiedAttentionFold& x, const Plan& plan, const Launch& launch) {
+void run(const ModifiedAttentionForward& x, const Plan& plan, const Launch& launch) {
   auto* const counter = plan.scratch > 0 ? data<unsigned long long>(x.scratch) : nullptr;
   const FoldProblem p = modified_problem(x);
   const DeviceGuard device(x.q.cuda_device);
   Halves::with(x.q.dtype, [&](auto element) {
     with_modified_tile(x, [&](auto width, auto packed) {
       using Tile = ModifiedForwardTile<width(), packed()>;
-      launch_loaded("modified_attention_fold", x.kernel, forward_blocks<Tile>(p), Tile::kThreads,
+      launch_loaded("modified_attention_forward", kernel_of(x), forward_blocks<Tile>(p), Tile::kThreads,
                     kForwardBytes<Tile, void>, launch.stream,
                     forward_arguments<decltype(element), Tile, void>(p, {x.out, x.out_low}, counter, launch),
                     LogSumExp<Bits>{}, scores_of(x), attention_rows(x));
@@ -53,13 +53,13 @@ void run(const ModifiedAttentionFold& x, const Plan& plan, const Launch& launch)
 }
 
 template <>
-void run(const ModifiedAttentionPull& x, const Plan& plan, const Launch& launch) {
+void run(const ModifiedAttentionBackward& x, const Plan& plan, const Launch& launch) {
   const auto run = [&](auto element, const FoldProblem& p, const FoldGradients& wanted,
                        const BackwardScratch& scratch) {
     const auto pull = [&]<class Tile>(Tile) {
       const auto arguments = backward_arguments<decltype(element), Tile, void>(
           p, is_even(x), wanted, scratch.residuals, scratch.marks, scratch.turns, scratch.sharing);
-      launch_loaded("modified_attention_pull", x.kernel,
+      launch_loaded("modified_attention_backward", kernel_of(x),
                     backward_blocks<Tile>(arguments.jobs, x.q.cuda_device), Tile::kThreads,
                     kBackwardBytes<Tile, void>, launch.stream, arguments, LogSumExp<Bits>{}, scores_of(x));
     };

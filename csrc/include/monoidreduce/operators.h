@@ -38,16 +38,17 @@ namespace monoidreduce {
 // Every call of the library, in the order of the Python module's functions.
 template <class... Each>
 struct CallList {};
-using Calls = CallList<
-    AttentionForward, AttentionBackward, CrossEntropyForward, CrossEntropyBackward, CrossEntropyKeptGradients,
-    CrossEntropyLocalGradient, DistillationForward, DistillationBackward, DistillationKeptGradients,
-    DistillationLocalGradient, MlpForward, MlpBackward, MlpHidden, MlpLocalGradient, GatedHidden,
-    GatedGradient, LogSumExpForward, LogSumExpBackward, LogSumExpLocalGradient, LogProbsForward,
-    LogProbsBackward, LogProbsLocalGradient, ModifiedAttentionForward, ModifiedAttentionBackward,
-    ModifiedAttentionFold, ModifiedAttentionPull, StatisticsForward, StatisticsBackward, StatisticsFold,
-    StatisticsLocalGradient, StatisticsRowGradient, LossReduction, RowScaling, FittedCopy, RowOrdering,
-    SequenceSpans, CombinedLogSumExp, CombinedCrossEntropy, CombinedLogProbs, CombinedDistillation, Undefined,
-    RowsProduct, ColumnsProduct, ScoreProduct, JsdRows, JsdGradient>;
+using Calls =
+    CallList<AttentionForward, AttentionBackward, CrossEntropyForward, CrossEntropyBackward,
+             CrossEntropyKeptGradients, CrossEntropyLocalGradient, DistillationForward, DistillationBackward,
+             DistillationKeptGradients, DistillationLocalGradient, MlpForward, MlpBackward, MlpHidden,
+             MlpLocalGradient, GatedHidden, GatedGradient, LogSumExpForward, LogSumExpBackward,
+             LogSumExpLocalGradient, LogProbsForward, LogProbsBackward, LogProbsLocalGradient,
+             ModifiedAttentionForward, ModifiedAttentionBackward, StatisticsForward, StatisticsBackward,
+             StatisticsFold, StatisticsLocalGradient, StatisticsRowGradient, LossReduction, RowScaling,
+             FittedCopy, RowOrdering, SequenceSpans, CombinedLogSumExp, CombinedCrossEntropy,
+             CombinedLogProbs, CombinedDistillation, Undefined, RowsProduct, ColumnsProduct, ScoreProduct,
+             JsdRows, JsdGradient>;
 
 // The plan of a call on a GPU, which need not be present. The caller asks for it before the call, because the plan says what to
 // allocate; results, gradients and scratch may still be absent then. On tensor cores (Plan::can) the plan is for padded

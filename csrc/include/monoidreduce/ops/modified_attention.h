@@ -1,7 +1,9 @@
 // Attention with a user's score_mod and mask_mod, traced to a program (monoidreduce/folds/program/mods.py).
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "monoidreduce/describe.h"
@@ -56,80 +58,67 @@ void check_blocks(const Call& x) {
           " columns, got ", x.blocks.size[2], " and ", x.blocks.size[3]);
 }
 
+// The program: text for the CPU's interpreter (cpu/program.h), or on a GPU the handle of a kernel that was compiled for it
+// (load_kernels).
+using ProgramCode = std::variant<std::string, std::int64_t>;
+
+// Checks the program of a call, and that a GPU's kernels get all tensors that they read or write in any case.
+template <class Call>
+void check_program(const Call& x) {
+  check_blocks(x);
+  if (!x.q.is_cuda()) {
+    require(std::holds_alternative<std::string>(x.program),
+            "program: expected its text on the CPU, got a kernel");
+    return;
+  }
+  require(std::holds_alternative<std::int64_t>(x.program), "program: expected a kernel on a GPU, got text");
+  const auto expect = [](const char* name, const TensorView& t) {
+    require(t.present(), name, ": expected a tensor, got none");
+  };
+  if constexpr (requires { x.grad_out; }) expect("grad_out", x.grad_out);
+  expect("lse", x.lse), expect("lse_low", x.lse_low);
+}
+
+// sizes: the sizes of the tables that the program gathers from. The text of a program has them in it.
 struct ModifiedAttentionForward {
   TensorView q, k, v, table, table_index, blocks, sinks, row_spans, column_spans, out, lse, lse_low, out_low;
-  std::string program;  // code for the interpreter, cpu/program.h
+  TensorView scratch;  // 16-byte aligned; size: Plan::scratch
+  ProgramCode program;
+  std::vector<std::int64_t> sizes;
   ModifiedOptions options;
 };
 template <std::same_as<ModifiedAttentionForward> X>
 constexpr auto describe(const X*) {
-  return pass("modified_attention_forward", kCpu, modified_operands<X>(), span_operands<X>(),
-              result("out", &X::out, "B H M D"), result("lse", &X::lse, "B H M", Type::kAccumulation).maybe(),
+  return pass("modified_attention_forward", kCpu | kSimt | kSm80 | kSm90, modified_operands<X>(),
+              span_operands<X>(), result("out", &X::out, "B H M D"),
+              result("lse", &X::lse, "B H M", Type::kAccumulation).maybe(),
               result("lse_low", &X::lse_low, "B H M", Type::kAccumulation).maybe(),
               result("out_low", &X::out_low, "B H M D").maybe().where(&check_low_word<X>),
-              option("program", &X::program).where(&check_blocks<X>), options(&X::options));
+              scratch("scratch", &X::scratch), option("program", &X::program).where(&check_program<X>),
+              option("sizes", &X::sizes), options(&X::options));
 }
 
 struct ModifiedAttentionBackward {
   TensorView grad_out, grad_lse, q, k, v, table, table_index, blocks, sinks, row_spans, column_spans;
   TensorView out, lse, lse_low, out_low;
   TensorView d_q, d_k, d_v, d_sinks;
-  std::string program;
+  TensorView scratch;  // size: Plan::scratch
+  ProgramCode program;
+  std::vector<std::int64_t> sizes;
   ModifiedOptions options;
 };
 template <std::same_as<ModifiedAttentionBackward> X>
 constexpr auto describe(const X*) {
-  return pass("modified_attention_backward", kCpu, modified_operands<X>(), span_operands<X>(),
-              optional("grad_out", &X::grad_out, "B H M D"),
-              optional("grad_lse", &X::grad_lse, "B H M", Type::kAccumulation),
-              tensor("out", &X::out, "B H M D"),
-              optional("lse", &X::lse, "B H M", Type::kAccumulation).dense(),
-              optional("lse_low", &X::lse_low, "B H M", Type::kAccumulation).dense(),
-              optional("out_low", &X::out_low, "B H M D").where(&check_low_word<X>),
-              gradient("dq", &X::d_q, "B H M F"), gradient("dk", &X::d_k, "B Hkv N F"),
-              gradient("dv", &X::d_v, "B Hkv N D"), sink_gradient_result<X>(),
-              option("program", &X::program).where(&check_blocks<X>), options(&X::options));
-}
-
-// The same on a GPU, by kernels that were compiled for the program (load_kernels). sizes: the sizes of the tables that the
-// program gathers from.
-struct ModifiedAttentionFold {
-  TensorView q, k, v, table, table_index, blocks, sinks, row_spans, column_spans, out, lse, lse_low, out_low;
-  TensorView scratch;  // 16-byte aligned; size: Plan::scratch
-  std::int64_t kernel = 0;
-  std::vector<std::int64_t> sizes;
-  ModifiedOptions options;
-};
-template <std::same_as<ModifiedAttentionFold> X>
-constexpr auto describe(const X*) {
-  return pass("modified_attention_fold", kSimt | kSm80 | kSm90, modified_operands<X>(), span_operands<X>(),
-              result("out", &X::out, "B H M D"), result("lse", &X::lse, "B H M", Type::kAccumulation),
-              result("lse_low", &X::lse_low, "B H M", Type::kAccumulation),
-              result("out_low", &X::out_low, "B H M D").maybe().where(&check_low_word<X>),
-              scratch("scratch", &X::scratch), option("kernel", &X::kernel).where(&check_blocks<X>),
-              option("sizes", &X::sizes), options(&X::options));
-}
-struct ModifiedAttentionPull {
-  TensorView grad_out, grad_lse, q, k, v, table, table_index, blocks, sinks, row_spans, column_spans;
-  TensorView out, lse, lse_low, out_low;
-  TensorView d_q, d_k, d_v, d_sinks;
-  TensorView scratch;  // size: Plan::scratch
-  std::int64_t kernel = 0;
-  std::vector<std::int64_t> sizes;
-  ModifiedOptions options;
-};
-template <std::same_as<ModifiedAttentionPull> X>
-constexpr auto describe(const X*) {
-  return pass("modified_attention_pull", kSimt | kSm80 | kSm90, modified_operands<X>(), span_operands<X>(),
-              tensor("grad_out", &X::grad_out, "B H M D"),
+  return pass("modified_attention_backward", kCpu | kSimt | kSm80 | kSm90, modified_operands<X>(),
+              span_operands<X>(), optional("grad_out", &X::grad_out, "B H M D"),
               optional("grad_lse", &X::grad_lse, "B H M", Type::kAccumulation),
               tensor("out", &X::out, "B H M O").where(&check_output_width<X>),
-              tensor("lse", &X::lse, "B H M", Type::kAccumulation).dense(),
-              tensor("lse_low", &X::lse_low, "B H M", Type::kAccumulation).dense(),
+              optional("lse", &X::lse, "B H M", Type::kAccumulation).dense(),
+              optional("lse_low", &X::lse_low, "B H M", Type::kAccumulation).dense(),
               optional("out_low", &X::out_low, "B H M O").where(&check_low_word<X>),
               gradient("dq", &X::d_q, "B H M F"), gradient("dk", &X::d_k, "B Hkv N F", Type::kPlanGradient),
               gradient("dv", &X::d_v, "B Hkv N D", Type::kPlanGradient), sink_gradient_result<X>(),
-              scratch("scratch", &X::scratch), option("kernel", &X::kernel).where(&check_blocks<X>),
+              scratch("scratch", &X::scratch), option("program", &X::program).where(&check_program<X>),
               option("sizes", &X::sizes), options(&X::options));
 }
 
