@@ -117,6 +117,18 @@ def test_architectures_are_obeyed(configure):
     assert "for 86-real,90-virtual" in output
 
 
+@pytest.mark.skipif(not nvcc_folders(), reason="no nvcc on this machine")
+def test_kernels_for_hopper_can_be_ptx_alone(configure, tmp_path):
+    options = ("-G", "Ninja", "-DMONOIDREDUCE_UNOPTIMIZED_KERNELS=ON")
+    status, output = configure(
+        *options, MONOIDREDUCE_CUDA="ON", MONOIDREDUCE_CUDA_ARCHS="80-virtual,90a-virtual"
+    )
+    assert status == 0, output
+    rules = (tmp_path / "build" / "build.ninja").read_text()
+    assert "arch=compute_90a,code=[compute_90a]" in rules and "sm_90a" not in rules
+    assert "ptxas_gate.sh" not in rules
+
+
 @pytest.mark.skipif(USUAL_PREFIX not in nvcc_folders(), reason="no nvcc under the toolkit's usual prefix")
 def test_nvcc_under_the_usual_prefix_is_found_off_the_path(configure, tmp_path):
     status, output = configure(MONOIDREDUCE_CUDA="ON", PATH=path_without_nvcc(tmp_path / "tools"))
