@@ -891,33 +891,6 @@ def test_hooks_that_change_gradients(specimen: Specimen, device: torch.device) -
     assert all(torch.equal(changed, -2 * g) for g, changed in zip(rest, rest_changed, strict=True))
 
 
-@each
-def test_second_derivative_is_right_or_refused(specimen: Specimen, device: torch.device) -> None:
-    """Never a gradient penalty that silently counts for nothing."""
-    inputs = specimen.inputs(torch.float64, device)
-    names = floating_names(inputs)
-    leaves = {name: t.clone().requires_grad_(t.is_floating_point()) for name, t in inputs.items()}
-    wanted = [leaves[name] for name in names]
-
-    def penalty(operators: Any) -> Any:
-        outputs = as_outputs(getattr(operators, specimen.operator)(**leaves, **specimen.options))
-        real = [y for y in outputs if y.requires_grad]
-        first = torch.autograd.grad(real, wanted, [torch.ones_like(y) for y in real], create_graph=True)
-        return torch.stack([g.square().sum() for g in first]).sum()
-
-    if specimen.operator == "merge_attention":
-        small = [t.detach()[:1, :1, :2].requires_grad_() for t in wanted]
-        assert torch.autograd.gradgradcheck(mr.merge_attention, small)
-        return
-    try:
-        found = torch.autograd.grad(penalty(mr), wanted, allow_unused=True, materialize_grads=True)
-    except RuntimeError as refused:
-        assert "differentiated once" in str(refused)
-    else:
-        expected = torch.autograd.grad(penalty(reference), wanted, allow_unused=True, materialize_grads=True)
-        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
-
-
 @one_each
 def test_gradients_are_in_the_dtype_of_their_inputs(specimen: Specimen, device: torch.device) -> None:
     for dtype in DTYPES:
