@@ -303,7 +303,7 @@ def linear_jsd_backward_in_place(grad_loss: Tensor, *rest: Any) -> list[Tensor]:
 
 
 def linear_jsd_flops(given: dict[str, Any]) -> int:
-    """Of both scores, and of the gradients of x and weight, which the forward pass computes."""
+    """FLOPs of both scores, and of the gradients of x and weight, which the forward pass computes."""
     x, weight, teacher_x = (given[name] for name in ("x", "weight", "teacher_x"))
     flops: int = 2 * x[0] * weight[0] * (x[1] * (1 + sum(given["wanted"])) + teacher_x[1])
     return flops
