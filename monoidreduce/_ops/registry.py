@@ -54,7 +54,7 @@ _library: Any = torch.library.Library("monoidreduce", "DEF")  # type: ignore[no-
 
 
 class Fold(NamedTuple):
-    """What an op folds, by the names of its inputs: each row of `a` over all columns of `b`.
+    """Which inputs of an op are the rows, the columns and the data of its fold, by name.
 
     FLOP counts (flops.py), `explain` and the cost model know an op by it. The names are those of
     `_C.cpu_tiles` and fold.h.

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from folds import FOLDS, Inputs, fold_inputs, leaves_of, outputs_of
+from largest import LargestTensor
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import monoidreduce as mr
 from monoidreduce import stat
@@ -116,20 +116,10 @@ def test_only_what_is_asked_for() -> None:
 def test_scores_are_not_stored() -> None:
     """No tensor on the way to a second derivative is larger than operands and data."""
     fold, call = fold_inputs("tempered", (500,), 2000, 4, torch.float32)
-    largest = 0
-
-    class Sizes(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            nonlocal largest
-            result = function(*args, **(kwargs or {}))
-            for t in result if isinstance(result, (tuple, list)) else (result,):
-                largest = max(largest, t.numel() if isinstance(t, Tensor) else 0)
-            return result
-
-    with Sizes():
+    with LargestTensor() as largest:
         (gradient,) = torch.autograd.grad(fold(**call).gap.sum(), call["a"], create_graph=True)
         torch.autograd.grad(gradient.square().sum(), (call["a"], call["b"]))
-    assert largest == 2 * call["b"].numel()
+    assert largest.elements == 2 * call["b"].numel()
 
 
 @pytest.mark.parametrize("name", ("renyi", "of_two_scores"))

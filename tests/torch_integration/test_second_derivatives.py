@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from largest import LargestTensor
 from specimens import SPECIMENS, Specimen, name_of
 from tolerance import as_outputs
 from torch import Tensor
@@ -135,21 +136,10 @@ def test_attention_with_sinks(queries: int, device: torch.device) -> None:
 
 def test_the_bound_on_memory(device: torch.device) -> None:
     """A Hessian-vector product of cross entropy has no tensor of the size of the logits."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     x, weight = (torch.randn(n, 8, device=device, requires_grad=True) for n in (300, 2000))
-    target, largest = torch.randint(2000, (300,), device=device), 0
-
-    class Sizes(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            nonlocal largest
-            result = function(*args, **(kwargs or {}))
-            for t in result if isinstance(result, (tuple, list)) else (result,):
-                largest = max(largest, t.numel() if isinstance(t, Tensor) else 0)
-            return result
-
-    with Sizes():
+    target = torch.randint(2000, (300,), device=device)
+    with LargestTensor() as largest:
         loss = mr.linear_cross_entropy(x, weight, target)
         (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)
         torch.autograd.grad((gradient * torch.ones_like(weight)).sum(), (x, weight))
-    assert largest == 2 * weight.numel()
+    assert largest.elements == 2 * weight.numel()

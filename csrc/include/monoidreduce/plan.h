@@ -99,8 +99,8 @@ struct PlannedSizes {
   bool operator==(const PlannedSizes&) const = default;
 };
 
-// A user's program without tensor cores, whose operands are so narrow that threads have registers for whole rows of them
-// (StatisticsRowGradient).
+// For a user's program without tensor cores. Its operands are so narrow that a few lanes hold a whole row in registers, and sum
+// its gradient there (StatisticsRowGradient).
 struct OwnedRows {
   int lanes;                // the number of lanes that share the width of a row
   std::int64_t splits = 1;  // the number of parts of the columns, which different blocks fold
