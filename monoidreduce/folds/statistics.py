@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ from monoidreduce.folds.program.errors import TraceError
 from monoidreduce.folds.program.payloads import is_attention
 from monoidreduce.folds.program.tracing import Source, Traced, described, traced_in_graph, traced_now
 from monoidreduce.folds.stat import Extremum
-from monoidreduce.folds.statistics_op import obstacle
+from monoidreduce.folds.statistics_op import leave_out, obstacle
 from monoidreduce.folds.torch import reader
 from monoidreduce.folds.torch.reader import evaluate
 from monoidreduce.functional import (
@@ -269,9 +268,10 @@ class Statistics:
         vectors = [] if payload is None else torch.split(payload.to(dtype), widths, 1)
         *found, sums = reader.statistics(traced.program, scores(first, call.b), leaf, vectors)
         values, indices = (t.new_zeros(len(t), rows).index_copy(1, counted, t) for t in found)
-        return call.named(
-            traced, values, indices, sums.new_zeros(rows, sum(widths)).index_copy(0, counted, sums)
-        )
+        sums = sums.new_zeros(rows, sum(widths)).index_copy(0, counted, sums)
+        if call.ignored is not None:
+            leave_out(traced.program, call.ignored, values, sums, indices)
+        return call.named(traced, values, indices, sums)
 
     def explain(
         self,
@@ -396,11 +396,6 @@ class _Call:
         self.operands: tuple[Any, ...] = checked_operands(a, b, other_a, other_b)
         self.scale = check_factor("scale", scale)
         self.label, self.ignored = self._label(label, ignore_index, "label" in names)
-        if self.ignored is not None and torch.is_grad_enabled():
-            # Gradients multiply by rows, and 0 * NaN is NaN, so ignored rows are zeroed.
-            of_rows, ignored = self.operands[::2], self.ignored[:, None]
-            filled = [None if t is None else t.masked_fill(ignored, 0) for t in of_rows]
-            self.operands = filled[0], self.operands[1], filled[1], self.operands[3]
         self.a, self.b = self.operands[:2]
         self.row = {name: self._datum("row", name, t, a.shape[:-1]) for name, t in row.items()}
         self.column = {name: self._datum("column", name, t, b.shape[:1]) for name, t in column.items()}
@@ -416,7 +411,7 @@ class _Call:
     def _label(
         self, label: Tensor | None, ignore_index: int, wanted: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        """(labels [rows] int64, with 0 for ignored rows; mask of ignored rows); None without a label."""
+        """(labels [rows] int64, mask of ignored rows); None without a label."""
         if (label is not None) != wanted:
             expected = "a tensor, for the argument label" if wanted else "none: no argument is label"
             raise ValueError(mismatch("label", expected, "none" if label is None else "a tensor"))
@@ -424,8 +419,7 @@ class _Call:
         if label is None:
             return None, None
         labels = checked_label(label, self.given)
-        ignored = labels == ignore_index
-        return labels.masked_fill(ignored, 0), ignored
+        return labels, labels == ignore_index
 
     def _datum(self, which: str, name: str, tensor: Tensor, shape: Any) -> Tensor:
         named = f"{which}[{name!r}]"
@@ -529,9 +523,10 @@ class _Call:
         if name == "argument":
             data: dict[str, Tensor] = self.row if kind.startswith("row") else self.column
             return data[rest[0]]
-        if name in ("label", "counted"):
-            assert self.label is not None and self.ignored is not None
-            return self.label if name == "label" else ~self.ignored
+        if name in ("label", "ignored"):
+            datum = self.label if name == "label" else self.ignored
+            assert datum is not None
+            return datum
         if name in ("row", "head", "batch"):
             number = torch.arange(len(self.a), device=self.a.device)
             *leading, _ = self.given.shape
@@ -548,7 +543,11 @@ class _Call:
         def leaf(node: tuple[Any, ...]) -> Tensor:
             if node[0] == "position":
                 return self.positions
-            return self._vector(traced, tensors, node[0], traced.gathered[node[0]][node[1]])
+            source = traced.gathered[node[0]][node[1]]
+            if source == ("label",):
+                assert self.label is not None and self.ignored is not None
+                return self.label.masked_fill(self.ignored, 0)  # -100 may be outside of the tensor
+            return self._vector(traced, tensors, node[0], source)
 
         found = evaluate(traced.nodes, indices, leaf, self.a)
         if indices and tensor.dtype in (torch.uint16, torch.uint32):
@@ -576,11 +575,9 @@ class _Call:
             raise ValueError(mismatch(described(tensor, self.of._function), expected, given))
 
     def named(self, traced: Traced, values: Tensor, indices: Tensor, sums: Tensor) -> Any:
-        """The NamedTuple of results. Ignored rows have the results of an empty fold."""
+        """The NamedTuple of results."""
 
-        def of_rows(result: Tensor, of_nothing: float) -> Tensor:
-            if self.ignored is not None:
-                result = result.masked_fill(self.ignored, of_nothing)
+        def of_rows(result: Tensor) -> Tensor:
             return _like_rows(result, self.given)
 
         vectors: list[Tensor] = []
@@ -596,16 +593,14 @@ class _Call:
         for kind, *at in traced.outputs:
             if kind == "payload":
                 of_sum = vectors[at[0]]
-                if self.ignored is not None:
-                    of_sum = of_sum.masked_fill(self.ignored[:, None], 0)
                 results.append(
                     of_sum.unflatten(0, self.given.shape[:-1]) if self.given.dim() != 2 else of_sum
                 )
             elif kind in ("logsumexp", "value"):
-                results.append(of_rows(value_of[at[0]], 0 if kind == "value" else -math.inf))
+                results.append(of_rows(value_of[at[0]]))
             elif kind == "index":
-                results.append(of_rows(indices.select(0, at[0]), 0))
+                results.append(of_rows(indices.select(0, at[0])))
             else:
-                value, index = of_rows(value_of[at[0]], -math.inf), of_rows(indices.select(0, at[1]), -1)
+                value, index = of_rows(value_of[at[0]]), of_rows(indices.select(0, at[1]))
                 results.append(Extremum(-value if kind == "smallest" else value, index))
         return getattr(RESULTS, traced.result)(*results)

@@ -6,8 +6,10 @@ over the rows. So both are forward passes of other programs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -33,7 +35,7 @@ from monoidreduce.workspace import get_workspace
 
 Folded = tuple[Tensor, Tensor, Tensor]  # values, low words of log-sum-exps, indices
 
-__all__ = ["backward", "fold", "forward", "results", "totals"]
+__all__ = ["backward", "fold", "forward", "leave_out", "results", "totals"]
 
 
 def _has_kernels(a: Tensor) -> bool:
@@ -136,9 +138,8 @@ def forward(
         )
     most_numbers("a, b", len(a), len(b))
     operands, data = (a, b, other_a, other_b), (row, column, row_index, column_index)
-    folded, sums = _results(of, a), _sums(a, payload)
-    if of.values or of.indices:
-        folded = _numbers(program, operands, data, scale, workspace)
+    has_numbers, sums = of.values or of.indices, _sums(a, payload)
+    folded = _numbers(program, operands, data, scale, workspace) if has_numbers else _results(of, a)
     if payload is not None:
         operands = _in_dtype_of_sums(of, operands, payload)
         payload = payload.to(operands[0].dtype)
@@ -148,7 +149,31 @@ def forward(
                 continue
             _write_sum(program, number, operands, data, vectors, folded, scale, workspace, to)
     values, low, indices = folded
+    if of.ignored is not None:
+        leave_out(of, _ignored(of, row_index), values, sums, indices)
     return values, sums, low, indices
+
+
+def _ignored(program: Program, row_index: Tensor | None) -> Tensor:
+    """[rows] Whether a row is ignored."""
+    assert row_index is not None and program.ignored is not None
+    return row_index[program.ignored].to(torch.bool)
+
+
+def leave_out(program: Program, ignored: Tensor, values: Tensor, sums: Tensor, indices: Tensor) -> None:
+    """Write the results of an empty fold to the ignored rows."""
+    largest = len(program.largest)
+    if program.values:
+        values.masked_fill_(ignored, 0)
+    log_sum_exps = accumulate((len(softmax) for softmax in program.softmaxes[:-1]), initial=0)
+    for k in (*(log_sum_exps if program.softmaxes else ()), *range(program.values - largest, program.values)):
+        values[k].masked_fill_(ignored, -math.inf)
+    if program.counts:
+        indices[largest:].masked_fill_(ignored, 0)
+    if largest:
+        indices[:largest].masked_fill_(ignored, -1)
+    if program.payloads:
+        sums.masked_fill_(ignored[:, None], 0)
 
 
 def _numbers(
@@ -243,20 +268,33 @@ def backward(
     needed: Sequence[bool],
     unrounded: bool = False,
 ) -> list[Tensor]:
-    operands, data = (a, b, other_a, other_b), (row, column, row_index, column_index)
-    inputs = (*operands, row, column, payload)
+    data, of = (row, column, row_index, column_index), parse(program)
+    inputs = (a, b, other_a, other_b, row, column, payload)
+    if of.ignored is not None:  # their local gradients are 0, and 0 * NaN is NaN
+        ignored = _ignored(of, row_index)[:, None]
+        a = a.masked_fill(ignored, 0)
+        other_a, grad_sums = (None if t is None else t.masked_fill(ignored, 0) for t in (other_a, grad_sums))
+    operands = (a, b, other_a, other_b)
     if grad_values is None:
         grad_values = torch.zeros_like(values)
     found: list[Tensor | None] = [None] * 7
+
+    def finished() -> list[Tensor]:
+        if of.ignored is not None:
+            for of_rows in (found[0], found[2]):
+                if of_rows is not None:
+                    of_rows.masked_fill_(ignored, 0)
+        return rounded_gradients(found, inputs, needed[:7], unrounded)
+
     if payload is None or grad_sums is None or payload.shape[1] == 0:
         folded = values, low, indices
         found[:6] = gradients(
             program, operands, data, folded, grad_values, scale, workspace, needed[:6], unrounded
         )
         found[6] = None if payload is None else torch.zeros_like(payload)
-        return rounded_gradients(found, inputs, needed[:7], unrounded)
+        return finished()
     # Each payload sum by itself, as a statistic of one more score. The numbers come with the first.
-    operands = _in_dtype_of_sums(parse(program), operands, payload)
+    operands = _in_dtype_of_sums(of, operands, payload)
     of_data = (needed[4] and row is not None) or (needed[5] and column is not None)
     d_payload = torch.zeros_like(payload, memory_format=torch.contiguous_format)
     of_sums = zip(
@@ -285,7 +323,7 @@ def backward(
             d_vectors.copy_(of_vectors[:, : d_vectors.shape[1]])
         grad_values = torch.zeros_like(grad_values)
     found[6] = d_payload if needed[6] else None
-    return rounded_gradients(found, inputs, needed[:7], unrounded)
+    return finished()
 
 
 def _added(x: Tensor | None, y: Tensor | None) -> Tensor | None:

@@ -172,6 +172,9 @@ def gradient(text: str, rows: int, row_indices: int) -> Gradient:
         assert score is not None
         return Gradient(graph, score, other, third, (None,) * rows, (None,) * count(program, "column"))
     adjoint = Adjoint(graph)
+    counted = ALWAYS
+    if program.ignored is not None:
+        counted = frozenset({((graph.leaf("row_index", program.ignored, "bool") == 0).number, True)})
 
     def value(k: int) -> Expression:
         return graph.leaf("row", rows + k)
@@ -194,16 +197,16 @@ def gradient(text: str, rows: int, row_indices: int) -> Gradient:
         inner = upstream(k)
         for n, mean in enumerate(means, k + 1):
             inner = inner + upstream(n) * (node(mean) - value(n))
-            adjoint.add(mean, share * upstream(n), guard)
-        adjoint.add(log_weight, share * inner, guard)
+            adjoint.add(mean, share * upstream(n), counted | guard)
+        adjoint.add(log_weight, share * inner, counted | guard)
         k += 1 + len(means)
     for total in program.totals:
-        adjoint.add(total, upstream(k))
+        adjoint.add(total, upstream(k), counted)
         k += 1
     for n, largest in enumerate(program.largest):
         at = graph.leaf("row_index", row_indices + n, "number or none")
         here = graph.leaf("position") == at
-        adjoint.add(largest, upstream(k), frozenset({(here.number, True)}))
+        adjoint.add(largest, upstream(k), counted | {(here.number, True)})
         k += 1
 
     adjoint.pull_back(program.nodes)

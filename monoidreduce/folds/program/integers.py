@@ -16,7 +16,7 @@ import torch
 
 from monoidreduce._validate import mismatch
 from monoidreduce.folds.program.graph import Node
-from monoidreduce.folds.program.operations import LEAVES, OPERATIONS, SAME
+from monoidreduce.folds.program.operations import LEAVES, OPERATIONS
 from monoidreduce.folds.program.program import operands, reachable
 
 __all__ = ["FEW", "MOST", "lowered", "most_numbers"]
@@ -199,8 +199,8 @@ def lowered(nodes: Sequence[Node], roots: Iterable[int], most: int) -> tuple[lis
             return write(name, rest[0])
         if name in LEAVES:
             return write(name, *rest)
-        if name in SAME:
-            return of[rest[-1]]
+        if name == "detach":  # matters to derivatives alone
+            return of[rest[0]]
         if name.startswith("as_"):
             name, *rest = nodes[rest[0]]
             return write(name, *(of[i] for i in rest)) if name == "index_gather" else of[nodes[number][1]]

@@ -17,7 +17,7 @@ import torch
 if TYPE_CHECKING:
     from monoidreduce.folds.program.graph import Expression
 
-__all__ = ["DTYPES", "LEAVES", "OPERATIONS", "SAME", "Operation", "Selected"]
+__all__ = ["DTYPES", "LEAVES", "OPERATIONS", "Operation", "Selected"]
 
 # The ranges that integer data may have: a dtype's; an index of a row or column; such an index or -1 for none;
 # the index of a sequence.
@@ -48,9 +48,6 @@ LEAVES = {
     "wide_row_index": "wide",
     "wide_column_index": "wide",
 }
-
-# Operations that return their last argument. They affect only derivatives; no code is generated for them.
-SAME = {"detach", "counted"}
 
 
 @dataclass(frozen=True)
@@ -160,12 +157,6 @@ OPERATIONS: dict[str, Operation] = {
     # log(1 + exp(x)), accurate everywhere
     "log1pexp": _unary(lambda x: torch.logaddexp(x, torch.zeros_like(x)), lambda y, x: x.sigmoid()),
     "detach": Operation(("real", "real"), torch.detach),  # the value, without a gradient
-    # the value, with a gradient only if the condition holds
-    "counted": Operation(
-        ("bool", "real", "real"),
-        lambda c, x: torch.where(c, x, x.detach()),
-        lambda g, y, c, x: (None, Selected(c, True, g)),
-    ),
     "where": Operation(
         ("bool", "real", "real", "real"),
         torch.where,

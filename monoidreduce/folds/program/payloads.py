@@ -87,8 +87,8 @@ def with_score(text: str, number: int) -> tuple[str, int]:
 
 def is_attention(program: Program) -> bool:
     """Whether a program is attention itself: the mean of a payload by softmax(score), and the log-sum-exp."""
-    numbers = (program.totals, program.largest, program.counts)
-    if any(numbers) or len(program.softmaxes) != 1 or len(program.payloads) != 1:
+    others = (program.totals, program.largest, program.counts, program.ignored is not None)
+    if any(others) or len(program.softmaxes) != 1 or len(program.payloads) != 1:
         return False
     ((log_weight, *means),), ((softmax, factor),) = program.softmaxes, program.payloads
     one = ("real", (1.0).hex())

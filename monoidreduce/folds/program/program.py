@@ -42,6 +42,8 @@ class Program:
         f alone if softmax is -1.
     factors: for a program that is not a fold: for each score, the weights of its product with the operands
         (`derivative.gradient` returns them instead of gradients).
+    ignored: a row integer, by its number among the data. Where it is not 0, the row has the results of an
+        empty fold, and no gradients. None if all rows are folded.
     """
 
     nodes: tuple[Node, ...]
@@ -51,6 +53,7 @@ class Program:
     counts: tuple[int, ...] = ()
     payloads: tuple[tuple[int, int], ...] = ()
     factors: tuple[int, ...] = ()
+    ignored: int | None = None
 
     @property
     def roots(self) -> Iterator[int]:
@@ -81,8 +84,8 @@ class Program:
     @cached_property
     def text(self) -> str:
         fields = (self.nodes, self.softmaxes, self.totals, self.largest, self.counts)
-        if self.payloads or self.factors:
-            fields += (self.payloads, self.factors)  # type: ignore[assignment]
+        if self.payloads or self.factors or self.ignored is not None:
+            fields += (self.payloads, self.factors, self.ignored)  # type: ignore[assignment]
         return json.dumps(fields, separators=(",", ":"))
 
     def pruned(self) -> tuple[Program, dict[str, list[int]]]:
@@ -102,6 +105,11 @@ class Program:
                 rest = [renumbered[argument] for argument in rest]
             renumbered[number] = len(nodes)
             nodes.append((name, *rest))
+        ignored, integers = self.ignored, kept["row_index"]
+        if ignored is not None:
+            if ignored not in integers:
+                integers.append(ignored)
+            ignored = integers.index(ignored)
         of = renumbered.__getitem__
         return Program(
             tuple(nodes),
@@ -111,6 +119,7 @@ class Program:
             tuple(map(of, self.counts)),
             tuple((softmax, of(factor)) for softmax, factor in self.payloads),
             tuple(map(of, self.factors)),
+            ignored,
         ), kept
 
 
@@ -119,7 +128,7 @@ def parse(text: str) -> Program:
     """The inverse of `Program.text`. Raises ValueError for a text that it could not have written."""
     try:
         nodes, softmaxes, totals, largest, counts, *more = json.loads(text)
-        payloads, factors = more or ((), ())
+        payloads, factors, ignored = more or ((), (), None)
         program = Program(
             tuple(map(tuple, nodes)),
             tuple(map(tuple, softmaxes)),
@@ -128,6 +137,7 @@ def parse(text: str) -> Program:
             tuple(counts),
             tuple((softmax, factor) for softmax, factor in payloads),
             tuple(factors),
+            ignored,
         )
         _check(program)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
@@ -168,6 +178,8 @@ def _check(program: Program) -> None:
         raise ValueError("a softmax")
     if not all(type(s) is int and -1 <= s < len(program.softmaxes) for s, _ in program.payloads):
         raise ValueError("a payload")
+    if program.ignored is not None:
+        _number(program.ignored, program.ignored + 1)
 
 
 def _number(x: Any, count: int) -> int:

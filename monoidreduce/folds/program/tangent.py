@@ -97,6 +97,10 @@ def tangent(text: str, rows: int, row_indices: int, columns: int, moved: Moved) 
             by_factor = by_factor + node(factor) * along(program.softmaxes[softmax][0])
         payloads += [(softmax, factor), (softmax, by_factor.number)]
     derived_program, kept = Program(
-        tuple(graph.nodes), tuple(softmaxes), tuple(totals), payloads=tuple(payloads)
+        tuple(graph.nodes),
+        tuple(softmaxes),
+        tuple(totals),
+        payloads=tuple(payloads),
+        ignored=program.ignored,
     ).pruned()
     return Tangent(derived_program.text, kept, tuple(values), tuple(slopes))

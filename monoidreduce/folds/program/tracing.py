@@ -51,7 +51,7 @@ __all__ = [
 
 OF_ROWS, OF_COLUMNS = {"row", "row_index"}, {"column", "column_index", "position"}
 OF_ELEMENTS = {"score", "other"}
-# The source of a datum: ("argument", name); (name,) for one of ROW_INDICES; ("counted",), which is 0 for
+# The source of a datum: ("argument", name); (name,) for one of ROW_INDICES; ("ignored",), which is 1 for
 # ignored rows; or ("tensor", number of the captured tensor, nodes of its indices).
 Source = tuple[Any, ...]
 
@@ -226,8 +226,9 @@ def trace(function: Callable[..., Any], rows: Mapping[str, str], columns: Mappin
                 at,
             )
     result = run(graph, function, **given)
-    counted = graph.data("row", "bool", ("counted",)) if "label" in names else None
-    traced = _traced(graph, function.__name__, _checked(function, result, at), counted, at)
+    if "label" in names:
+        graph.data("row", "bool", ("ignored",))
+    traced = _traced(graph, function.__name__, _checked(function, result, at), at)
     living[traced.text] = traced
     return traced
 
@@ -280,19 +281,9 @@ def _traced(
     graph: Trace,
     function: str,
     results: dict[str, stat.Statistic],
-    counted: Expression | None,
     defined: tuple[str, int],
 ) -> Traced:
-    """Build the program of the returned statistics.
-
-    counted: condition that a row has gradients; None if all rows have.
-    """
-
-    def of_counted(number: int) -> int:
-        if counted is None or graph.kind(number) == "bool":
-            return number
-        return graph.raw("counted", counted, Expression(graph, number)).number
-
+    """Build the program of the returned statistics."""
     softmaxes: dict[int, list[int]] = {}
     totals: list[int] = []
     largest: list[int] = []
@@ -303,7 +294,6 @@ def _traced(
     vectors: set[tuple[int, str]] = set()
 
     def place(into: list[int], number: int) -> int:
-        number = of_counted(number)
         if number not in into:
             into.append(number)
         return into.index(number)
@@ -312,16 +302,15 @@ def _traced(
     for name, statistic in results.items():
         number, weight = statistic.of, statistic.log_weight
         if statistic.payload is not None:
-            log_weight = None if weight is None else of_counted(weight)
-            if log_weight is not None:
-                softmaxes.setdefault(log_weight, [])
-            by = log_weight, of_counted(number)
+            if weight is not None:
+                softmaxes.setdefault(weight, [])
+            by = weight, number
             if by not in weights:
                 weights.append(by)
             places[name] = weights.index(by), statistic.payload
             vectors.add(places[name])
         elif weight is not None:
-            means = softmaxes.setdefault(of_counted(weight), [])
+            means = softmaxes.setdefault(weight, [])
             places[name] = 0 if statistic.kind == "logsumexp" else 1 + place(means, number)
         else:
             into = {"total": totals, "count": counts}.get(statistic.kind, largest)
@@ -338,7 +327,7 @@ def _traced(
             outputs[name] = ("payload", ordered.index(at))
         elif statistic.log_weight is not None:
             kind = "value" if statistic.kind == "mean" else "logsumexp"
-            outputs[name] = (kind, first_of[of_counted(statistic.log_weight)] + at)
+            outputs[name] = (kind, first_of[statistic.log_weight] + at)
         elif statistic.kind == "total":
             outputs[name] = ("value", rows + at)
         elif statistic.kind == "count":
@@ -346,6 +335,7 @@ def _traced(
         else:
             outputs[name] = (statistic.kind, rows + len(totals) + at, at)
     nodes, numbered = tuple(graph.nodes), list(softmaxes)
+    integers = graph.sources["row_index"]
     program, kept = Program(
         nodes,
         tuple((weight, *means) for weight, means in softmaxes.items()),
@@ -353,6 +343,7 @@ def _traced(
         tuple(largest),
         tuple(counts),
         tuple((-1 if weight is None else numbered.index(weight), factor) for weight, factor in weights),
+        ignored=integers.index(("ignored",)) if ("ignored",) in integers else None,
     ).pruned()
     return Traced(
         program,
