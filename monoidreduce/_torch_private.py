@@ -33,6 +33,7 @@ __all__ = [
     "mark_untraced",
     "modes_are_active",
     "plain_torch_function",
+    "primal_of",
     "register_namedtuple",
     "register_namedtuples",
     "single_level",
@@ -65,8 +66,7 @@ single_level: Callable[[], Any] = _required("torch._functorch.utils.enable_singl
 below_autograd: Callable[[], Any] = _required("torch._C._AutoDispatchBelowAutograd")
 # Whether a transform of torch.func is active. No substitute: results under it would be silently wrong.
 transforms_are_active: Callable[[], bool] = _required("torch._C._are_functorch_transforms_active")
-# Forward-mode AD. No op supports it, so an input with a tangent raises. No substitute: the tangent would be
-# lost.
+# Forward-mode AD. No substitute: the tangent would be lost.
 _forward_ad: Any = _required("torch.autograd.forward_ad")
 forward_ad_on: Callable[[bool], Any] = _required("torch.autograd.forward_ad._set_fwd_grad_enabled")
 _required("torch.autograd.forward_ad._current_level")
@@ -114,6 +114,11 @@ def has_tangent(tensors: Iterable[Any]) -> bool:
         return False
     tangents = (_forward_ad.unpack_dual(t).tangent for t in tensors if isinstance(t, Tensor))
     return any(tangent is not None for tangent in tangents)
+
+
+def primal_of(value: Any) -> Any:
+    """A tensor without its tangent of forward-mode AD; anything else as it is."""
+    return _forward_ad.unpack_dual(value).primal if isinstance(value, Tensor) else value
 
 
 def modes_are_active() -> bool:

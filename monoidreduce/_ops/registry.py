@@ -27,6 +27,7 @@ from monoidreduce._torch_private import (
     has_tangent,
     mark_constant,
     modes_are_active,
+    primal_of,
     single_level,
     transforms_are_active,
 )
@@ -178,10 +179,11 @@ def refuse_forward_mode(name: str, arguments: Iterable[Any]) -> None:
         raise no_forward_mode(name)
 
 
-def no_forward_mode(name: str) -> NotImplementedError:
+def no_forward_mode(name: str, why: str | None = None) -> NotImplementedError:
+    reason = f": {why}" if why else ""
     return NotImplementedError(
-        f"{name} cannot be differentiated in forward mode (torch.func.jvp, jacfwd, hessian, forward_ad). "
-        "Do so in reverse mode: torch.func.vjp, jacrev, grad, or backward()"
+        f"{name} cannot be differentiated in forward mode (torch.func.jvp, jacfwd, hessian, forward_ad)"
+        f"{reason}. Do so in reverse mode: torch.func.vjp, jacrev, grad, or backward()"
     )
 
 
@@ -202,6 +204,8 @@ def _autograd(
     backend: Callable[..., Any],
     save: Callable[..., None],
     differentiate: Callable[..., Any],
+    move: Callable[..., Any] | None,
+    obstacle: Callable[..., str | None],
 ) -> Callable[..., Any]:
     """The Autograd kernel of `op`. It takes half the time of what `torch.library.register_autograd` makes.
 
@@ -211,6 +215,9 @@ def _autograd(
     name: the op's name. Profilers, anomaly mode and `grad_fn` show it with "Backward" appended.
     backend: the implementation of the op, called directly if nothing else is to intercept the call.
     save, differentiate: what `setup_context` and `backward` of an autograd Function do.
+    move: forward mode. From tangents or None of the arguments, the results, and the arguments, it returns
+        tangents or None of the results. None: forward mode is refused.
+    obstacle: why a call has no forward mode, from its arguments; None if it has.
 
     Inside, `keys` are the dispatch keys of the call, or None at a level of torch.func.
     """
@@ -240,16 +247,37 @@ def _autograd(
             with torch.enable_grad(), forward_ad_on(True):  # for the levels below
                 return Recorded.forward(ctx, keys, *args)
 
+    class Moved(Transformed):
+        @staticmethod
+        def forward(ctx: Any, keys: Any, *args: Any) -> Any:
+            result = Transformed.forward(ctx, keys, *args)
+            ctx.moving = args, result if isinstance(result, tuple) else (result,)
+            return result
+
+        @staticmethod
+        def jvp(ctx: Any, keys: Any, *tangents: Tensor | None) -> Any:
+            assert move is not None
+            args, result = ctx.moving
+            del ctx.moving  # it would keep them alive until backward
+            found = move(tangents, result, [primal_of(argument) for argument in args])
+            tangent_of = [t if t is None else t.to(of.dtype) for t, of in zip(found, result, strict=True)]
+            return tuple(tangent_of) if len(result) > 1 else tangent_of[0]
+
     def applied(function: type) -> Callable[..., Any]:
         # torch names nodes after the class, when it is made.
         named: Any = type(function)(_class_name(name), (function,), {})
         apply: Callable[..., Any] = named.apply
         return apply
 
-    record, transform = applied(Recorded), applied(Transformed)
+    record, transform, along = applied(Recorded), applied(Transformed), applied(Moved)
 
     def kernel(keys: Any, *args: Any) -> Any:
-        refuse_forward_mode(f"monoidreduce::{name}", args)
+        if has_tangent(args):
+            why = obstacle(*args)
+            if move is None or why is not None:
+                raise no_forward_mode(f"monoidreduce::{name}", why)
+            with single_level():
+                return along(None, *args)
         if transforms_are_active():
             with single_level():
                 return transform(None, *args)
@@ -371,6 +399,7 @@ def register(name: str, **described: Any) -> None:
             "backward": of_backward(described["backward"]),
             "in_place": None if in_place is None else of_backward(in_place),
             "second": None,
+            "tangents": None,
         },
     )
 
@@ -393,6 +422,8 @@ def _register(
     backward_options: str = "",
     in_place: Callable[..., list[Tensor]] | None = None,
     second: Callable[..., list[Tensor | None]] | None = None,
+    tangents: Callable[..., Sequence[Tensor]] | None = None,
+    obstacle: Callable[..., str | None] = lambda *args: None,
 ) -> None:
     """Defines the ops `name` and `name_backward`:
 
@@ -420,6 +451,10 @@ def _register(
             results, then with its arguments, and returns a gradient or None for each argument. Without it,
             they are those of the operator as folds of statistics (folds/as_statistics.py), if it is there;
             otherwise a second derivative is a RuntimeError.
+        tangents: forward mode, for an operator with `second`. It is called with a tangent or None for each
+            input, then with the results, then with the arguments, and returns the tangents of the
+            differentiable outputs.
+        obstacle: why a call has no forward mode, from its arguments; None if it has.
     """
     results = _names(outputs)
     saved = _picker([results.index(residual) for residual in _names(residuals)] if residuals else [])
@@ -469,6 +504,7 @@ def _register(
 
     def save_arguments(ctx: Any, args: tuple[Any, ...], result: Any) -> None:
         ctx.save_for_backward(*(t if isinstance(t, Tensor) else None for t in args))
+        ctx.set_materialize_grads(False)
         ctx.others = [None if isinstance(t, Tensor) else t for t in args]
 
     def differentiate_again(ctx: Any, *cotangents: Tensor | None) -> Any:
@@ -477,6 +513,26 @@ def _register(
             refuse()
         args = [of if t is None else t for t, of in zip(ctx.saved_tensors, ctx.others, strict=True)]
         return differentiated(cotangents, *args)
+
+    def move(moved: Sequence[Tensor | None], result: Sequence[Tensor], args: Sequence[Any]) -> Any:
+        assert tangents is not None
+        found = tangents(moved[:input_count], result, *args)
+        of = dict(zip(_names(differentiable), found, strict=True))
+        return [of.get(each) for each in results]
+
+    def move_gradients(moved: Sequence[Tensor | None], result: Sequence[Tensor], args: Sequence[Any]) -> Any:
+        """Along the inputs it is what `second` returns for them as cotangents: a Hessian is symmetric."""
+        assert second is not None
+        upstream, along = moved[:grad_count], moved[grad_count : grad_count + input_count]
+        given = [*args]
+        given[needed_at] = [t is not None for t in along]
+        found = second(along, *given)[grad_count : grad_count + input_count - constant_count]
+        if any(t is not None for t in upstream):
+            by_upstream = backward_op(*upstream, *args[grad_count:])
+            pairs = zip(by_upstream, found, args[needed_at], strict=False)
+            found = [x if y is None or not wanted else x + y for x, y, wanted in pairs]
+        of = zip(found, result, args[needed_at], strict=False)
+        return [t if wanted and t is not None else torch.zeros_like(like) for t, like, wanted in of]
 
     def refuse() -> NoReturn:
         instead = "Do without create_graph=True"
@@ -494,10 +550,18 @@ def _register(
     torch.library.register_fake(f"monoidreduce::{name}", fake, lib=_library)
     torch.library.register_fake(f"monoidreduce::{name}_backward", backward_fake, lib=_library)
     for kernel_name, kernel in (
-        (name, _autograd(name, op, forward, save, differentiate)),
+        (name, _autograd(name, op, forward, save, differentiate, tangents and move, obstacle)),
         (
             f"{name}_backward",
-            _autograd(f"{name}_backward", backward_op, backward, save_arguments, differentiate_again),
+            _autograd(
+                f"{name}_backward",
+                backward_op,
+                backward,
+                save_arguments,
+                differentiate_again,
+                tangents and move_gradients,
+                lambda *args: obstacle(*args[grad_count:]),
+            ),
         ),
     ):
         _library.impl(kernel_name, kernel, "Autograd", with_keyset=True)

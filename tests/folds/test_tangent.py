@@ -119,7 +119,7 @@ def test_scores_are_not_stored() -> None:
     with LargestTensor() as largest:
         (gradient,) = torch.autograd.grad(fold(**call).gap.sum(), call["a"], create_graph=True)
         torch.autograd.grad(gradient.square().sum(), (call["a"], call["b"]))
-    assert largest.elements == 2 * call["b"].numel()
+    assert largest.elements <= 2 * call["b"].numel()
 
 
 @pytest.mark.parametrize("name", ("renyi", "of_two_scores"))

@@ -1,0 +1,183 @@
+"""Forward mode of statistics, and its nests with reverse mode, against torch in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from folds import FOLDS, Inputs, fold_inputs, leaves_of, outputs_of
+from largest import LargestTensor
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vmap
+
+import monoidreduce as mr
+from monoidreduce import stat
+
+F64 = torch.float64
+OF_ONE_SCORE = [name for name, (_, scores, *_) in FOLDS.items() if scores == 1 and name != "attention"]
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
+
+Function = Callable[..., tuple[Tensor, ...]]
+
+
+def of_leaves(fold: Any, call: Inputs) -> Function:
+    """The floating-point results as a function of the call's leaves."""
+
+    def function(*leaves: Tensor) -> tuple[Tensor, ...]:
+        given = iter(leaves)
+
+        def replaced(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {name: replaced(t) for name, t in value.items()}
+            return next(given) if value.requires_grad else value
+
+        results = outputs_of(fold(**{name: replaced(value) for name, value in call.items()}))
+        return tuple(t for t in results if t.is_floating_point())
+
+    return function
+
+
+def scalar(function: Function) -> Callable[..., Tensor]:
+    return lambda *leaves: torch.stack([t.sin().sum() for t in function(*leaves)]).sum()
+
+
+def of_duals(function: Function, x: Any, u: Any) -> Any:
+    with forward_ad.dual_level():
+        found = function(*map(forward_ad.make_dual, x, u))
+        return [forward_ad.unpack_dual(t).tangent for t in found]
+
+
+def gradients_of_duals(function: Function, x: Any, u: Any) -> Any:
+    """Reverse mode inside of forward mode, at one level of autograd."""
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(t.clone().requires_grad_(), d) for t, d in zip(x, u, strict=True)]
+        found = torch.autograd.grad(scalar(function)(*duals), duals)
+        return [forward_ad.unpack_dual(t) for t in found]
+
+
+def every(x: Any) -> tuple[int, ...]:
+    return tuple(range(len(x)))
+
+
+HOW: dict[str, Callable[[Function, Any, Any], Any]] = {
+    "jvp": jvp,
+    "jvp of each": lambda f, x, u: [
+        jvp(lambda t, i=i: f(*x[:i], t, *x[i + 1 :]), (x[i],), (u[i],)) for i in every(x)
+    ],
+    "duals": of_duals,
+    "gradients of duals": gradients_of_duals,
+    "jvp of grad": lambda f, x, u: jvp(grad(scalar(f), every(x)), x, u),
+    "grad of jvp": lambda f, x, u: grad(
+        lambda *t: torch.stack([d.square().sum() for d in jvp(f, t, u)[1]]).sum(), every(x)
+    )(*x),
+    "vmap of jvp": lambda f, x, u: vmap(lambda *t: jvp(f, x, t)[1])(*[torch.stack((d, 2 * d)) for d in u]),
+    "jacfwd": lambda f, x, u: jacfwd(f, every(x))(*x),
+    "hessian": lambda f, x, u: hessian(scalar(f), every(x))(*x),
+    "jacrev of jacfwd": lambda f, x, u: jacrev(jacfwd(scalar(f), every(x)), every(x))(*x),
+    "jacrev of jacrev": lambda f, x, u: jacrev(jacrev(scalar(f), every(x)), every(x))(*x),
+}
+
+
+def check(fold: Any, call: Inputs, how: str) -> None:
+    x = tuple(t.detach() for t in leaves_of(call))
+    u = tuple(torch.randn_like(t) for t in x)
+    found, expected = (HOW[how](of_leaves(each, call), x, u) for each in (fold, fold.reference))
+    for ours, theirs in zip(*map(torch.utils._pytree.tree_leaves, (found, expected)), strict=True):
+        scale = max(1.0, float(theirs.abs().max()) if theirs.numel() else 1.0)
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10 * scale)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("name", OF_ONE_SCORE)
+def test_float64(name: str, how: str) -> None:
+    if (name, how) == ("vectors", "jacrev of jacfwd"):
+        pytest.skip("takes 14 s")
+    check(*fold_inputs(name, (2,), 3, 2), how)
+
+
+@pytest.mark.parametrize("name", OF_ONE_SCORE)
+def test_many_rows_and_columns(name: str) -> None:
+    check(*fold_inputs(name, (2, 40), 300, 9), "jvp")
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("name", OF_ONE_SCORE)
+def test_other_dtypes(name: str, dtype: torch.dtype) -> None:
+    """As accurate as the rounding of the operands allows; in the dtype of the result."""
+    fold, call = fold_inputs(name, (200,), 300, 8, dtype)
+    x = tuple(t.detach() for t in leaves_of(call))
+    u = tuple(torch.randn_like(t) for t in x)
+    found, moved = jvp(of_leaves(fold, call), x, u)
+    exact = {name: _double(value) for name, value in call.items()}
+    _, expected = jvp(
+        of_leaves(fold.reference, exact), tuple(t.double() for t in x), tuple(t.double() for t in u)
+    )
+    for value, ours, theirs in zip(found, moved, expected, strict=True):
+        assert ours.dtype == value.dtype
+        error = float((ours.double() - theirs).norm() / theirs.norm().clamp(min=1e-6))
+        assert error < (1e-5 if dtype == torch.float32 else 2e-2)
+
+
+def _double(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _double(t) for name, t in value.items()}
+    return value.detach().double().requires_grad_() if value.is_floating_point() else value
+
+
+def test_tensors_that_are_not_contiguous() -> None:
+    fold, call = fold_inputs("vectors", (6,), 10, 4)
+    x = [t.detach() for t in leaves_of(call)]
+    strided = tuple(torch.stack((t, t), -1)[..., 0] for t in x)
+    u = tuple(torch.randn_like(t) for t in x)
+    along = tuple(torch.stack((t, t), -1)[..., 0] for t in u)
+    found = jvp(of_leaves(fold, call), strided, along)
+    torch.testing.assert_close(found, jvp(of_leaves(fold, call), tuple(x), u))
+
+
+def test_a_linearized_function() -> None:
+    fold, call = fold_inputs("tempered", (4,), 5, 3)
+    x = tuple(t.detach() for t in leaves_of(call))
+    u = tuple(torch.randn_like(t) for t in x)
+    values, along = linearize(of_leaves(fold, call), *x)
+    torch.testing.assert_close((values, along(*u)), jvp(of_leaves(fold.reference, call), x, u))
+
+
+def test_what_does_not_move_has_no_tangent() -> None:
+    fold, call = fold_inputs("tempered", (4,), 5, 3)
+    with forward_ad.dual_level():
+        assert all(forward_ad.unpack_dual(t).tangent is None for t in fold(**call))
+
+
+def test_scores_are_not_stored() -> None:
+    """No tensor on the way to a tangent is larger than operands and data."""
+    fold, call = fold_inputs("tempered", (500,), 2000, 4, torch.float32)
+    x = tuple(t.detach() for t in leaves_of(call))
+    with LargestTensor() as largest:
+        jvp(of_leaves(fold, call), x, tuple(map(torch.ones_like, x)))
+    assert largest.elements == 2 * x[1].numel()
+
+
+def test_an_ignored_row_does_not_move() -> None:
+    @mr.statistics
+    def loss(score: Any, column: Any, label: Any) -> Any:
+        return dict(
+            lse=stat.softmax(score).logsumexp,
+            target=stat.total(torch.where(column == label, score, 0.0)),
+        )
+
+    x, weight = torch.randn(4, 3, dtype=F64), torch.randn(5, 3, dtype=F64)
+    label = torch.tensor([1, -100, 4, 0])
+    x[1] = torch.nan
+    _, moved = jvp(lambda x: tuple(loss(x, weight, label=label)), (x,), (torch.ones_like(x),))
+    assert all(torch.equal(t[1], torch.zeros((), dtype=F64)) and t.isfinite().all() for t in moved)
+
+
+@pytest.mark.parametrize("name", ("renyi", "of_two_scores"))
+def test_functions_of_two_scores_say_so(name: str) -> None:
+    fold, call = fold_inputs(name, (3,), 4)
+    x = tuple(t.detach() for t in leaves_of(call))
+    with pytest.raises(NotImplementedError, match=r"statistics cannot be .* forward mode .* two scores"):
+        jvp(of_leaves(fold, call), x, x)
