@@ -8,28 +8,40 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 import monoidreduce as mr
 from monoidreduce.folds.program.vocabulary import BUILDERS
 
-PAGE = (Path(__file__).parents[2] / "docs/statistics.md").read_text("utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "statistics.md").read_text("utf-8")
+
+
+def run_code_of(page: str) -> dict[str, Any]:
+    """The variables after all blocks of a page, which run one after another."""
+    text = (DOCS / page).read_text("utf-8")
+    variables: dict[str, Any] = {}
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, f"docs/{page}", "exec"), variables)
+    return variables
 
 
 def test_code() -> None:
     torch.manual_seed(0)
-    variables: dict[str, object] = {}
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
-    assert len(blocks) == 9
-    for block in blocks:
-        exec(compile(block, "docs/statistics.md", "exec"), variables)
+    variables = run_code_of("statistics.md")
     for name in ("hidden", "head", "temperature", "centres"):
-        assert variables[name].grad.isfinite().all()  # type: ignore[attr-defined]
-    x, y = variables["x"], variables["y"]
-    expected = torch.exp(-0.5 * torch.cdist(x, y) ** 2).sum(1)  # type: ignore[arg-type]
-    torch.testing.assert_close(variables["density"], expected)
-    q, k, v = (variables[name] for name in ("queries", "keys", "values"))
-    softmax = (q @ k.T / 8**0.5).softmax(-1)  # type: ignore[operator, attr-defined]
-    torch.testing.assert_close(variables["out"], softmax @ v)
+        assert variables[name].grad.isfinite().all()
+    x, y = variables["x"].detach(), variables["y"]
+    weight = torch.exp(-0.5 * torch.cdist(x, y) ** 2)
+    force = (weight[..., None] * (y - x[:, None])).sum(1)
+    torch.testing.assert_close(variables["force"], force, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(variables["shifted"], weight @ y / weight.sum(1, keepdim=True))
+    p, q = (variables[name].detach() for name in ("hidden", "head"))
+    p, q = p @ q.T, variables["teacher_hidden"] @ variables["teacher_head"].T
+    kl = F.kl_div(q.log_softmax(-1), p.log_softmax(-1), reduction="none", log_target=True).sum(-1)
+    torch.testing.assert_close(variables["reverse_kl"], kl, rtol=1e-4, atol=1e-4)
     check_recipes(variables)
 
 
@@ -65,15 +77,10 @@ def check_recipes(page: dict[str, Any]) -> None:
 
 def test_code_of_score_mod() -> None:
     torch.manual_seed(0)
-    page = (Path(__file__).parents[2] / "docs/score_mod.md").read_text("utf-8")
-    variables: dict[str, object] = {}
-    blocks = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
-    assert len(blocks) == 4
-    for block in blocks:
-        exec(compile(block, "docs/score_mod.md", "exec"), variables)
-    assert variables["slopes"].grad.isfinite().all()  # type: ignore[attr-defined]
-    assert (variables["blocks"].kinds == 0).any()  # type: ignore[attr-defined]
-    assert variables["out_packed"].shape == (256, 4, 64)  # type: ignore[attr-defined]
+    variables = run_code_of("score_mod.md")
+    assert variables["slopes"].grad.isfinite().all()
+    assert (variables["blocks"].kinds == 0).any()
+    assert variables["out_packed"].shape == (256, 4, 64)
 
 
 def test_of_no_column() -> None:
