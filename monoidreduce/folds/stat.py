@@ -2,6 +2,7 @@
 
     softmax(log_weight).logsumexp       log sum_j exp(log_weight_j)
     softmax(log_weight).mean(f)         sum_j exp(log_weight_j) f_j / sum_j exp(log_weight_j)
+    softmax(log_weight).variance(f)     the mean of (f - mean of f)^2, in a second pass
     total(f)                            sum_j f_j
     largest(f), smallest(f)             the value, and the first column that has it
     count(condition)                    the number of columns for which it holds
@@ -10,8 +11,8 @@ In `mean` and `total`, f may also be a payload: a datum of columns that has a ve
 number of the element times it. The result is then a vector.
 
 Log weights may be of any size, because exponentials are relative to the largest one. An element with log
-weight -inf is excluded. Without columns a log-sum-exp is -inf; a mean, a total and a count are 0; a largest
-value is -inf and its column -1.
+weight -inf is excluded. Without columns a log-sum-exp is -inf; a mean, a variance, a total and a count are 0;
+a largest value is -inf and its column -1.
 """
 
 from __future__ import annotations
@@ -130,13 +131,17 @@ class Softmax(_KnownLater):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        _refuse(f"a softmax has no {name}; it has logsumexp and mean(f)")
+        _refuse(f"a softmax has no {name}; it has logsumexp, mean(f) and variance(f)")
 
     def mean(self, f: Any) -> Any:
         """The mean of f by the weights. f may be a payload: then the mean is a vector."""
         if isinstance(f, Payload):
             return Statistic("mean", f.factor.number, self._log_weight, f.name)
         return Statistic("mean", _traced("mean", f, "real"), self._log_weight)
+
+    def variance(self, f: Any) -> Any:
+        """The mean of (f - mean of f)^2 by the weights; 0 without columns. It takes a second pass."""
+        return Statistic("variance", _traced("variance", f, "real"), self._log_weight)
 
 
 def softmax(log_weight: Any) -> Softmax:

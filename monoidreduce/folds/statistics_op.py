@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 
@@ -30,6 +31,7 @@ from monoidreduce.folds.program.errors import TraceError
 from monoidreduce.folds.program.integers import most_numbers
 from monoidreduce.folds.program.payloads import may_exclude, weights, with_score
 from monoidreduce.folds.program.program import Program, parse
+from monoidreduce.folds.program.variance import deviations
 from monoidreduce.folds.torch.chunked import Chunked
 from monoidreduce.workspace import get_workspace
 
@@ -56,6 +58,9 @@ def obstacle(program: str, counts: tuple[int, int, int, int], gradient: bool) ->
     """
     try:
         forward_code(program, *counts)
+        if parse(program).variances:
+            text, kept, _ = deviations(program, counts[0])
+            forward_code(text, *(len(kept[kind]) for kind in ("row", "row_index", "column", "column_index")))
         if gradient:
             backward_code(program, *counts)
     except TraceError as error:
@@ -166,7 +171,8 @@ def leave_out(program: Program, ignored: Tensor, values: Tensor, sums: Tensor, i
     if program.values:
         values.masked_fill_(ignored, 0)
     log_sum_exps = accumulate((len(softmax) for softmax in program.softmaxes[:-1]), initial=0)
-    for k in (*(log_sum_exps if program.softmaxes else ()), *range(program.values - largest, program.values)):
+    end = program.first_variance
+    for k in (*(log_sum_exps if program.softmaxes else ()), *range(end - largest, end)):
         values[k].masked_fill_(ignored, -math.inf)
     if program.counts:
         indices[largest:].masked_fill_(ignored, 0)
@@ -185,7 +191,27 @@ def _numbers(
     if len(others) > 2 or not _has_kernels(a):
         return Chunked(program, tuple(operands), data, scale, workspace).forward()
     other_a, other_b = others
-    return fold(program, (a, b, other_a, other_b), data, scale)
+    of = parse(program)
+    if not of.variances:
+        return fold(program, (a, b, other_a, other_b), data, scale)
+    first = fold(replace(of, variances=()).text, (a, b, other_a, other_b), data, scale)
+    return _with_variances(of, first, (a, b, other_a, other_b), data, scale)
+
+
+def _with_variances(program: Program, folded: Folded, operands: Operands, data: Data, scale: float) -> Folded:
+    """Add the variances by a second fold, which knows the means, and so finds what these lack."""
+    values, low, indices = folded
+    row, column, row_index, column_index = data
+    at = [program.mean_of(n) for n in range(len(program.variances))]
+    means = torch.stack([values[place] for place in at])
+    text, kept, places = deviations(program.text, _count(row))
+    known = means if row is None else torch.cat((row, means))
+    used = operands if parse(text).scores == 2 else (*operands[:2], None, None)
+    found, _, _ = fold(text, used, _kept(kept, (known, column, row_index, column_index)), scale)
+    for mean, first in zip(at, places, strict=True):
+        values[mean] += found[first].nan_to_num(0, 0, 0)  # an infinite mean stays
+    variances = [found[first + 1] - found[first] ** 2 for first in places]
+    return torch.cat((values, torch.stack(variances))), low, indices
 
 
 def _write_sum(

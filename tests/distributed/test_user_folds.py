@@ -20,6 +20,7 @@ def of_scores(score: Any, column: Any, label: Any, t: Any, w: Any) -> dict[str, 
     return {
         "lse": p.logsumexp,
         "mean": p.mean(score),
+        "variance": p.variance(score),
         "target": mr.stat.total(torch.where(column == label, score, 0.0)),
         "weighted": mr.stat.total(torch.sigmoid(score) * w),
         "best": mr.stat.largest(score),
@@ -41,7 +42,7 @@ def of_vectors(score: Any, column: Any, v: Any) -> dict[str, Any]:
 
 
 FUNCTIONS = {"one": of_scores, "two": of_two_scores, "vectors": of_vectors}
-FLOATS = ("lse", "mean", "target", "weighted", "q")
+FLOATS = ("lse", "mean", "variance", "target", "weighted", "q")
 
 
 def _inputs(name: str, rows: int, columns: int, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -138,7 +139,7 @@ def test_statistics(name: str, ranks: int, columns: int, own_rows: bool, dtype: 
 
 def test_one_rank_has_the_bits_of_no_group() -> None:
     inputs = _inputs("one", 40, 67, torch.float32)
-    upstream = [torch.randn(40) for _ in range(6)]
+    upstream = [torch.randn(40) for _ in range(7)]
     ((alone, found),) = on_ranks(1, _without_and_with_group, inputs, upstream)
     for of_alone, of_group in zip(alone, found, strict=True):
         for key, expected in of_alone.items():

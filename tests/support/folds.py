@@ -74,6 +74,17 @@ def attention(score, v):  # type: ignore[no-untyped-def]
     return dict(out=p.mean(v), lse=p.logsumexp)
 
 
+def variances(score, column, label, w):  # type: ignore[no-untyped-def]
+    p, q = stat.softmax(score), stat.softmax(torch.where(column == label, -torch.inf, 0.5 * score))
+    return dict(
+        lse=p.logsumexp,
+        mean=p.mean(w * torch.tanh(score)),
+        variance=p.variance(w * torch.tanh(score)),
+        other=q.variance(torch.tanh(score) + w),
+        total=stat.total(torch.sigmoid(score)),
+    )
+
+
 def vectors(score, column, label, bias, v, w):  # type: ignore[no-untyped-def]
     """Payload sums of several weights: two of the same ones, one of a masked softmax, two totals."""
     p, masked = stat.softmax(score + bias), stat.softmax(torch.where(column % 3 != 0, score, -torch.inf))
@@ -102,6 +113,7 @@ FOLDS: dict[str, tuple[Any, int, tuple[str, ...], tuple[Any, ...]]] = {
     "reference_kl": (reference_kl, 2, (), ()),
     "renyi": (renyi, 2, (), ()),
     "distances": (distances, 1, ("squares",), ("norms",)),
+    "variances": (variances, 1, (), ("w",)),
     "attention": (attention, 1, (), (("v", 24),)),
     "vectors": (vectors, 1, (), ("bias", ("v", 5), ("w", 1))),
     "of_two_scores": (of_two_scores, 2, (), (("v", 7),)),

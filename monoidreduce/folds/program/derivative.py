@@ -2,8 +2,9 @@
 
 For an element of a row whose statistics are known, with g the gradients of the statistics:
 
-    log weight of a softmax    p (g_lse + sum_k g_k (f_k - mean_k)),   p = exp(log weight - lse) ("share"
-    below) f_k of a mean              p g_k
+    log weight of a softmax    p (g_lse + sum_k g_k (f_k - mean_k)), p = exp(log weight - lse), the "share"
+    f_k of a mean              p g_k
+    f of a variance            2 p g (f - mean), and p g ((f - mean)^2 - variance) for the log weight
     f of a total               g
     f of a largest             g in its column, else 0
 
@@ -196,8 +197,13 @@ def gradient(text: str, rows: int, row_indices: int) -> Gradient:
             guard = frozenset({(absent.number, False)})
         inner = upstream(k)
         for n, mean in enumerate(means, k + 1):
-            inner = inner + upstream(n) * (node(mean) - value(n))
-            adjoint.add(mean, share * upstream(n), counted | guard)
+            deviation, slope = node(mean) - value(n), upstream(n)
+            inner = inner + upstream(n) * deviation
+            if (i, n - k - 1) in program.variances:
+                v = program.first_variance + program.variances.index((i, n - k - 1))
+                inner = inner + upstream(v) * (deviation * deviation - value(v))
+                slope = slope + 2.0 * (upstream(v) * deviation)
+            adjoint.add(mean, share * slope, counted | guard)
         adjoint.add(log_weight, share * inner, counted | guard)
         k += 1 + len(means)
     for total in program.totals:

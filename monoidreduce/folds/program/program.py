@@ -1,8 +1,9 @@
 """A program as data: a graph of operations, the statistics that fold it, and both as canonical text.
 
 The order of results is fixed. Values: for each softmax its log-sum-exp and its means, then totals, then
-largest values. Integers: the columns of the largest values, then counts. Payload sums have tensors of their
-own: for each pair of `payloads` the rows of a matrix, summed over the columns with the elements' weights.
+largest values, then variances. Integers: the columns of the largest values, then counts. Payload sums have
+tensors of their own: for each pair of `payloads` the rows of a matrix, summed over the columns with the
+elements' weights.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Program:
         (`derivative.gradient` returns them instead of gradients).
     ignored: a row integer, by its number among the data. Where it is not 0, the row has the results of an
         empty fold, and no gradients. None if all rows are folded.
+    variances: pairs (softmax, k): the variance of the f whose mean is number k of that softmax.
     """
 
     nodes: tuple[Node, ...]
@@ -54,6 +56,7 @@ class Program:
     payloads: tuple[tuple[int, int], ...] = ()
     factors: tuple[int, ...] = ()
     ignored: int | None = None
+    variances: tuple[tuple[int, int], ...] = ()
 
     @property
     def roots(self) -> Iterator[int]:
@@ -75,7 +78,17 @@ class Program:
     @cached_property
     def values(self) -> int:
         """Number of real results of a row."""
+        return self.first_variance + len(self.variances)
+
+    @property
+    def first_variance(self) -> int:
+        """The place of the first variance among the values."""
         return sum(map(len, self.softmaxes)) + len(self.totals) + len(self.largest)
+
+    def mean_of(self, variance: int) -> int:
+        """The place of a variance's mean among the values."""
+        softmax, k = self.variances[variance]
+        return sum(map(len, self.softmaxes[:softmax])) + 1 + k
 
     @cached_property
     def indices(self) -> int:
@@ -84,8 +97,9 @@ class Program:
     @cached_property
     def text(self) -> str:
         fields = (self.nodes, self.softmaxes, self.totals, self.largest, self.counts)
-        if self.payloads or self.factors or self.ignored is not None:
-            fields += (self.payloads, self.factors, self.ignored)  # type: ignore[assignment]
+        more = (self.payloads, self.factors, self.ignored, self.variances)
+        if more != ((), (), None, ()):
+            fields += more  # type: ignore[assignment]
         return json.dumps(fields, separators=(",", ":"))
 
     def pruned(self) -> tuple[Program, dict[str, list[int]]]:
@@ -120,6 +134,7 @@ class Program:
             tuple((softmax, of(factor)) for softmax, factor in self.payloads),
             tuple(map(of, self.factors)),
             ignored,
+            self.variances,
         ), kept
 
 
@@ -128,7 +143,7 @@ def parse(text: str) -> Program:
     """The inverse of `Program.text`. Raises ValueError for a text that it could not have written."""
     try:
         nodes, softmaxes, totals, largest, counts, *more = json.loads(text)
-        payloads, factors, ignored = more or ((), (), None)
+        payloads, factors, ignored, variances = more or ((), (), None, ())
         program = Program(
             tuple(map(tuple, nodes)),
             tuple(map(tuple, softmaxes)),
@@ -138,6 +153,7 @@ def parse(text: str) -> Program:
             tuple((softmax, factor) for softmax, factor in payloads),
             tuple(factors),
             ignored,
+            tuple((softmax, k) for softmax, k in variances),
         )
         _check(program)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
@@ -180,6 +196,8 @@ def _check(program: Program) -> None:
         raise ValueError("a payload")
     if program.ignored is not None:
         _number(program.ignored, program.ignored + 1)
+    for softmax, k in program.variances:
+        _number(k, len(program.softmaxes[_number(softmax, len(program.softmaxes))]) - 1)
 
 
 def _number(x: Any, count: int) -> int:

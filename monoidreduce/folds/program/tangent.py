@@ -6,6 +6,7 @@ rule gives how log weights w and what they weigh, f, move with it (dw, df). The 
 
     log-sum-exp of w    mean of dw
     mean of f           mean of df + (f - mean) dw
+    variance of f       mean of 2 (f - mean) df + ((f - mean)^2 - variance) dw
     total of f          total of df
     largest f           df in its column
     payload sum P       sums of f dv and of (df + f dw) v, less P times the mean of dw; without dw for a total
@@ -73,23 +74,32 @@ def tangent(text: str, rows: int, row_indices: int, columns: int, moved: Moved) 
     softmaxes: list[tuple[int, ...]] = []
     values: list[int] = []
     slopes: list[int] = []
+    variances: dict[int, int] = {}
     place = 0
     for log_weight, *means in program.softmaxes:
         by_weight, derived = along(log_weight), [log_weight]
         derived.append(by_weight.number)
+        of_variances = {}
         for k, mean in enumerate(means, len(values) + 1):
-            value = graph.leaf("row", 2 * rows + k)
-            derived.append((along(mean) + (node(mean) - value) * by_weight).number)
-        softmaxes.append(tuple(derived))
+            deviation, by_mean = node(mean) - graph.leaf("row", 2 * rows + k), along(mean)
+            derived.append((by_mean + deviation * by_weight).number)
+            which = len(softmaxes), k - len(values) - 1
+            if which in program.variances:
+                v = program.variances.index(which)
+                square = deviation * deviation - graph.leaf("row", 2 * rows + program.first_variance + v)
+                of_variances[v] = (2.0 * deviation * by_mean + square * by_weight).number
+        softmaxes.append((*derived, *of_variances.values()))
         slopes.append(place + 1)
         values += [place + 1 + k for k in range(1 + len(means))]
-        place += len(derived)
+        variances |= {v: place + len(derived) + k for k, v in enumerate(of_variances)}
+        place += len(softmaxes[-1])
     totals = [along(total).number for total in program.totals]
     for n, largest in enumerate(program.largest):
         here = graph.leaf("position") == graph.leaf("row_index", row_indices + n, "number or none")
         by_largest = along(largest)
         totals.append(by_largest.where(here, by_largest, 0.0).number)
     values += [place + k for k in range(len(totals))]
+    values += [variances[v] for v in range(len(variances))]
     payloads = []
     for softmax, factor in program.payloads:
         by_factor = along(factor)

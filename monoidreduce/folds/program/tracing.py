@@ -292,8 +292,9 @@ def _traced(
         tuple[int | None, int]
     ] = []  # of payload sums: the log weight, or None for a total; the factor
     vectors: set[tuple[int, str]] = set()
+    variances: list[tuple[int, int]] = []  # of each: log weight and number of the mean
 
-    def place(into: list[int], number: int) -> int:
+    def place(into: list[Any], number: Any) -> int:
         if number not in into:
             into.append(number)
         return into.index(number)
@@ -312,6 +313,8 @@ def _traced(
         elif weight is not None:
             means = softmaxes.setdefault(weight, [])
             places[name] = 0 if statistic.kind == "logsumexp" else 1 + place(means, number)
+            if statistic.kind == "variance":
+                places[name] = place(variances, (weight, places[name] - 1))
         else:
             into = {"total": totals, "count": counts}.get(statistic.kind, largest)
             places[name] = place(into, number)
@@ -325,6 +328,8 @@ def _traced(
         at = places[name]
         if statistic.payload is not None:
             outputs[name] = ("payload", ordered.index(at))
+        elif statistic.kind == "variance":
+            outputs[name] = ("value", rows + len(totals) + len(largest) + at)
         elif statistic.log_weight is not None:
             kind = "value" if statistic.kind == "mean" else "logsumexp"
             outputs[name] = (kind, first_of[statistic.log_weight] + at)
@@ -343,6 +348,7 @@ def _traced(
         tuple(largest),
         tuple(counts),
         tuple((-1 if weight is None else numbered.index(weight), factor) for weight, factor in weights),
+        variances=tuple((numbered.index(weight), k) for weight, k in variances),
         ignored=integers.index(("ignored",)) if ("ignored",) in integers else None,
     ).pruned()
     return Traced(

@@ -31,6 +31,7 @@ def _state(text: str) -> Any:
         fields += [f"lse{i}", *(f"mean{i}_{k}" for k in range(len(softmax) - 1))]
     fields += [f"total{i}" for i in range(len(program.totals))]
     fields += [f"largest{i}" for i in range(len(program.largest))]
+    fields += [f"variance{i}" for i in range(len(program.variances))]
     fields += [f"at{i}" for i in range(len(program.largest))]
     fields += [f"count{i}" for i in range(len(program.counts))]
     return namedtuple("StatisticsState", fields)
@@ -111,6 +112,11 @@ class StatisticsMonoid(Monoid[Any]):
             fields[first] = lse
             for k in means:
                 fields[k] = _part(share_a, a[k]) + _part(share_b, b[k])
+            for variance, mean in self._variances(means):
+                fields[variance] = sum(
+                    _part(share, x[variance] + (x[mean] - fields[mean]) ** 2)
+                    for share, x in ((share_a, a), (share_b, b))
+                )
         for value, at in self._largest():
             take = _is_larger(b[value], b[at], a[value], a[at])
             fields[value] = torch.where(take, b[value], a[value])
@@ -125,6 +131,11 @@ class StatisticsMonoid(Monoid[Any]):
             for k in means:
                 inner = inner + g[k] * (a[k] - c[k])
                 fields[k] = share * g[k]
+            for variance, mean in self._variances(means):
+                deviation = a[mean] - c[mean]
+                inner = inner + g[variance] * (a[variance] + deviation**2 - c[variance])
+                fields[variance] = share * g[variance]
+                fields[mean] = fields[mean] + 2 * share * g[variance] * deviation
             fields[first] = torch.where(share == 0, 0.0, share * inner)
         for value, at in self._largest():
             fields[value] = torch.where(a[at] == c[at], g[value], 0.0)
@@ -140,8 +151,15 @@ class StatisticsMonoid(Monoid[Any]):
 
     def _largest(self) -> list[tuple[int, int]]:
         """For each largest value: the indices of its value field and its column field."""
-        first, count = self.program.values - len(self.program.largest), len(self.program.largest)
-        return [(first + i, first + count + i) for i in range(count)]
+        count = len(self.program.largest)
+        first = self.program.first_variance - count
+        return [(first + i, self.program.values + i) for i in range(count)]
+
+    def _variances(self, means: range) -> list[tuple[int, int]]:
+        """The indices of variance and mean for the fields `means` of a softmax that have a variance."""
+        program = self.program
+        pairs = ((program.first_variance + n, program.mean_of(n)) for n in range(len(program.variances)))
+        return [pair for pair in pairs if pair[1] in means]
 
 
 _LAST = torch.iinfo(torch.int64).max

@@ -94,12 +94,18 @@ def statistics(
         shares.append((share, absent))
         values.extend((share * element[of_mean].masked_fill(absent, 0.0)).sum(1) for of_mean in means)
     values.extend(element[number].sum(1) for number in program.totals)
+    squares = []
+    for n, (softmax, k) in enumerate(program.variances):
+        share, absent = shares[softmax]
+        deviation = element[program.softmaxes[softmax][1 + k]] - values[program.mean_of(n)][:, None]
+        squares.append((share * deviation.masked_fill(absent, 0.0) ** 2).sum(1))
     indices: list[Tensor] = []
     for number in program.largest:
         value, index = _largest(element[number])
         values.append(value)
         indices.append(torch.where(index < 0, index, index + first))
     indices.extend(element[number].sum(1) for number in program.counts)
+    values.extend(squares)
     sums = [
         _payload_sum(element[factor], shares[softmax] if softmax >= 0 else None, of)
         for (softmax, factor), of in zip(program.payloads, vectors, strict=False)
