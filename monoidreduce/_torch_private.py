@@ -25,6 +25,7 @@ __all__ = [
     "current_stream",
     "forward_ad_on",
     "frees_saved",
+    "gradients_are_differentiated",
     "has_hooks",
     "has_tangent",
     "inductor_keeping",
@@ -106,6 +107,8 @@ _keeps_graph: Any = _optional(_required("torch._C._autograd"), "_get_current_gra
 # The first is missing before torch 2.9.
 _fp32_precision: Any = _optional(torch._C, "_get_fp32_precision_getter")
 _functorch: Any = _required("torch._C._functorch")
+_required("torch._C._functorch.get_interpreter_stack")
+_gradient: Any = _required("torch._C._functorch.TransformType").Grad
 
 
 def has_tangent(tensors: Iterable[Any]) -> bool:
@@ -114,6 +117,13 @@ def has_tangent(tensors: Iterable[Any]) -> bool:
         return False
     tangents = (_forward_ad.unpack_dual(t).tangent for t in tensors if isinstance(t, Tensor))
     return any(tangent is not None for tangent in tangents)
+
+
+def gradients_are_differentiated() -> bool:
+    """Whether torch.func differentiates gradients: transforms of gradients within each other, or within
+    forward mode."""
+    gradients = [each for each in _functorch.get_interpreter_stack() or () if each.key() == _gradient]
+    return len(gradients) > (1 if _forward_ad._current_level < 0 else 0)
 
 
 def primal_of(value: Any) -> Any:

@@ -24,6 +24,7 @@ from monoidreduce._torch_private import (
     below_autograd,
     forward_ad_on,
     frees_saved,
+    gradients_are_differentiated,
     has_tangent,
     mark_constant,
     modes_are_active,
@@ -204,8 +205,9 @@ def _autograd(
     backend: Callable[..., Any],
     save: Callable[..., None],
     differentiate: Callable[..., Any],
-    move: Callable[..., Any] | None,
     obstacle: Callable[..., str | None],
+    move: Callable[..., Any] | None,
+    rewritten: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """The Autograd kernel of `op`. It takes half the time of what `torch.library.register_autograd` makes.
 
@@ -215,9 +217,11 @@ def _autograd(
     name: the op's name. Profilers, anomaly mode and `grad_fn` show it with "Backward" appended.
     backend: the implementation of the op, called directly if nothing else is to intercept the call.
     save, differentiate: what `setup_context` and `backward` of an autograd Function do.
+    obstacle: why a call has neither of the next two, from its arguments; None if it has.
     move: forward mode. From tangents or None of the arguments, the results, and the arguments, it returns
-        tangents or None of the results. None: forward mode is refused.
-    obstacle: why a call has no forward mode, from its arguments; None if it has.
+        tangents or None of the results.
+    rewritten: a call written with ops that have forward mode and gradients of gradients. It is used for
+        tangents, and where torch.func differentiates gradients.
 
     Inside, `keys` are the dispatch keys of the call, or None at a level of torch.func.
     """
@@ -274,11 +278,15 @@ def _autograd(
     def kernel(keys: Any, *args: Any) -> Any:
         if has_tangent(args):
             why = obstacle(*args)
-            if move is None or why is not None:
+            if why is not None:
                 raise no_forward_mode(f"monoidreduce::{name}", why)
+            if rewritten is not None:
+                return rewritten(*args)
             with single_level():
                 return along(None, *args)
         if transforms_are_active():
+            if rewritten is not None and gradients_are_differentiated() and obstacle(*args) is None:
+                return rewritten(*args)
             with single_level():
                 return transform(None, *args)
         if torch.is_grad_enabled() and any_requires_grad(args):
@@ -400,6 +408,7 @@ def register(name: str, **described: Any) -> None:
             "in_place": None if in_place is None else of_backward(in_place),
             "second": None,
             "tangents": None,
+            "obstacle": lambda *args: "",
         },
     )
 
@@ -423,7 +432,7 @@ def _register(
     in_place: Callable[..., list[Tensor]] | None = None,
     second: Callable[..., list[Tensor | None]] | None = None,
     tangents: Callable[..., Sequence[Tensor]] | None = None,
-    obstacle: Callable[..., str | None] = lambda *args: None,
+    obstacle: Callable[..., str | None] | None = None,
 ) -> None:
     """Defines the ops `name` and `name_backward`:
 
@@ -453,8 +462,9 @@ def _register(
             otherwise a second derivative is a RuntimeError.
         tangents: forward mode, for an operator with `second`. It is called with a tangent or None for each
             input, then with the results, then with the arguments, and returns the tangents of the
-            differentiable outputs.
-        obstacle: why a call has no forward mode, from its arguments; None if it has.
+            differentiable outputs. Without it, forward mode is that of the operator as folds of statistics,
+            if it is there; otherwise forward mode is a NotImplementedError.
+        obstacle: why a call has no forward mode, from its arguments; None if it has. Given with `tangents`.
     """
     results = _names(outputs)
     saved = _picker([results.index(residual) for residual in _names(residuals)] if residuals else [])
@@ -522,17 +532,34 @@ def _register(
 
     def move_gradients(moved: Sequence[Tensor | None], result: Sequence[Tensor], args: Sequence[Any]) -> Any:
         """Along the inputs it is what `second` returns for them as cotangents: a Hessian is symmetric."""
-        assert second is not None
         upstream, along = moved[:grad_count], moved[grad_count : grad_count + input_count]
-        given = [*args]
-        given[needed_at] = [t is not None for t in along]
-        found = second(along, *given)[grad_count : grad_count + input_count - constant_count]
+        found: Sequence[Tensor | None] = [None] * (input_count - constant_count)
+        if any(t is not None for t in along):
+            assert second is not None
+            given = [*args]
+            given[needed_at] = [t is not None for t in along]
+            found = second(along, *given)[grad_count : grad_count + input_count - constant_count]
         if any(t is not None for t in upstream):
             by_upstream = backward_op(*upstream, *args[grad_count:])
             pairs = zip(by_upstream, found, args[needed_at], strict=False)
             found = [x if y is None or not wanted else x + y for x, y, wanted in pairs]
         of = zip(found, result, args[needed_at], strict=False)
         return [t if wanted and t is not None else torch.zeros_like(like) for t, like, wanted in of]
+
+    def rewritten(*args: Any) -> Any:
+        return _yards.folds().by_statistics(name, *args)
+
+    def obstacle_of(*args: Any) -> str | None:
+        if obstacle is None:
+            of_call: str | None = _yards.folds().obstacle(name, *args)
+            return of_call
+        return obstacle(*args)
+
+    def obstacle_of_backward(*args: Any) -> str | None:
+        inputs = args[grad_count:needed_at]
+        if not has_tangent(inputs[:input_count]):
+            return None
+        return "" if obstacle is None else obstacle(*inputs)
 
     def refuse() -> NoReturn:
         instead = "Do without create_graph=True"
@@ -550,7 +577,19 @@ def _register(
     torch.library.register_fake(f"monoidreduce::{name}", fake, lib=_library)
     torch.library.register_fake(f"monoidreduce::{name}_backward", backward_fake, lib=_library)
     for kernel_name, kernel in (
-        (name, _autograd(name, op, forward, save, differentiate, tangents and move, obstacle)),
+        (
+            name,
+            _autograd(
+                name,
+                op,
+                forward,
+                save,
+                differentiate,
+                obstacle_of,
+                move if tangents else None,
+                None if tangents else rewritten,
+            ),
+        ),
         (
             f"{name}_backward",
             _autograd(
@@ -559,8 +598,8 @@ def _register(
                 backward,
                 save_arguments,
                 differentiate_again,
-                tangents and move_gradients,
-                lambda *args: obstacle(*args[grad_count:]),
+                obstacle_of_backward,
+                move_gradients,
             ),
         ),
     ):

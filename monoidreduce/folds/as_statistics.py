@@ -17,12 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from monoidreduce._ops.registry import OPERATORS
-from monoidreduce._torch_private import transforms_are_active
 from monoidreduce.folds import stat
 from monoidreduce.folds.statistics import Statistics
 from monoidreduce.functional import _with_sinks
 
-__all__ = ["second_derivative"]
+__all__ = ["by_statistics", "obstacle", "second_derivative"]
 
 _NO_LABEL = -1
 
@@ -33,57 +32,65 @@ def second_derivative(name: str) -> Callable[..., list[Tensor | None]] | None:
     return None if fold is None else lambda *arguments: _gradients_of_gradients(name, fold, *arguments)
 
 
+def obstacle(name: str, *arguments: Any) -> str | None:
+    """Why a call of an operator cannot be written with statistics; None if it can."""
+    if name not in _FOLDS:
+        return ""
+    return "it has a bias" if name == "attention" and arguments[3] is not None else None
+
+
+def by_statistics(name: str, *arguments: Any) -> Any:
+    """A call of an operator, written with statistics: forward mode, and gradients of any nest of transforms.
+
+    Outputs that only the operator's own backward op reads are empty.
+    """
+    with torch.autocast(arguments[0].device.type, enabled=False):  # the operator has cast its inputs
+        found = _FOLDS[name](*arguments)
+    number = len(getattr(torch.ops.monoidreduce, name).default._schema.returns)
+    results = [*found, *[None] * (number - len(found))]
+    results = [arguments[0].new_empty(0) if t is None else t for t in results]
+    return tuple(results) if number > 1 else results[0]
+
+
 def _gradients_of_gradients(
-    name: str, fold: Callable[..., tuple[Tensor, ...]], cotangents: tuple[Tensor | None, ...], *arguments: Any
+    name: str,
+    fold: Callable[..., tuple[Tensor | None, ...]],
+    cotangents: tuple[Tensor | None, ...],
+    *arguments: Any,
 ) -> list[Tensor | None]:
-    if transforms_are_active():  # torch.func.vjp in a backward pass of torch.func loses count of its levels
-        raise RuntimeError(
-            f"monoidreduce::{name} can be differentiated once by transforms of torch.func. Write "
-            "torch.autograd.grad(..., create_graph=True) for the first derivative, or "
-            f"`import monoidreduce.reference` and call its {name}"
-        )
+    """Those of the operator as statistics, for the arguments that autograd tracks."""
     operator = OPERATORS[name]
     first, last = operator.differentiable, operator.differentiable + operator.inputs
-    upstream, inputs = arguments[:first], arguments[first:last]
     rest = arguments[operator.differentiable + operator.saved :]
-    floating = operator.inputs - operator.constants
     at = next(i for i, each in enumerate(rest) if isinstance(each, (list, tuple)))
-    options, needed = rest[:at], rest[at]
-    wanted = [i for i in range(floating) if needed[i]]
-    before = enumerate(arguments[: first + floating])
-    moving = [i for i, t in before if t is not None and t.is_floating_point()]
-
-    def gradients(*tensors: Tensor) -> tuple[Tensor, ...]:
-        """Those that backward returned, from the upstream gradients and inputs that are given."""
-        own: list[Any] = [*upstream, *inputs]
-        for i, t in zip(moving, tensors, strict=True):
-            own[i] = t
-
-        def forward(*of_wanted: Tensor) -> list[Tensor]:
-            given = own[first:last]
-            for i, t in zip(wanted, of_wanted, strict=True):
-                given[i] = t
-            results = fold(*given, *options)
-            return [t for t, g in zip(results, upstream, strict=True) if g is not None]
-
-        differentiated: Any = torch.func.vjp(forward, *(own[first + i] for i in wanted))
-        results, pull = differentiated
-        found: tuple[Tensor, ...] = pull(
-            [g.to(t.dtype) for g, t in zip((g for g in own[:first] if g is not None), results, strict=True)]
-        )
-        return found
-
+    options, needed, recorded = rest[:at], rest[at], torch.is_grad_enabled()
+    how: Any = {"allow_unused": True, "materialize_grads": True}
+    gradients: list[Tensor | None] = [None] * len(arguments)
     with torch.enable_grad():
-        differentiated: Any = torch.func.vjp(gradients, *(arguments[i] for i in moving))
-        found, pull = differentiated
-        given = (cotangents[i] for i in wanted)
-        twice = pull(
-            tuple(torch.zeros_like(t) if u is None else u for u, t in zip(given, found, strict=True))
+        # Gradients are taken by views. So they end there, and not where the tensors come from.
+        own = [t.view_as(t) if isinstance(t, Tensor) and t.requires_grad else t for t in arguments[:last]]
+        tracked = [i for i, t in enumerate(own) if isinstance(t, Tensor) and t.requires_grad]
+        moves = [i for i, u in enumerate(cotangents) if needed[i] and u is not None and first + i in tracked]
+        results = zip(fold(*own[first:], *options), own[:first], strict=False)
+        given = [(t, g) for t, g in results if t is not None and g is not None]
+        pairs = [(t, g.to(t.dtype)) for t, g in given if t.requires_grad]
+        if not moves or not pairs:
+            raise RuntimeError(
+                f"monoidreduce::{name} can be differentiated once by torch.autograd inside of a transform of "
+                "torch.func that has ended. Take both derivatives by torch.func, or both by torch.autograd"
+            )
+        outputs, upstream = zip(*pairs, strict=True)
+        found = torch.autograd.grad(
+            outputs, [own[first + i] for i in moves], upstream, create_graph=True, **how
         )
-    results: list[Tensor | None] = [None] * len(arguments)
-    for i, gradient in zip(moving, twice, strict=True):
-        results[i] = gradient
-    return results
+        pairs = [(t, cotangents[i]) for t, i in zip(found, moves, strict=True) if t.requires_grad]
+        if pairs:
+            outputs, along = zip(*pairs, strict=True)
+            by = [own[i] for i in tracked]
+            twice = torch.autograd.grad(outputs, by, along, create_graph=recorded, **how)
+            for i, gradient in zip(tracked, twice, strict=True):
+                gradients[i] = gradient
+    return gradients
 
 
 def _of_logits(softcap: float) -> Callable[[Any], Any]:
@@ -102,14 +109,21 @@ def _logsumexp_matmul(
 
 
 @lru_cache(64)
-def _token_statistics(softcap: float) -> Statistics:
-    """Log-sum-exp, mean, target and weighted total of the logits. by: a row's reciprocal temperature."""
+def _token_statistics(softcap: float, top1: bool) -> Statistics:
+    """Log-sum-exp, mean, target, weighted total and largest of the logits.
+
+    by: a row's reciprocal temperature. less: a number by which its logits are smaller.
+    """
     capped = _of_logits(softcap)
 
-    def statistics(score: Any, column: Any, label: Any, bias: Any, class_weight: Any, by: Any) -> Any:
-        logit = capped(score + bias) * by
+    def statistics(
+        score: Any, column: Any, label: Any, bias: Any, class_weight: Any, by: Any, less: Any
+    ) -> Any:
+        untempered = capped(score + bias)
+        logit = untempered * by - less
         p = stat.softmax(logit)
-        return {
+        best = {"best": stat.largest(untempered)} if top1 else {}
+        return best | {
             "lse": p.logsumexp,
             "mean": p.mean(logit),
             "target": stat.total(torch.where(column == label, logit, 0.0)),
@@ -130,15 +144,20 @@ def _tokens(
     workspace: int | None,
     class_weight: Tensor | None = None,
     by: Tensor | None = None,
+    less: Tensor | None = None,
+    top1: bool = False,
 ) -> Any:
     """`_token_statistics` of a call. ignored: the label of rows that have no part."""
     column = {
         "bias": weight.new_zeros(len(weight)) if bias is None else bias,
         "class_weight": weight.new_ones(len(weight)) if class_weight is None else class_weight,
     }
-    row = {"by": torch.ones_like(label, dtype=x.dtype) if by is None else by}
+    row = {
+        "by": torch.ones_like(label, dtype=x.dtype) if by is None else by,
+        "less": torch.zeros_like(label, dtype=x.dtype) if less is None else less,
+    }
     options: dict[str, Any] = {"ignore_index": ignored, "scale": logit_scale, "workspace": workspace}
-    return _token_statistics(softcap)(x, weight, label=label, row=row, column=column, **options)
+    return _token_statistics(softcap, top1)(x, weight, label=label, row=row, column=column, **options)
 
 
 def _linear_cross_entropy(
@@ -191,17 +210,23 @@ def _linear_log_probs(
     softcap: float,
     temperature: float,
     ignore_index: int,
+    top1: bool,
     *others: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor | None, ...]:
     used = target != ignore_index
     label = torch.where(used, target, _NO_LABEL)
     real = torch.promote_types(x.dtype, torch.float32)
     by = 1 / temperatures.to(real) if temperatures is not None else None
     if by is None and temperature != 1:
         by = torch.full_like(target, 1 / temperature, dtype=real)
-    s = _tokens(x, weight, bias, label, _NO_LABEL, logit_scale, softcap, others[-1], by=by)
-    lse = torch.where(used, s.lse, 0.0)
-    return s.target - lse, lse - s.mean, lse
+    constants = x.detach(), weight.detach(), None if bias is None else bias.detach()
+    options = _NO_LABEL, logit_scale, softcap, others[-1]
+    # Of logits less their log-sum-exp: so the entropy is no difference of two large numbers.
+    less = _tokens(*constants, label, *options, by=by).lse.nan_to_num(0, 0, 0)
+    s = _tokens(x, weight, bias, label, *options, by=by, less=less, top1=top1)
+    log_probs, entropy = (torch.where(used, t, 0.0) for t in (s.target - s.lse, s.lse - s.mean))
+    results = log_probs, entropy, torch.where(used, s.lse + less, 0.0)
+    return (*results, None, s.best.index) if top1 else results
 
 
 _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
@@ -293,7 +318,7 @@ def _attention(
     return joined.to(out.dtype), torch.where(empty, sinks.to(lse.dtype)[:, None], total)
 
 
-_FOLDS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
+_FOLDS: dict[str, Callable[..., tuple[Tensor | None, ...]]] = {
     "attention": _attention,
     "linear_cross_entropy": _linear_cross_entropy,
     "linear_log_probs": _linear_log_probs,

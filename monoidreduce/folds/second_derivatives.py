@@ -160,11 +160,11 @@ class _Direction:
         d_a, d_b, d_rows, d_columns, d_row, d_column, d_vectors = found
         gradients: list[Tensor | None] = [d_a, d_b, None, None, None, None, None]
         if d_rows is not None and d_columns is not None:
-            width = a.shape[1]
+            width = a.shape[1]  # narrow, as vmap has no rule for a slice of all
             if self.moves_b:
-                gradients[0] = _added(d_a, d_rows[:, -width:] if width else None)
+                gradients[0] = _added(d_a, d_rows.narrow(1, d_rows.shape[1] - width, width))
             if self.moves_a:
-                gradients[1] = _added(d_b, d_columns[:, :width])
+                gradients[1] = _added(d_b, d_columns.narrow(1, 0, width))
         from_rows, from_columns = (
             {} if t is None else dict(zip(self.derived.kept[kind], t.unbind(0), strict=True))
             for kind, t in (("row", d_row), ("column", d_column))

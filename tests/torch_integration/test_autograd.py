@@ -11,7 +11,6 @@ import torch
 from specimens import ONE_EACH, SPECIMENS, Inputs, Specimen, name_of
 from tolerance import as_outputs
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -333,16 +332,6 @@ def test_merge_attention_is_differentiable_twice(device: torch.device) -> None:
     outs = [torch.randn(2, 3, 4, dtype=torch.float64, device=device, requires_grad=True) for _ in range(2)]
     lses = [torch.randn(2, 3, dtype=torch.float64, device=device, requires_grad=True) for _ in range(2)]
     assert torch.autograd.gradgradcheck(mr.merge_attention, (outs[0], lses[0], outs[1], lses[1]))
-
-
-@pytest.mark.parametrize("specimen", WITH_OPS, ids=name_of)
-def test_forward_mode_raises(specimen: Specimen, device: torch.device) -> None:
-    inputs = specimen.inputs(torch.float32, device)
-    with forward_ad.dual_level():
-        for name, tensor in floating(inputs).items():
-            dual = forward_ad.make_dual(tensor, torch.randn_like(tensor))
-            with pytest.raises(NotImplementedError, match="forward mode"):
-                call(specimen, {**inputs, name: dual})
 
 
 def test_the_op_by_itself_has_the_gradients_of_the_function(device: torch.device) -> None:

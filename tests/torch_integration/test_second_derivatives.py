@@ -78,18 +78,49 @@ def test_other_dtypes_are_as_accurate_as_torch(
         assert error <= 2 * of_torch + 1e-6 * float(gradient.norm()), name
 
 
-@pytest.mark.parametrize("operator", TWICE)
-def test_transforms_of_torch_func_say_what_to_write(operator: str, device: torch.device) -> None:
-    specimen = next(s for s in SPECIMENS if s.operator == operator and is_differentiable_twice(s))
-    inputs = specimen.inputs(F64, device)
+def penalty_of(specimen: Specimen, inputs: dict[str, Tensor], how: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of the first input: the square of the operator's gradient, as `how` takes it."""
     first = next(iter(inputs))
 
-    def gradient(t: Tensor) -> Tensor:
-        outputs = as_outputs(getattr(mr, operator)(**{**inputs, first: t}, **specimen.options))
-        return torch.stack([o.square().sum() for o in outputs if o.is_floating_point()]).sum()
+    def penalty(function: Callable[..., Any], t: Tensor) -> Tensor:
+        def loss(t: Tensor) -> Tensor:
+            outputs = as_outputs(function(**{**inputs, first: t}, **specimen.options))
+            return torch.stack([o.square().sum() for o in outputs if o.is_floating_point()]).sum()
 
-    with pytest.raises(RuntimeError, match=r"once by transforms of torch.func. Write torch.autograd.grad"):
-        torch.func.grad(lambda t: torch.func.grad(gradient)(t).square().sum())(inputs[first])
+        gradient: Tensor = how(loss, t)
+        return gradient.square().sum()
+
+    return penalty
+
+
+def by_autograd(loss: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
+    return torch.autograd.grad(loss(t), t, create_graph=True)[0]
+
+
+def by_func(loss: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
+    gradient: Tensor = torch.func.grad(loss)(t)
+    return gradient
+
+
+@pytest.mark.parametrize("outer", (by_autograd, by_func))
+@pytest.mark.parametrize("inner", (by_autograd, by_func))
+@pytest.mark.parametrize("operator", TWICE)
+def test_both_ways_to_differentiate(operator: str, inner: Any, outer: Any, device: torch.device) -> None:
+    specimen = next(s for s in SPECIMENS if s.operator == operator and is_differentiable_twice(s))
+    inputs = specimen.inputs(F64, device)
+    penalty = penalty_of(specimen, inputs, inner)
+    t = next(iter(inputs.values())).requires_grad_(outer is by_autograd)
+    found, expected = (outer(lambda t, of=of: penalty(getattr(of, operator), t), t) for of in (mr, reference))
+    torch.testing.assert_close(found, expected)
+
+
+def test_batches_of_cotangents(device: torch.device) -> None:
+    a, b = (torch.randn(n, 2, dtype=F64, device=device, requires_grad=True) for n in (3, 5))
+    found, expected = (
+        torch.autograd.functional.hessian(lambda a, of=of: of.logsumexp_matmul(a, b).sum(), a, vectorize=True)
+        for of in (mr, reference)
+    )
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize(
@@ -142,4 +173,4 @@ def test_the_bound_on_memory(device: torch.device) -> None:
         loss = mr.linear_cross_entropy(x, weight, target)
         (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)
         torch.autograd.grad((gradient * torch.ones_like(weight)).sum(), (x, weight))
-    assert largest.elements == 2 * weight.numel()
+    assert largest.elements <= 2 * weight.numel()

@@ -1,0 +1,196 @@
+"""Forward mode of operators, and its nests with reverse mode, against torch in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from largest import LargestTensor
+from specimens import SPECIMENS, Specimen, name_of
+from test_second_derivatives import TWICE, is_differentiable_twice
+from tolerance import as_outputs
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vmap
+
+import monoidreduce as mr
+from monoidreduce import reference
+
+F64 = torch.float64
+MOVED = [specimen for specimen in SPECIMENS if is_differentiable_twice(specimen)]
+ONE_EACH = [next(s for s in MOVED if s.operator == operator) for operator in TWICE]
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
+
+Function = Callable[..., tuple[Tensor, ...]]
+
+
+def of_leaves(specimen: Specimen, inputs: dict[str, Tensor], of: Any) -> Function:
+    """The floating-point results of an operator, as a function of its floating-point inputs."""
+    names = specimen.differentiable(inputs)
+
+    def function(*leaves: Tensor) -> tuple[Tensor, ...]:
+        moved = dict(zip(names, leaves, strict=True))
+        found = as_outputs(getattr(of, specimen.operator)(**{**inputs, **moved}, **specimen.options))
+        return tuple(t for t in found if t.is_floating_point())
+
+    return function
+
+
+def scalar(function: Function) -> Callable[..., Tensor]:
+    return lambda *leaves: torch.stack([t.sin().sum() for t in function(*leaves)]).sum()
+
+
+def of_duals(function: Function, x: Any, u: Any) -> Any:
+    with forward_ad.dual_level():
+        found = function(*map(forward_ad.make_dual, x, u))
+        return [forward_ad.unpack_dual(t) for t in found]
+
+
+def gradients_of_duals(function: Function, x: Any, u: Any) -> Any:
+    """Reverse mode inside of forward mode, at one level of autograd."""
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(t.clone().requires_grad_(), d) for t, d in zip(x, u, strict=True)]
+        found = torch.autograd.grad(scalar(function)(*duals), duals)
+        return [forward_ad.unpack_dual(t) for t in found]
+
+
+def every(x: Any) -> tuple[int, ...]:
+    return tuple(range(len(x)))
+
+
+HOW: dict[str, Callable[[Function, Any, Any], Any]] = {
+    "jvp": jvp,
+    "jvp of each": lambda f, x, u: [
+        jvp(lambda t, i=i: f(*x[:i], t, *x[i + 1 :]), (x[i],), (u[i],)) for i in every(x)
+    ],
+    "duals": of_duals,
+    "gradients of duals": gradients_of_duals,
+    "jvp of grad": lambda f, x, u: jvp(grad(scalar(f), every(x)), x, u),
+    "grad of jvp": lambda f, x, u: grad(
+        lambda *t: torch.stack([d.square().sum() for d in jvp(f, t, u)[1]]).sum(), every(x)
+    )(*x),
+    "grad of grad": lambda f, x, u: grad(
+        lambda *t: torch.stack([d.square().sum() for d in grad(scalar(f), every(x))(*t)]).sum(), every(x)
+    )(*x),
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("specimen", MOVED, ids=name_of)
+def test_float64(specimen: Specimen, how: str, device: torch.device) -> None:
+    inputs = specimen.inputs(F64, device)
+    x = tuple(inputs[name] for name in specimen.differentiable(inputs))
+    u = tuple(map(torch.randn_like, x))
+    found, expected = (HOW[how](of_leaves(specimen, inputs, of), x, u) for of in (mr, reference))
+    for ours, theirs in zip(*map(torch.utils._pytree.tree_leaves, (found, expected)), strict=True):
+        scale = max(1.0, float(theirs.abs().max()))
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10 * scale)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("specimen", MOVED, ids=name_of)
+def test_other_dtypes_are_as_accurate_as_torch(
+    specimen: Specimen, dtype: torch.dtype, device: torch.device
+) -> None:
+    """By the norm of all errors. Values and tangents are in the dtype of the operator's results."""
+    inputs = specimen.inputs(dtype, device)
+    exact = {name: t.double() if t.is_floating_point() else t for name, t in inputs.items()}
+    x = tuple(inputs[name] for name in specimen.differentiable(inputs))
+    u = tuple(map(torch.randn_like, x))
+    plain = of_leaves(specimen, inputs, mr)(*x)
+    found, base = (jvp(of_leaves(specimen, inputs, of), x, u) for of in (mr, reference))
+    wide = [tuple(t.double() for t in each) for each in (x, u)]
+    for kind, expected in enumerate(jvp(of_leaves(specimen, exact, reference), *wide)):
+        for value, ours, torchs, theirs in zip(plain, found[kind], base[kind], expected, strict=True):
+            assert ours.dtype == value.dtype
+            error, of_torch = (float((t.double() - theirs).norm()) for t in (ours, torchs))
+            assert error <= 2 * of_torch + 1e-6 * float(theirs.norm())
+
+
+@pytest.mark.parametrize("specimen", ONE_EACH, ids=name_of)
+def test_jacobians_and_hessians(specimen: Specimen, device: torch.device) -> None:
+    """Of five numbers of the first input."""
+    inputs = specimen.inputs(F64, device)
+    x = tuple(inputs[name] for name in specimen.differentiable(inputs))
+
+    def of_some(of: Any) -> Callable[[Tensor], Tensor]:
+        def function(t: Tensor) -> Tensor:
+            first = torch.cat((t, x[0].flatten()[len(t) :])).view(x[0].shape)
+            return scalar(of_leaves(specimen, inputs, of))(first, *x[1:])
+
+        return function
+
+    t = x[0].flatten()[:5]
+    for how in (jacfwd, hessian, lambda f: jacrev(jacfwd(f)), lambda f: jacrev(jacrev(f))):
+        torch.testing.assert_close(how(of_some(mr))(t), how(of_some(reference))(t))
+
+
+@pytest.mark.parametrize("specimen", ONE_EACH, ids=name_of)
+def test_vmap_and_linearize(specimen: Specimen, device: torch.device) -> None:
+    inputs = specimen.inputs(F64, device)
+    x = tuple(inputs[name] for name in specimen.differentiable(inputs))
+    u = tuple(map(torch.randn_like, x))
+    function = of_leaves(specimen, inputs, mr)
+    expected = [jvp(function, x, tuple(k * t for t in u))[1] for k in (1, 2)]
+    mapped = vmap(lambda *t: jvp(function, x, t)[1])(*[torch.stack((t, 2 * t)) for t in u])
+    torch.testing.assert_close(mapped, tuple(map(torch.stack, zip(*expected, strict=True))))
+    torch.testing.assert_close(linearize(function, *x)[1](*u), expected[0])
+
+
+def test_results_beside_the_differentiable_ones(device: torch.device) -> None:
+    """top1 of log_probs, of a token that is ignored too."""
+    x, weight = torch.randn(4, 3, device=device), torch.randn(7, 3, device=device)
+    target = torch.tensor([1, -100, 4, 0], device=device)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        found = mr.linear_log_probs(dual, weight, target, top1=True)
+    assert torch.equal(found.top1, mr.linear_log_probs(x, weight, target, top1=True).top1)
+
+
+def test_grouped_queries_windows_and_sinks(device: torch.device) -> None:
+    sizes = ((2, 4, 9, 8), (2, 2, 7, 8), (2, 2, 7, 5), (4,))
+    x = tuple(
+        torch.randn(s, dtype=F64, device=device).transpose(0, -1).contiguous().transpose(0, -1) for s in sizes
+    )
+    u = tuple(map(torch.randn_like, x))
+    results = []
+    for of in (mr, reference):
+        call = lambda q, k, v, s, of=of: of.attention(  # noqa: E731
+            q, k, v, sinks=s, causal=True, window=(3, 0), softcap=2.0, return_lse=True
+        )
+        results.append((jvp(call, x, u), jvp(grad(scalar(call), (0, 1, 2, 3)), x, u)))
+    torch.testing.assert_close(*results)
+
+
+def test_autocast(device: torch.device) -> None:
+    """Tangents of a call under autocast are those of inputs that were cast."""
+    x, weight = torch.randn(4, 8, device=device), torch.randn(7, 8, device=device)
+    target = torch.tensor([1, 2, 4, 0], device=device)
+    with torch.autocast(device.type, torch.bfloat16):
+        found = jvp(lambda x: mr.linear_cross_entropy(x, weight, target), (x,), (x,))
+    inputs = x.bfloat16(), weight.bfloat16()
+    expected = jvp(lambda x: mr.linear_cross_entropy(x, inputs[1], target), inputs[:1], inputs[:1])
+    torch.testing.assert_close(found, expected)
+
+
+def test_an_upstream_gradient_that_moves(device: torch.device) -> None:
+    """The backward op is linear in it, so each operator has this forward mode."""
+    x, w1, w2, gate = (torch.randn(s, dtype=F64, device=device) for s in ((3, 4), (6, 4), (4, 6), (6, 4)))
+    x.requires_grad_()
+    out = mr.mlp(x, w1, w2, gate=gate)
+    upstream, moved = torch.randn_like(out), torch.randn_like(out)
+    with forward_ad.dual_level():
+        (gradient,) = torch.autograd.grad(out, x, forward_ad.make_dual(upstream, moved), retain_graph=True)
+        tangent = forward_ad.unpack_dual(gradient).tangent
+    torch.testing.assert_close(tangent, torch.autograd.grad(out, x, moved)[0])
+
+
+def test_the_bound_on_memory(device: torch.device) -> None:
+    """A tangent of cross entropy needs no tensor of the size of the logits."""
+    x, weight = (torch.randn(n, 8, device=device) for n in (300, 2000))
+    target = torch.randint(2000, (300,), device=device)
+    with LargestTensor() as largest:
+        jvp(lambda *t: mr.linear_cross_entropy(*t, target), (x, weight), (x, weight))
+    assert largest.elements <= 2 * weight.numel()
