@@ -220,7 +220,7 @@ def _linear_log_probs(
     if by is None and temperature != 1:
         by = torch.full_like(target, 1 / temperature, dtype=real)
     constants = x.detach(), weight.detach(), None if bias is None else bias.detach()
-    options = _NO_LABEL, logit_scale, softcap, others[-1]
+    options: Any = _NO_LABEL, logit_scale, softcap, others[-1]
     # Of logits less their log-sum-exp: so the entropy is no difference of two large numbers.
     less = _tokens(*constants, label, *options, by=by).lse.nan_to_num(0, 0, 0)
     s = _tokens(x, weight, bias, label, *options, by=by, less=less, top1=top1)
