@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce._torch_private import mark_untraced
+from monoidreduce._validate import check_tensor, mismatch
 from monoidreduce.distributed.fold import ShardedFold, fold_over_ranks
 from monoidreduce.distributed.group import (
     COLUMN_OPTIONS,
@@ -28,7 +29,8 @@ from monoidreduce.distributed.states import two_words
 from monoidreduce.folds.program.integers import most_numbers
 from monoidreduce.folds.program.program import parse
 from monoidreduce.folds.program.tracing import living
-from monoidreduce.folds.statistics import Statistics, _Call
+from monoidreduce.folds.statistics import Statistics
+from monoidreduce.folds.statistics_call import Call
 from monoidreduce.folds.torch.monoid import StatisticsMonoid
 from monoidreduce.ranks import RanksOrGroup
 
@@ -52,7 +54,9 @@ def statistics_over_ranks(
 
     def prepare() -> tuple[Columns, Facts]:
         sharding.check(of.__name__, *COLUMN_OPTIONS)  # type: ignore[attr-defined]
-        call = _Call(of, *operands, label, ignore_index, row, column, scale)
+        if check_tensor("b", operands[1]).dim() != 2:
+            raise ValueError(mismatch("b", "shape [V, D] over ranks", list(operands[1].shape)))
+        call = Call(of, *operands, label, ignore_index, row, column, scale)
         columns = sharding.columns("b", call.b)
         most_numbers("b", columns.all)
         traced, tensors = of._traced(call)
@@ -89,7 +93,7 @@ def statistics_over_ranks(
     if group.size == 1:
         alone: dict[str, Any] = {"ignore_index": ignore_index, "scale": scale, "workspace": workspace}
         return of(*own, label=label, row=row, column=column, **alone)
-    call = _Call(of, *own, label, ignore_index, row, column, scale, columns.first)
+    call = Call(of, *own, label, ignore_index, row, column, scale, columns.first)
     traced, tensors = of._traced(call)
     of_rows, of_columns, row_index, column_index = call.data_of(traced, tensors)
     text, has_positions = _with_numbered_columns(

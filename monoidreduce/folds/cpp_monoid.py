@@ -17,7 +17,7 @@ from monoidreduce._validate import check_choice, check_factor, check_int, mismat
 from monoidreduce.explanation import Explanation
 from monoidreduce.folds.cpp.cpp_source import KINDS, CppSource
 from monoidreduce.folds.explain import explain_fold
-from monoidreduce.folds.statistics import checked_label, checked_operands
+from monoidreduce.folds.statistics_call import checked_label, checked_operands
 from monoidreduce.functional import _like_rows, workspace_bytes
 
 __all__ = ["CppMonoid", "cpp_monoid"]

@@ -158,6 +158,19 @@ def _short_captured(group: Any, a: Tensor, b: Tensor, columns: Tensor) -> str:
     return "no error"
 
 
+def _batched_columns(group: Any) -> str:
+    try:
+        of_two_scores(*(torch.randn(2, 3, 4) for _ in range(4)), ranks=group)
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+def test_batched_columns_are_refused() -> None:
+    for text in on_ranks(2, _batched_columns):
+        assert "b: expected shape [V, D] over ranks, got [2, 3, 4]" in text, text
+
+
 def test_a_captured_tensor_that_is_too_short_is_refused_on_all_ranks() -> None:
     """Also on the first one, whose own columns it has numbers for."""
     parts = list(torch.randn(6, 5).chunk(2))

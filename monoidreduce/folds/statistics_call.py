@@ -1,0 +1,361 @@
+"""The checked arguments of a call of `statistics`: the inputs of its op, and its results by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from monoidreduce._ops.memory import accumulation_dtype
+from monoidreduce._results import RESULTS
+from monoidreduce._validate import check_axes, check_factor, check_like, check_tensor, mismatch
+from monoidreduce.folds.program.arguments import ARGUMENTS, kind_of
+from monoidreduce.folds.program.payloads import is_attention
+from monoidreduce.folds.program.tracing import Source, Traced, described
+from monoidreduce.folds.stat import Extremum
+from monoidreduce.folds.torch.reader import evaluate
+from monoidreduce.functional import INTEGERS, _like_rows, _operands, _per_row, _rows, check_index
+
+if TYPE_CHECKING:
+    from monoidreduce.folds.statistics import Statistics
+
+__all__ = ["Call", "checked_label", "checked_operands", "joined"]
+
+
+def checked_operands(
+    a: Tensor, b: Tensor, other_a: Tensor | None, other_b: Tensor | None, batched: bool = False
+) -> tuple[Any, ...]:
+    """Check the operands of a fold: a [..., D] -> [rows, D], b [V, D], and those of a second score.
+
+    batched: b may be [..., V, D], with the leading axes of a. It becomes [all columns, D].
+    """
+    shape = check_tensor("a", a).shape
+    a, b, other_a, other_b = _operands(("other_a", "other_b"), a=a, b=b, other_a=other_a, other_b=other_b)
+    sizes: dict[Any, Any] = {}
+    rows = _rows("a", a, "D")
+    check_axes("a", rows, ("rows", "D"), sizes, a)
+    if batched and b.dim() > 2:
+        b, other_b = (
+            _flat_columns("b", b, a),
+            None if other_b is None else _flat_columns("other_b", other_b, a),
+        )
+    check_axes("b", b, ("V", "D"), sizes)
+    if other_a is None or other_b is None:
+        return rows, b, None, None
+    if other_a.shape[:-1] != shape[:-1]:
+        expected = f"the leading axes of a, as a is {list(shape)}"
+        raise ValueError(mismatch("other_a", expected, list(other_a.shape)))
+    other = _rows("other_a", other_a, "E")
+    check_axes("other_a", other, ("rows", "E"), sizes, other_a)
+    check_axes("other_b", other_b, ("V", "E"), sizes)
+    return rows, b, other, other_b
+
+
+def _flat_columns(name: str, columns: Tensor, a: Tensor) -> Tensor:
+    """[..., V, D] with the leading axes of a [..., N, D] -> [all columns, D]."""
+    leading, given = list(a.shape[:-2]), list(columns.shape)
+    if columns.dim() != a.dim() or given[:-2] != leading:
+        expected = f"shape [V, D], or {[*leading, 'V', 'D']} as a is {list(a.shape)}".replace("'", "")
+        raise ValueError(mismatch(name, expected, given))
+    return columns.flatten(0, -2)
+
+
+def checked_label(label: Tensor, a: Tensor) -> Tensor:
+    """Check a label with the leading axes of a: [...] integers -> [rows] int64."""
+    check_tensor("label", label)
+    _check_integers("label", label)
+    return torch.Tensor.long(_per_row("label", label, a, "a"))
+
+
+def _is_payload(datum: Tensor) -> bool:
+    """Whether a datum of columns has a vector for each column."""
+    return datum.dim() == 2 and datum.dtype.is_floating_point
+
+
+def _check_integers(name: str, tensor: Tensor) -> None:
+    if tensor.dtype not in INTEGERS or tensor.dtype == torch.uint64:
+        instead = "an integer dtype that int64 holds"
+        instead += "; write t.to(torch.int64)" if tensor.dtype == torch.uint64 else ""
+        raise TypeError(mismatch(name, instead, tensor.dtype))
+
+
+class Call:
+    """The checked arguments of a call."""
+
+    def __init__(
+        self,
+        of: Statistics,
+        a: Tensor,
+        b: Tensor,
+        other_a: Tensor | None,
+        other_b: Tensor | None,
+        label: Tensor | None,
+        ignore_index: int,
+        row: Mapping[str, Tensor],
+        column: Mapping[str, Tensor],
+        scale: float,
+        first_column: int = 0,
+    ) -> None:
+        self.of, names = of, of._names
+        self.given, self.first_column = a, first_column
+        if ("other" in names) != (other_a is not None) or (other_a is None) != (other_b is None):
+            expected = (
+                "two tensors, for the argument other" if "other" in names else "none: no argument is other"
+            )
+            given = " and ".join("none" if t is None else "a tensor" for t in (other_a, other_b))
+            raise ValueError(mismatch("other_a, other_b", expected, given))
+        self.operands: tuple[Any, ...] = checked_operands(a, b, other_a, other_b, batched=True)
+        self.batches, self.columns = math.prod(b.shape[:-2]), b.shape[-2]
+        self.scale = check_factor("scale", scale)
+        self.label, self.ignored = self._label(label, ignore_index, "label" in names)
+        self.a, self.b = self.operands[:2]
+        self.row = {name: self._datum("row", name, t, a.shape[:-1]) for name, t in row.items()}
+        self.column = {name: self._datum("column", name, t, b.shape[:-1]) for name, t in column.items()}
+        for which, data in (("row", self.row), ("column", self.column)):
+            for name in data:
+                if name in ARGUMENTS or name not in names or (which == "column" and name in self.row):
+                    listed = ", ".join(name for name in names if name not in ARGUMENTS) or "there are none"
+                    raise ValueError(mismatch(which, f"names of arguments ({listed}), once", repr(name)))
+        if a.dim() != 4 and ("head" in names or "batch" in names):
+            expected = "shape [batch, heads, rows, D], for the arguments head and batch"
+            raise ValueError(mismatch("a", expected, list(a.shape)))
+
+    def _label(
+        self, label: Tensor | None, ignore_index: int, wanted: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """(labels [rows] int64, mask of ignored rows); None without a label."""
+        if (label is not None) != wanted:
+            expected = "a tensor, for the argument label" if wanted else "none: no argument is label"
+            raise ValueError(mismatch("label", expected, "none" if label is None else "a tensor"))
+        ignore_index = check_index("ignore_index", ignore_index)
+        if label is None:
+            return None, None
+        labels = checked_label(label, self.given)
+        return labels, labels == ignore_index
+
+    def _datum(self, which: str, name: str, tensor: Tensor, shape: Any) -> Tensor:
+        named = f"{which}[{name!r}]"
+        check_tensor(named, tensor)
+        if tensor.dtype.is_floating_point:
+            check_like(named, tensor, "a", self.a, (tensor.dtype,))
+        elif tensor.dtype != torch.bool:
+            _check_integers(named, tensor)
+        if which == "column" and tensor.dtype.is_floating_point and tensor.shape[:-1] == shape:
+            if self.scale == 0:
+                raise ValueError(
+                    mismatch("scale", f"a factor other than 0 beside the payload {named}", self.scale)
+                )
+            return tensor.flatten(0, -2)
+        if tensor.shape != shape:
+            expected = f"shape {list(shape)}"
+            if which == "column":
+                expected += f", or [{', '.join(map(str, shape))}, E] of floating-point numbers"
+            raise ValueError(mismatch(named, expected, list(tensor.shape)))
+        return tensor.reshape(-1)
+
+    @property
+    def kinds(self) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+        """The names and kinds of the data of rows and of columns."""
+        rows = tuple([(name, kind_of(t)) for name, t in self.row.items()])
+        columns = [(name, "payload" if _is_payload(t) else kind_of(t)) for name, t in self.column.items()]
+        return rows, tuple(columns)
+
+    @property
+    def positions(self) -> Tensor:
+        """[V] the indices of the columns."""
+        positions = torch.arange(self.columns, device=self.a.device) + self.first_column
+        return positions if self.batches == 1 else positions.repeat(self.batches)
+
+    def operands_of(self, traced: Traced) -> tuple[Any, ...]:
+        """The operands that the program uses; those of a second score only if it reads `other`."""
+        return self.operands if traced.scores == 2 else (self.a, self.b, None, None)
+
+    def payload_of(self, traced: Traced) -> tuple[Tensor | None, list[int]]:
+        """The vectors of all payload sums side by side, [V, sum of widths]; and the width of the vectors of
+        each entry of the program's `payloads`.
+
+        They are in the dtype of a if all are; otherwise in the accumulation dtype.
+        """
+        if not traced.payloads:
+            return None, []
+        vectors = [self.column[name] for _, name in traced.payloads]
+        widths = [0] * len(traced.program.payloads)
+        for (number, _), t in zip(traced.payloads, vectors, strict=True):
+            widths[number] += t.shape[1]
+        own = self.a.dtype
+        dtype = own if all(t.dtype == own for t in vectors) else accumulation_dtype(own)
+        return torch.cat([t.to(dtype) for t in vectors], 1), widths
+
+    def inputs(
+        self, traced: Traced, tensors: tuple[Tensor, ...]
+    ) -> Iterator[tuple[tuple[Tensor | None, ...], list[int]]]:
+        """The inputs of the op, and the widths of its payload sums, for each batch of columns."""
+        payload, widths = self.payload_of(traced)
+        row, column, row_index, column_index = self.data_of(traced, tensors)
+        inputs = (*self.operands_of(traced), row, column, payload, row_index, column_index)
+        if self.batches == 1:
+            yield inputs, widths
+            return
+        count = max(self.batches, 1)  # without batches there is one fold, of nothing
+        rows, columns = len(self.a) // count, len(self.b) // count
+        sizes = (rows, columns, rows, columns, rows, columns, columns, rows, columns)
+        axes = (0, 0, 0, 0, 1, 1, 0, 1, 1)
+        for i in range(count):
+            parts = [
+                None if t is None else t.narrow(axis, i * size, size)
+                for t, axis, size in zip(inputs, axes, sizes, strict=True)
+            ]
+            yield tuple(parts), widths
+
+    def attention_inputs(self, traced: Traced) -> list[Tensor]:
+        """Queries, keys and values, [batches, 1 head, rows or columns, width]."""
+        payload, _ = self.payload_of(traced)
+        assert payload is not None
+        given = (self.a, self.b, payload)
+        return [t.view(self.batches, 1, len(t) // self.batches, t.shape[1]) for t in given]
+
+    def is_attention(self, traced: Traced) -> bool:
+        """Whether the kernels of attention compute the call: they fold scores and vectors in one pass.
+
+        On a GPU without tensor cores those of folds are faster for narrow operands (H100, float32: 3.4 beside
+        11.9 ms for D and E of 3, 32768 rows and columns; 7.3 beside 4.1 ms for D and E of 64, 16384).
+        """
+        if not is_attention(traced.program) or self.batches == 0:
+            return False
+        payload, _ = self.payload_of(traced)
+        assert payload is not None
+        if payload.dtype != self.a.dtype:
+            return False
+        narrow = max(self.a.shape[1], payload.shape[1]) <= 32
+        return self.a.is_cpu or self.a.dtype.itemsize == 2 or not narrow
+
+    def check_captured(self, traced: Traced, tensors: tuple[Tensor, ...], columns: int) -> None:
+        """Raise ValueError unless captured tensors are on a's device and large enough for all rows and
+        columns.
+
+        Checked here because a GPU's own error would not name the tensor. columns: number of columns.
+        """
+        for kind in ("row", "column", "row_index", "column_index"):
+            for name, *rest in traced.sources[kind]:
+                if name == "tensor":
+                    self._check_captured(traced, tensors[rest[0]], rest[1], columns)
+
+    def data_of(self, traced: Traced, tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
+        """Real data of rows [data, rows] and of columns [data, V], then integer data of both.
+
+        None if empty.
+        """
+        rows, columns = self.a.shape[0], self.b.shape[0]
+        if tensors and not torch.compiler.is_compiling():  # the compiler has its own errors
+            self.check_captured(traced, tensors, self.first_column + self.columns)
+        real = accumulation_dtype(self.a.dtype)
+        of_kinds = (
+            ("row", rows, real),
+            ("column", columns, real),
+            ("row_index", rows, torch.int64),
+            ("column_index", columns, torch.int64),
+        )
+        stacked: list[Tensor | None] = [None] * 4
+        for i, (kind, size, dtype) in enumerate(of_kinds):
+            if sources := traced.sources[kind]:
+                vectors = [self._vector(traced, tensors, kind, source) for source in sources]
+                vectors = [t if t.dtype == dtype else t.to(dtype) for t in vectors]
+                vectors = [t if t.dim() else t.expand(size) for t in vectors]
+                stacked[i] = torch.stack(vectors) if len(vectors) > 1 else vectors[0].unsqueeze(0)
+        return tuple(stacked)
+
+    def _vector(self, traced: Traced, tensors: tuple[Tensor, ...], kind: str, source: Source) -> Tensor:
+        name, *rest = source
+        if name == "argument":
+            data: dict[str, Tensor] = self.row if kind.startswith("row") else self.column
+            return data[rest[0]]
+        if name in ("label", "ignored"):
+            datum = self.label if name == "label" else self.ignored
+            assert datum is not None
+            return datum
+        if name in ("row", "head", "batch"):
+            number = torch.arange(len(self.a), device=self.a.device)
+            *leading, _ = self.given.shape
+            if name == "row":
+                return number % leading[-1] if len(leading) > 1 and leading[-1] else number
+            _, heads, rows = leading
+            number = number // max(rows, 1)
+            return number % max(heads, 1) if name == "head" else number // max(heads, 1)
+        number_of_tensor, indices = rest
+        tensor = tensors[number_of_tensor]
+        if self.a.is_meta:  # only shapes are wanted
+            tensor = tensor.to(self.a.device)
+
+        def leaf(node: tuple[Any, ...]) -> Tensor:
+            if node[0] == "position":
+                return self.positions
+            source = traced.gathered[node[0]][node[1]]
+            if source == ("label",):
+                assert self.label is not None and self.ignored is not None
+                return self.label.masked_fill(self.ignored, 0)  # -100 may be outside of the tensor
+            return self._vector(traced, tensors, node[0], source)
+
+        found = evaluate(traced.nodes, indices, leaf, self.a)
+        if indices and tensor.dtype in (torch.uint16, torch.uint32):
+            tensor = tensor.long()  # torch cannot index these dtypes on a GPU
+        try:
+            gathered: Tensor = tensor[tuple(found[i] for i in indices)] if indices else tensor
+        except IndexError as error:  # an index from data, such as a label; a GPU has its own assertion
+            raise IndexError(f"{described(tensor, self.of._function)}: {error}") from None
+        return gathered
+
+    def _check_captured(self, traced: Traced, tensor: Tensor, indices: tuple[int, ...], columns: int) -> None:
+        lengths: dict[Any, int] = {("position",): columns}
+        of_rows = traced.gathered["row_index"]
+        for name, length in zip(("row", "head", "batch"), (*self.given.shape[-2::-1], 1, 1, 1), strict=False):
+            if (name,) in of_rows:
+                lengths["row_index", of_rows.index((name,)), "number"] = length
+        expected: str | None = None
+        given: Any = tensor.device
+        if tensor.device != self.a.device and not self.a.is_meta:
+            expected = f"one on {self.a.device} as a"
+        for number, size in zip(indices, tensor.shape, strict=True):
+            if size < lengths.get(traced.nodes[number], 0):
+                expected, given = f"{lengths[traced.nodes[number]]} along an axis", f"{size}"
+        if expected is not None:
+            raise ValueError(mismatch(described(tensor, self.of._function), expected, given))
+
+    def named(self, traced: Traced, values: Tensor, indices: Tensor, sums: Tensor) -> Any:
+        """The NamedTuple of results."""
+
+        def of_rows(result: Tensor) -> Tensor:
+            return _like_rows(result, self.given)
+
+        vectors: list[Tensor] = []
+        if traced.payloads:  # torch.export cannot load a split into no parts
+            payloads = [self.column[name] for _, name in traced.payloads]
+            parts = torch.split(sums, [t.shape[1] for t in payloads], 1)
+            own = self.a.dtype
+            vectors = [
+                part.to(own) if t.dtype == own else part for part, t in zip(parts, payloads, strict=True)
+            ]
+        results: list[Any] = []
+        value_of = values.unbind(0)
+        for kind, *at in traced.outputs:
+            if kind == "payload":
+                of_sum = vectors[at[0]]
+                results.append(
+                    of_sum.unflatten(0, self.given.shape[:-1]) if self.given.dim() != 2 else of_sum
+                )
+            elif kind in ("logsumexp", "value"):
+                results.append(of_rows(value_of[at[0]]))
+            elif kind == "index":
+                results.append(of_rows(indices.select(0, at[0])))
+            else:
+                value, index = of_rows(value_of[at[0]]), of_rows(indices.select(0, at[1]))
+                results.append(Extremum(-value if kind == "smallest" else value, index))
+        return getattr(RESULTS, traced.result)(*results)
+
+
+def joined(found: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """The values, payload sums and integers of all batches."""
+    of_results = zip(*found, strict=True)
+    return tuple(torch.cat(parts, 0 if i == 1 else 1) for i, parts in enumerate(of_results))
