@@ -198,7 +198,7 @@ CASES = {
     complemented: "~ is of a condition: write -i - 1 for an integer",
     of_a_helper: "helper() takes 1 positional argument but 2 were given",
     branch: "a branch on a value that differs from element to element: write torch.where(condition, a, b)",
-    unknown: "torch.special.i0 has no kernel code; there are: abs, add",
+    unknown: "torch.special.i0 has no kernel code; there are: abs, acos",
     matrix: "a tensor of shape [3, 4] inside an element's function: index it with row, column",
     reflected: "a tensor of shape [3, 4] inside an element's function",
     both_axes: "a captured tensor is indexed by rows and columns",
@@ -208,7 +208,7 @@ CASES = {
     within: "a statistic is known when its row is done",
     condition: "expected a number, got a condition: write torch.where(condition, 1., 0.)",
     number: "count: expected a condition, got a number",
-    method: "a value of one element has no .cumsum; it has abs, absolute, add",
+    method: "a value of one element has no .cumsum; it has abs, absolute, acos",
     keyword: "exp: got an unexpected keyword argument 'out'",
     as_number: "float() of a value that differs from element to element",
     through_a_helper: "torch.cumsum has no kernel code",
@@ -264,7 +264,7 @@ def bad_name(score):  # type: ignore[no-untyped-def]
 DEFINITIONS = {
     argument: "argument(logits): arguments are among score, other, row, column, label, head, batch and",
     nothing: "nothing returned NoneType: expected a dict of statistics",
-    not_a_statistic: "not_a_statistic returned x = Expression: expected a dict of statistics",
+    not_a_statistic: "returned x = a value of one element, of which a row has many: expected mr.stat.total",
     a_softmax: "a_softmax returned x = a softmax: expected its logsumexp or a mean",
     bad_name: "bad_name returned '_x': expected names without a first _",
 }

@@ -269,8 +269,11 @@ def _checked(function: Callable[..., Any], result: Any, at: tuple[str, int]) -> 
         raise TraceError(f"{function.__name__} returned {type(result).__name__}: expected {example}", at)
     for name, value in result.items():
         if not isinstance(value, stat.Statistic):
-            given = "a softmax: expected its logsumexp or a mean" if isinstance(value, stat.Softmax) else None
-            given = given or f"{type(value).__name__}: expected {example}"
+            given = f"{type(value).__name__}: expected {example}"
+            if isinstance(value, stat.Softmax):
+                given = "a softmax: expected its logsumexp or a mean"
+            elif isinstance(value, Expression):
+                given = "a value of one element, of which a row has many: expected mr.stat.total of it"
             raise TraceError(f"{function.__name__} returned {name} = {given}", at)
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name[0] == "_":
             raise TraceError(f"{function.__name__} returned {name!r}: expected names without a first _", at)

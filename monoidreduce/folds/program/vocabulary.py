@@ -141,6 +141,30 @@ def _elu(x: Any, alpha: float = 1.0) -> Any:
     return x.where(x > 0.0, x, alpha * _apply("expm1", x))
 
 
+def _acos(x: Any) -> Any:
+    x = x.graph.real(x)
+    return 2.0 * _apply("atan", _apply("sqrt", (1.0 - x) / (1.0 + x)))
+
+
+def _asin(x: Any) -> Any:
+    x = x.graph.real(x)
+    return 2.0 * _apply("atan", x / (1.0 + _apply("sqrt", (1.0 - x) * (1.0 + x))))
+
+
+def _acosh(x: Any) -> Any:
+    above = x.graph.real(x) - 1.0
+    return _apply("log1p", above + _apply("sqrt", above) * _apply("sqrt", above + 2.0))
+
+
+def _asinh(x: Any) -> Any:
+    x = x.graph.real(x)
+    size = x.where(x < 0.0, -x, x)  # abs has no derivative at 0
+    near = x.where(size < 1e8, size, 0.0)
+    of_near = _apply("log1p", near + near * near / (1.0 + _apply("sqrt", 1.0 + near * near)))
+    result = x.where(size < 1e8, of_near, _apply("log", size) + math.log(2))
+    return x.where(x < 0.0, -result, result)
+
+
 def _between(x: Any, least: float, most: float, low: Any, middle: Any, high: Any) -> Any:
     """A piecewise function: low, middle, high.
 
@@ -198,11 +222,19 @@ def _filled(value: int, x: Any, size: Any = (), dtype: Any = None, **options: An
     return x.graph.constant(bool(value) if dtype == torch.bool else value)
 
 
+_SELU = 1.0507009873554805  # torch's scale
+
 # Builders by name of torch's function or method. The first argument is an expression.
 BUILDERS: dict[str, Callable[..., Any]] = {
     **{name: partial(_apply, name) for name in ("exp", "expm1", "sqrt", "tanh", "erf", "sigmoid")},
     **{name: partial(_apply, name) for name in ("sin", "cos", "atan")},
+    "acos": _acos,
+    "acosh": _acosh,
+    "asin": _asin,
+    "asinh": _asinh,
+    "atanh": lambda x: 0.5 * (_apply("log1p", x) - _apply("log1p", -x)),
     "ceil": lambda x: x if x.kind == "index" else -_floor(-x.graph.real(x)),
+    "celu": lambda x, alpha=1.0: x.where(x > 0.0, x, alpha * _apply("expm1", x / alpha)),
     "cosh": lambda x: 0.5 * (x.exp() + (-x).exp()),
     "elu": _elu,
     "erfc": lambda x: 1.0 - _apply("erf", x),
@@ -218,6 +250,7 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "isinf": lambda x: abs(x.graph.real(x)) == math.inf,
     "isnan": lambda x: x.graph.real(x) != x.graph.real(x),
     "leaky_relu": lambda x, negative_slope=0.01: x.where(x > 0.0, x, x * negative_slope),
+    "lerp": lambda x, end, weight: x + weight * (end - x),
     "log10": lambda x: _log(x) / math.log(10),
     "logaddexp": _logaddexp,
     "logaddexp2": lambda x, y: _logaddexp(x * math.log(2), y * math.log(2)) / math.log(2),
@@ -226,11 +259,13 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "ones_like": lambda x: _like(x, 1.0 if x.kind == "real" else 1),
     "relu6": lambda x: _between(x, 0.0, 6.0, 0.0, x, 6.0),
     "round": _round,
+    "selu": lambda x: _SELU * _elu(x, 1.6732632423543772),
     "sinh": lambda x: 0.5 * (_apply("expm1", x) - _apply("expm1", -x)),
     "softsign": lambda x: x / (1.0 + abs(x)),
     "tan": lambda x: _apply("sin", x) / _apply("cos", x),
     "tanhshrink": lambda x: x - _apply("tanh", x),
     "trunc": _trunc,
+    "xlogy": lambda x, y: x.where((x == 0) & (y == y), 0.0, x * _log(x.graph.real(y))),
     "zeros_like": lambda x: _like(x, 0.0 if x.kind == "real" else 0),
     "abs": lambda x: abs(x),
     "add": _scaled_sum,
@@ -287,7 +322,12 @@ OTHER_NAMES = {
     "__or__": "bitwise_or",
     "__xor__": "bitwise_xor",
     "absolute": "abs",
+    "arccos": "acos",
+    "arccosh": "acosh",
+    "arcsin": "asin",
+    "arcsinh": "asinh",
     "arctan": "atan",
+    "arctanh": "atanh",
     "fix": "trunc",
     "clip": "clamp",
     "divide": "div",
