@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -29,8 +29,14 @@ def compare(
         upstream = torch.randn_like(output) if upstream is None else upstream
         gradients = torch.autograd.grad(output, list(leaves.values()), upstream)
         results.append((output.detach(), *gradients))
-    names = ("output", *(f"gradient of {name}" for name in leaves))
-    for name, our, their in zip(names, *results, strict=True):
+    compare_results(("output", *(f"gradient of {name}" for name in leaves)), *results)
+
+
+def compare_results(
+    names: Iterable[str], ours: Sequence[Tensor], theirs: Sequence[Tensor]
+) -> None:
+    """Print the largest difference of each result. Raises as `compare`."""
+    for name, our, their in zip(names, ours, theirs, strict=True):
         difference = float((our - their).abs().max() / their.abs().max())
         print(f"{name:<27} largest relative difference {difference:.1e}")
         assert difference < 1e-10, f"{name} differs by {difference:.1e}"

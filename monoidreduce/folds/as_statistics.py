@@ -220,10 +220,15 @@ def _linear_log_probs(
     if by is None and temperature != 1:
         by = torch.full_like(target, 1 / temperature, dtype=real)
     constants = x.detach(), weight.detach(), None if bias is None else bias.detach()
-    options: Any = _NO_LABEL, logit_scale, softcap, others[-1]
+    options: dict[str, Any] = {
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "workspace": others[-1],
+        "by": by,
+    }
     # Of logits less their log-sum-exp: so the entropy is no difference of two large numbers.
-    less = _tokens(*constants, label, *options, by=by).lse.nan_to_num(0, 0, 0)
-    s = _tokens(x, weight, bias, label, *options, by=by, less=less, top1=top1)
+    less = _tokens(*constants, label, _NO_LABEL, **options).lse.nan_to_num(0, 0, 0)
+    s = _tokens(x, weight, bias, label, _NO_LABEL, **options, less=less, top1=top1)
     log_probs, entropy = (torch.where(used, t, 0.0) for t in (s.target - s.lse, s.lse - s.mean))
     results = log_probs, entropy, torch.where(used, s.lse + less, 0.0)
     return (*results, None, s.best.index) if top1 else results

@@ -1,4 +1,4 @@
-"""The pages docs/statistics.md and score_mod.md: their code runs, and the tables are true."""
+"""The pages docs/statistics.md, derivatives.md and score_mod.md: their code runs, and the tables are true."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run_code_of(page: str) -> dict[str, Any]:
 def test_code() -> None:
     torch.manual_seed(0)
     variables = run_code_of("statistics.md")
-    for name in ("hidden", "head", "temperature", "centres"):
+    for name in ("hidden", "head", "temperature"):
         assert variables[name].grad.isfinite().all()
     x, y = variables["x"].detach(), variables["y"]
     weight = torch.exp(-0.5 * torch.cdist(x, y) ** 2)
@@ -111,3 +111,13 @@ def test_vocabulary() -> None:
     conversions = {"bool", "double", "float", "int", "long", "to"}
     assert names <= BUILDERS.keys()
     assert BUILDERS.keys() - operators - conversions - {"clamp_max", "clamp_min"} == names
+
+
+def test_code_of_derivatives() -> None:
+    variables = run_code_of("derivatives.md")
+    assert variables["hidden"].grad.isfinite().all()
+    hidden, direction = variables["hidden"].detach(), variables["direction"][0]
+    (along,) = torch.autograd.functional.vhp(
+        lambda x: mr.linear_cross_entropy(x, variables["weight"], variables["token"]), (hidden,), (direction,)
+    )[1]
+    assert along.isfinite().all()

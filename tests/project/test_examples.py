@@ -31,6 +31,9 @@ SCRIPTS = {
     "nearest_neighbours.py": 3,
     "score_mods.py": 25,
     "attention_weights.py": 12,
+    "hessian_vector_product.py": 2,
+    "gradient_penalty.py": 4,
+    "consistency_model.py": 8,
 }
 
 
