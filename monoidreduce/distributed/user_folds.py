@@ -105,7 +105,7 @@ def statistics_over_ranks(
         column_index = positions if column_index is None else torch.cat((column_index, positions))
 
     payload, widths = call.payload_of(traced)
-    monoid, options = StatisticsMonoid(text), (text, widths, call.scale, workspace)
+    program, monoid, options = parse(text), StatisticsMonoid(text), (text, widths, call.scale, workspace)
 
     def combine(gathered: list[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         values, sums, low, indices = gathered
@@ -117,7 +117,9 @@ def statistics_over_ranks(
         lows = [two_words(total[field], values.dtype)[1] for field in monoid.log_sum_exps]
         rounded = total.to(values.dtype)
         here = at.clone()
-        here[: len(monoid.program.largest)] -= columns.first
+        counts = slice(len(program.largest), len(program.largest) + len(program.counts))
+        here -= columns.first
+        here[counts] = at[counts]
         return (rounded, whole, at), (rounded, whole, torch.stack(lows) if lows else low[0], here)
 
     # `rows_of` has gathered them.

@@ -72,6 +72,8 @@ def explanation_of(
     where: sentences about the device. before: sentences that come first.
     """
     given, (forward, backward) = run.ops[-1].arguments, passes_of(run)
+    program = parse(given["program"]) if "program" in given else None
+    alone = program is not None and bool(program.most) and program.first_of_most + len(program.counts) == 0
     if gpu is None:
         deterministic, how = True, []
     else:
@@ -84,7 +86,7 @@ def explanation_of(
             "its laws are tried before the first call, once for all processes with the same cache of kernels",
             "torch multiplies the gradients by the scores, of some columns at a time, with the operands",
         ]
-    elif gpu is not None and forward.launch is None:
+    elif gpu is not None and forward.launch is None and not alone:
         deterministic, how = False, []
         reasons = [
             "there is no compiler for kernels, so torch computes some columns at a time, many times slower: "
@@ -94,8 +96,11 @@ def explanation_of(
         reasons = ["the function is attention: the mean of a payload by softmax(score), and its log-sum-exp"]
     else:
         reader = "the CPU engine interprets" if gpu is None else f"{_compiler()} compiles"
-        operations = len(parse(given["program"]).nodes)
-        reasons = [f"the function is a program of {operations} operations, which {reader}"]
+        assert program is not None
+        of = f"the function is a program of {len(program.nodes)} operations"
+        reasons = [of if alone else f"{of}, which {reader}"]
+    if program is not None and program.most:
+        reasons.append("torch finds the k largest, and their gradient, in chunks of columns of the workspace")
     if "program" in given:
         reasons.append("the gradient by data of rows or of columns is one more forward pass each")
     plans = (("forward", forward.plan), ("backward", backward.plan))

@@ -5,6 +5,7 @@
     softmax(log_weight).variance(f)     the mean of (f - mean of f)^2, in a second pass
     total(f)                            sum_j f_j
     largest(f), smallest(f)             the value, and the first column that has it
+    largest(f, k), smallest(f, k)       the k largest or smallest values in order, and their columns
     count(condition)                    the number of columns for which it holds
 
 In `mean` and `total`, f may also be a payload: a datum of columns that has a vector [E] for each column, or a
@@ -27,6 +28,7 @@ from torch import Tensor
 from monoidreduce._results import exported
 from monoidreduce.folds.program.errors import TraceError
 from monoidreduce.folds.program.graph import Payload
+from monoidreduce.folds.program.program import MOST
 
 __all__ = ["Extremum", "Softmax", "Statistic", "count", "largest", "smallest", "softmax", "total"]
 
@@ -43,8 +45,9 @@ _graph: ContextVar[Any] = ContextVar("monoidreduce_graph", default=None)
 class Extremum(NamedTuple):
     """The result of `largest` or `smallest`.
 
-    value: [...], in the accumulation dtype; differentiable, its gradient goes to the column `index`.
-    index: [...] int64, the lowest column that has the value; -1 if there are no columns.
+    value: [...], or [..., k] in order, in the accumulation dtype; differentiable, its gradient goes to the
+        column `index`. Beyond the last column, -inf (inf if the smallest are wanted).
+    index: [...] or [..., k] int64, the lowest column that has the value; -1 beyond the last column.
     """
 
     value: Tensor
@@ -105,11 +108,18 @@ class Statistic(_KnownLater):
     """A statistic that a traced function returns.
 
     kind: its name. of, log_weight: numbers of graph nodes. payload: the datum of columns whose vectors it
-    sums, with the factor `of`; None if it is of numbers.
+    sums, with the factor `of`; None if it is of numbers. k: how many numbers it is; None if it is one.
     """
 
-    def __init__(self, kind: str, of: int, log_weight: int | None = None, payload: str | None = None) -> None:
-        self.kind, self.of, self.log_weight, self.payload = kind, of, log_weight, payload
+    def __init__(
+        self,
+        kind: str,
+        of: int,
+        log_weight: int | None = None,
+        payload: str | None = None,
+        k: int | None = None,
+    ) -> None:
+        self.kind, self.of, self.log_weight, self.payload, self.k = kind, of, log_weight, payload, k
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -156,15 +166,30 @@ def total(f: Any) -> Any:
     return Statistic("total", _traced("total", f, "real"))
 
 
-def largest(f: Any) -> Any:
-    """The largest f, and the first column that has it. NaN counts as the largest, as in torch."""
-    return Statistic("largest", _traced("largest", f, "real"))
+def largest(f: Any, k: int | None = None) -> Any:
+    """The largest f, and the first column that has it; or the k largest, from 1 to 64, in order.
+
+    NaN counts as the largest, as in torch. Of equal values the one of the lower column comes first. torch
+    finds k values, in chunks of columns.
+    """
+    return Statistic("largest", _traced("largest", f, "real"), k=_checked_k("largest", k))
 
 
-def smallest(f: Any) -> Any:
-    """The smallest f, and the first column that has it. NaN counts as the smallest, as in torch."""
+def smallest(f: Any, k: int | None = None) -> Any:
+    """The smallest f, and the first column that has it; or the k smallest, from 1 to 64, in order.
+
+    NaN counts as the smallest, as in torch. Of equal values the one of the lower column comes first. torch
+    finds k values, in chunks of columns.
+    """
     graph = _graph.get()
-    return Statistic("smallest", _traced("smallest", f if graph is None else -graph.real(f), "real"))
+    of = _traced("smallest", f if graph is None else -graph.real(f), "real")
+    return Statistic("smallest", of, k=_checked_k("smallest", k))
+
+
+def _checked_k(name: str, k: int | None) -> int | None:
+    if k is not None and (not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= MOST):
+        _refuse(f"{name}: k: expected an int from 1 to {MOST}, got {k!r}")
+    return k
 
 
 def count(condition: Any) -> Any:

@@ -350,7 +350,14 @@ class Call:
             elif kind == "index":
                 results.append(of_rows(indices.select(0, at[0])))
             else:
-                value, index = of_rows(value_of[at[0]]), of_rows(indices.select(0, at[1]))
+                first, place, k = at
+                if k is None:
+                    value, index = of_rows(value_of[first]), of_rows(indices.select(0, place))
+                else:
+                    value, index = (
+                        of_rows(t.narrow(0, n, k).mT.contiguous())
+                        for t, n in ((values, first), (indices, place))
+                    )
                 results.append(Extremum(-value if kind == "smallest" else value, index))
         return getattr(RESULTS, traced.result)(*results)
 

@@ -56,6 +56,8 @@ def obstacle(program: str, counts: tuple[int, int, int, int], gradient: bool) ->
 
     counts: numbers of row data, integer row data, column data, and integer column data.
     """
+    if parse(program).most:
+        (program, _), _ = _most_alone(program)
     try:
         forward_code(program, *counts)
         if parse(program).variances:
@@ -167,17 +169,20 @@ def _ignored(program: Program, row_index: Tensor | None) -> Tensor:
 
 def leave_out(program: Program, ignored: Tensor, values: Tensor, sums: Tensor, indices: Tensor) -> None:
     """Write the results of an empty fold to the ignored rows."""
-    largest = len(program.largest)
+    largest, counts = len(program.largest), len(program.counts)
     if program.values:
         values.masked_fill_(ignored, 0)
     log_sum_exps = accumulate((len(softmax) for softmax in program.softmaxes[:-1]), initial=0)
     end = program.first_variance
     for k in (*(log_sum_exps if program.softmaxes else ()), *range(end - largest, end)):
         values[k].masked_fill_(ignored, -math.inf)
-    if program.counts:
-        indices[largest:].masked_fill_(ignored, 0)
+    if counts:
+        indices[largest : largest + counts].masked_fill_(ignored, 0)
     if largest:
         indices[:largest].masked_fill_(ignored, -1)
+    if program.most:
+        values[program.first_of_most :].masked_fill_(ignored, -math.inf)
+        indices[largest + counts :].masked_fill_(ignored, -1)
     if program.payloads:
         sums.masked_fill_(ignored[:, None], 0)
 
@@ -192,10 +197,36 @@ def _numbers(
         return Chunked(program, tuple(operands), data, scale, workspace).forward()
     other_a, other_b = others
     of = parse(program)
+    if of.most:
+        return _with_most(of, operands, data, scale, workspace)
     if not of.variances:
         return fold(program, (a, b, other_a, other_b), data, scale)
     first = fold(replace(of, variances=()).text, (a, b, other_a, other_b), data, scale)
     return _with_variances(of, first, (a, b, other_a, other_b), data, scale)
+
+
+def _with_most(
+    program: Program, operands: Sequence[Tensor | None], data: Data, scale: float, workspace: int | None
+) -> Folded:
+    """Add the k largest, which torch finds, to what the kernels fold."""
+    (text, most), kept = _most_alone(program.text)
+    of_most, _, at = Chunked(most, tuple(operands), _kept(kept, data), scale, workspace).forward()
+    others = parse(text)
+    a = operands[0]
+    assert a is not None
+    has_numbers = others.values or others.indices
+    values, low, indices = (
+        _numbers(text, operands, data, scale, workspace) if has_numbers else _results(others, a)
+    )
+    return torch.cat((values, of_most)), low, torch.cat((indices, at))
+
+
+@lru_cache(256)
+def _most_alone(text: str) -> tuple[tuple[str, str], Mapping[str, Sequence[int]]]:
+    """The program without the k largest; the program of these alone, and the data that it uses."""
+    program = parse(text)
+    most, kept = Program(program.nodes, most=program.most, ignored=program.ignored).pruned()
+    return (replace(program, most=()).text, most.text), kept
 
 
 def _with_variances(program: Program, folded: Folded, operands: Operands, data: Data, scale: float) -> Folded:
@@ -377,6 +408,8 @@ def gradients(
     a, b, *_ = operands
     assert a is not None and b is not None
     (row, column, row_index, column_index), (values, low, indices) = data, folded
+    if parse(program).most:
+        return _gradients_with_most(program, operands, data, folded, grad_values, scale, workspace, needed)
     known = torch.cat([t for t in (row, values, low, grad_values) if t is not None])
     known_index = torch.cat([t for t in (row_index, indices[: len(parse(program).largest)]) if t is not None])
     counts = (_count(row), _count(row_index))
@@ -417,6 +450,44 @@ def gradients(
         sums = column_sums(program, *counts)
         d_column = totals(sums, column, (second, first, fourth, third), exchanged, scale)
     return [*d_operands, d_row, d_column]
+
+
+def _gradients_with_most(
+    program: str,
+    operands: Sequence[Tensor | None],
+    data: Data,
+    folded: Folded,
+    grad_values: Tensor,
+    scale: float,
+    workspace: int | None,
+    needed: Sequence[bool],
+) -> list[Tensor | None]:
+    """`gradients` of a program that has the k largest values, in the accumulation dtype."""
+    of, (values, low, indices) = parse(program), folded
+    (others, most), kept = _most_alone(program)
+    first, first_index = of.first_of_most, len(of.largest) + len(of.counts)
+    found: list[Tensor | None] = [None] * len(needed)
+    if first:
+        of_others = values[:first], low, indices[:first_index]
+        found = gradients(
+            others, operands, data, of_others, grad_values[:first], scale, workspace, needed, True
+        )
+    used = _kept(kept, data)
+    counts = _count(used[0]), _count(used[2])
+    chunked = Chunked(most, tuple(operands), used, scale, workspace)
+    of_most = grad_values[first:], indices[first_index:]
+    *d_operands, d_row, d_column = chunked.backward(used[0], used[2], counts, needed, of_most)
+    added = (*d_operands, _spread(d_row, kept["row"], data[0]), _spread(d_column, kept["column"], data[1]))
+    return [_added(x, y) for x, y in zip(found, added, strict=True)]
+
+
+def _spread(gradients: Tensor | None, numbers: Sequence[int], of: Tensor | None) -> Tensor | None:
+    """The gradients of all data `of`, from those of the data with these numbers."""
+    if gradients is None or of is None:
+        return None
+    found = torch.zeros_like(of, dtype=gradients.dtype, memory_format=torch.contiguous_format)
+    place(gradients, numbers, found)
+    return found
 
 
 def totals(

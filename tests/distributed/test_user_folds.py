@@ -25,6 +25,7 @@ def of_scores(score: Any, column: Any, label: Any, t: Any, w: Any) -> dict[str, 
         "weighted": mr.stat.total(torch.sigmoid(score) * w),
         "best": mr.stat.largest(score),
         "least": mr.stat.smallest(score),
+        "most": mr.stat.largest(score * t, k=4),
         "above": mr.stat.count(score > 0),
     }
 
@@ -139,7 +140,7 @@ def test_statistics(name: str, ranks: int, columns: int, own_rows: bool, dtype: 
 
 def test_one_rank_has_the_bits_of_no_group() -> None:
     inputs = _inputs("one", 40, 67, torch.float32)
-    upstream = [torch.randn(40) for _ in range(7)]
+    upstream = [torch.randn_like(t) for t in _results(_call(of_scores, inputs))[0].values()]
     ((alone, found),) = on_ranks(1, _without_and_with_group, inputs, upstream)
     for of_alone, of_group in zip(alone, found, strict=True):
         for key, expected in of_alone.items():

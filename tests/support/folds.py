@@ -85,6 +85,15 @@ def variances(score, column, label, w):  # type: ignore[no-untyped-def]
     )
 
 
+def ranked(score, column, label, w):  # type: ignore[no-untyped-def]
+    return dict(
+        lse=stat.softmax(score).logsumexp,
+        best=stat.largest(torch.where(column == label, -torch.inf, w * score), k=7),
+        least=stat.smallest(torch.tanh(score), k=3),
+        total=stat.total(w * torch.sigmoid(score)),
+    )
+
+
 def vectors(score, column, label, bias, v, w):  # type: ignore[no-untyped-def]
     """Payload sums of several weights: two of the same ones, one of a masked softmax, two totals."""
     p, masked = stat.softmax(score + bias), stat.softmax(torch.where(column % 3 != 0, score, -torch.inf))
@@ -114,6 +123,7 @@ FOLDS: dict[str, tuple[Any, int, tuple[str, ...], tuple[Any, ...]]] = {
     "renyi": (renyi, 2, (), ()),
     "distances": (distances, 1, ("squares",), ("norms",)),
     "variances": (variances, 1, (), ("w",)),
+    "ranked": (ranked, 1, (), ("w",)),
     "attention": (attention, 1, (), (("v", 24),)),
     "vectors": (vectors, 1, (), ("bias", ("v", 5), ("w", 1))),
     "of_two_scores": (of_two_scores, 2, (), (("v", 7),)),

@@ -215,6 +215,9 @@ def gradient(text: str, rows: int, row_indices: int) -> Gradient:
         adjoint.add(largest, upstream(k), counted | {(here.number, True)})
         k += 1
 
+    for n, (f, _) in enumerate(program.most):
+        adjoint.add(f, graph.leaf("upstream", n), counted)
+
     adjoint.pull_back(program.nodes)
     of_leaf = {leaf: x.number for leaf, x in adjoint.by_leaves(program.nodes).items()}
     zero = graph.constant(0.0).number

@@ -34,6 +34,7 @@ LEAVES = {
     "score": "real",
     "other": "real",
     "third": "real",  # the score that a payload adds in backward to a function of two (payloads.py)
+    "upstream": "real",  # gradients of the k largest in their columns, 0 elsewhere (torch/chunked.py)
     "position": "index",  # index of the column
     "row": "real",
     "column": "real",

@@ -1,9 +1,9 @@
 """A program as data: a graph of operations, the statistics that fold it, and both as canonical text.
 
 The order of results is fixed. Values: for each softmax its log-sum-exp and its means, then totals, then
-largest values, then variances. Integers: the columns of the largest values, then counts. Payload sums have
-tensors of their own: for each pair of `payloads` the rows of a matrix, summed over the columns with the
-elements' weights.
+largest values, then variances, then the k largest values of `most`. Integers: the columns of the largest
+values, then counts, then the columns of `most`. Payload sums have tensors of their own: for each pair of
+`payloads` the rows of a matrix, summed over the columns with the elements' weights.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import Any
 from monoidreduce.folds.program.graph import Node
 from monoidreduce.folds.program.operations import DTYPES, LEAVES, OPERATIONS
 
-__all__ = ["Program", "operands", "parse", "reachable"]
+MOST = 64  # largest k of `most`
+
+__all__ = ["MOST", "Program", "operands", "parse", "reachable"]
 
 
 def operands(node: Node) -> tuple[int, ...]:
@@ -46,6 +48,7 @@ class Program:
     ignored: a row integer, by its number among the data. Where it is not 0, the row has the results of an
         empty fold, and no gradients. None if all rows are folded.
     variances: pairs (softmax, k): the variance of the f whose mean is number k of that softmax.
+    most: pairs (f, k): the k largest f, in order.
     """
 
     nodes: tuple[Node, ...]
@@ -57,6 +60,7 @@ class Program:
     factors: tuple[int, ...] = ()
     ignored: int | None = None
     variances: tuple[tuple[int, int], ...] = ()
+    most: tuple[tuple[int, int], ...] = ()
 
     @property
     def roots(self) -> Iterator[int]:
@@ -68,6 +72,7 @@ class Program:
     @property
     def used(self) -> Iterator[int]:
         yield from (*self.roots, *(factor for _, factor in self.payloads), *self.factors)
+        yield from (f for f, _ in self.most)
 
     @cached_property
     def scores(self) -> int:
@@ -78,12 +83,17 @@ class Program:
     @cached_property
     def values(self) -> int:
         """Number of real results of a row."""
-        return self.first_variance + len(self.variances)
+        return self.first_of_most + sum(k for _, k in self.most)
 
     @property
     def first_variance(self) -> int:
         """The place of the first variance among the values."""
         return sum(map(len, self.softmaxes)) + len(self.totals) + len(self.largest)
+
+    @property
+    def first_of_most(self) -> int:
+        """The place of the first value of `most` among the values."""
+        return self.first_variance + len(self.variances)
 
     def mean_of(self, variance: int) -> int:
         """The place of a variance's mean among the values."""
@@ -92,13 +102,13 @@ class Program:
 
     @cached_property
     def indices(self) -> int:
-        return len(self.largest) + len(self.counts)
+        return len(self.largest) + len(self.counts) + sum(k for _, k in self.most)
 
     @cached_property
     def text(self) -> str:
         fields = (self.nodes, self.softmaxes, self.totals, self.largest, self.counts)
-        more = (self.payloads, self.factors, self.ignored, self.variances)
-        if more != ((), (), None, ()):
+        more = (self.payloads, self.factors, self.ignored, self.variances, self.most)
+        if more != ((), (), None, (), ()):
             fields += more  # type: ignore[assignment]
         return json.dumps(fields, separators=(",", ":"))
 
@@ -135,6 +145,7 @@ class Program:
             tuple(map(of, self.factors)),
             ignored,
             self.variances,
+            tuple((of(f), k) for f, k in self.most),
         ), kept
 
 
@@ -143,7 +154,7 @@ def parse(text: str) -> Program:
     """The inverse of `Program.text`. Raises ValueError for a text that it could not have written."""
     try:
         nodes, softmaxes, totals, largest, counts, *more = json.loads(text)
-        payloads, factors, ignored, variances = more or ((), (), None, ())
+        payloads, factors, ignored, variances, most = more or ((), (), None, (), ())
         program = Program(
             tuple(map(tuple, nodes)),
             tuple(map(tuple, softmaxes)),
@@ -154,6 +165,7 @@ def parse(text: str) -> Program:
             tuple(factors),
             ignored,
             tuple((softmax, k) for softmax, k in variances),
+            tuple((f, k) for f, k in most),
         )
         _check(program)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
@@ -186,6 +198,7 @@ def _check(program: Program) -> None:
         *program.largest,
         *of_payloads,
         *program.factors,
+        *(f for f, _ in program.most),
     )
     for roots, kind in ((of_reals, "real"), (program.counts, "bool")):
         if any(kinds[_number(x, len(kinds))] != kind for x in roots):
@@ -196,6 +209,8 @@ def _check(program: Program) -> None:
         raise ValueError("a payload")
     if program.ignored is not None:
         _number(program.ignored, program.ignored + 1)
+    if any(type(k) is not int or not 1 <= k <= MOST for _, k in program.most):
+        raise ValueError("the largest")
     for softmax, k in program.variances:
         _number(k, len(program.softmaxes[_number(softmax, len(program.softmaxes))]) - 1)
 

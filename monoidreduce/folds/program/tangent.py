@@ -51,6 +51,11 @@ class Tangent:
 def tangent(text: str, rows: int, row_indices: int, columns: int, moved: Moved) -> Tangent:
     """The derivative of a program of one score. rows, ...: numbers of its data of each kind."""
     program = parse(text)
+    if program.most:
+        raise RuntimeError(
+            "statistics with largest(f, k) or smallest(f, k) can be differentiated once. Do without "
+            "create_graph=True and forward mode, or call the function's `reference`"
+        )
     graph = Graph(program.nodes)
     directions: dict[Node, Expression] = {("score",): graph.leaf("other")} if moved[0] else {}
     if moved[1]:

@@ -62,8 +62,8 @@ class Traced:
 
     sources: sources of the program's data, by kind of leaf, in order.
     outputs: for each statistic ("logsumexp" or "value", row of values), ("index", row of indices),
-        ("largest" or "smallest", row of values, row of indices), or ("payload", place in `payloads`). result:
-        name of the results' NamedTuple in RESULTS.
+        ("largest" or "smallest", row of values, row of indices, k or None), or ("payload", place in
+        `payloads`). result: name of the results' NamedTuple in RESULTS.
     payloads: for each payload sum (number of its weights among the program's `payloads`, name of the datum),
         ordered by that number.
     nodes, gathered: the unpruned graph, which has the indices of captured tensors, and the sources of its
@@ -296,6 +296,7 @@ def _traced(
     ] = []  # of payload sums: the log weight, or None for a total; the factor
     vectors: set[tuple[int, str]] = set()
     variances: list[tuple[int, int]] = []  # of each: log weight and number of the mean
+    most: list[tuple[int, int]] = []
 
     def place(into: list[Any], number: Any) -> int:
         if number not in into:
@@ -318,6 +319,8 @@ def _traced(
             places[name] = 0 if statistic.kind == "logsumexp" else 1 + place(means, number)
             if statistic.kind == "variance":
                 places[name] = place(variances, (weight, places[name] - 1))
+        elif statistic.k is not None:
+            places[name] = place(most, (number, statistic.k))
         else:
             into = {"total": totals, "count": counts}.get(statistic.kind, largest)
             places[name] = place(into, number)
@@ -340,8 +343,12 @@ def _traced(
             outputs[name] = ("value", rows + at)
         elif statistic.kind == "count":
             outputs[name] = ("index", len(largest) + at)
+        elif statistic.k is not None:
+            before = sum(k for _, k in most[:at])
+            of_values = rows + len(totals) + len(largest) + len(variances) + before
+            outputs[name] = (statistic.kind, of_values, len(largest) + len(counts) + before, statistic.k)
         else:
-            outputs[name] = (statistic.kind, rows + len(totals) + at, at)
+            outputs[name] = (statistic.kind, rows + len(totals) + at, at, None)
     nodes, numbered = tuple(graph.nodes), list(softmaxes)
     integers = graph.sources["row_index"]
     program, kept = Program(
@@ -351,6 +358,7 @@ def _traced(
         tuple(largest),
         tuple(counts),
         tuple((-1 if weight is None else numbered.index(weight), factor) for weight, factor in weights),
+        most=tuple(most),
         variances=tuple((numbered.index(weight), k) for weight, k in variances),
         ignored=integers.index(("ignored",)) if ("ignored",) in integers else None,
     ).pruned()

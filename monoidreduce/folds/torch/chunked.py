@@ -1,6 +1,8 @@
-"""The passes of a program by torch, in chunks of columns. Used on CUDA if there is no compiler for kernels.
+"""The passes of a program by torch, in chunks of columns.
 
-A chunk has as many columns as fit in the workspace; its scores, and the values of each operation, are stored.
+They serve what the kernels lack: the k largest, more than two scores, and CUDA without a compiler for
+kernels. A chunk has as many columns as fit in the workspace; its scores, and the values of each operation,
+are stored.
 """
 
 from __future__ import annotations
@@ -11,16 +13,19 @@ import torch
 from torch import Tensor
 
 from monoidreduce._ops.memory import accumulation_dtype
+from monoidreduce._ops.products import without_autocast
 from monoidreduce.folds.program.derivative import gradient
 from monoidreduce.folds.program.graph import Node
 from monoidreduce.folds.program.program import parse
 from monoidreduce.folds.torch.monoid import StatisticsMonoid
-from monoidreduce.folds.torch.reader import evaluate, scores, with_scores
+from monoidreduce.folds.torch.reader import evaluate, with_scores
 from monoidreduce.workspace import get_workspace
 
 __all__ = ["Chunked"]
 
 _LEAST_COLUMNS = 256
+# torch.mm(..., out_dtype=), which torch has on CUDA since 2.8
+_SUMS_IN_FLOAT32 = hasattr(torch.ops.aten.mm, "dtype")
 _SCORES = ("score", "other", "third")
 
 
@@ -58,7 +63,7 @@ class Chunked:
     def _scores(self, of: int, part: slice) -> Tensor:
         rows, columns = self.operands[of : of + 2]
         assert rows is not None and columns is not None
-        return scores(rows, columns[part], self.dtype, self.scale)
+        return _product(rows, columns[part].T, self.dtype) * self.scale
 
     def _leaf(self, part: slice) -> Callable[[Node], Tensor]:
         def leaf(node: Node) -> Tensor:
@@ -72,6 +77,25 @@ class Chunked:
 
         return leaf
 
+    def _with_upstream(
+        self, leaf: Callable[[Node], Tensor], part: slice, gradients: Tensor, at: Tensor
+    ) -> Callable[[Node], Tensor]:
+        """Extend `leaf` to the gradients of the k largest values: a matrix that is 0 but in their columns."""
+        counts = [k for _, k in self.program.most]
+        of_most = [*zip(torch.split(gradients, counts), torch.split(at, counts), strict=True)]
+        width = part.stop - part.start
+
+        def of(node: Node) -> Tensor:
+            if node[0] != "upstream":
+                return leaf(node)
+            upstream, columns = of_most[node[1]]
+            here = (columns >= part.start) & (columns < part.stop)
+            matrix = upstream.new_zeros(self.rows, width + 1)  # the last column takes those of other chunks
+            matrix.scatter_(1, torch.where(here, columns - part.start, width).T, upstream.T)
+            return matrix[:, :width]
+
+        return of
+
     def forward(self) -> tuple[Tensor, Tensor, Tensor]:
         """Values, low words of log-sum-exps (0 here), and indices."""
         monoid = StatisticsMonoid(self.text)
@@ -83,12 +107,17 @@ class Chunked:
         return values, values.new_zeros(len(self.program.softmaxes), self.rows), indices
 
     def backward(
-        self, known: Tensor, known_index: Tensor | None, counts: tuple[int, int], needed: Sequence[bool]
+        self,
+        known: Tensor | None,
+        known_index: Tensor | None,
+        counts: tuple[int, int],
+        needed: Sequence[bool],
+        of_most: tuple[Tensor, Tensor] | None = None,
     ) -> list[Tensor | None]:
-        """The gradients of the operands and of the data.
+        """The gradients of the operands and of the data, in the accumulation dtype.
 
         known, known_index: row data including what `derivative.gradient` adds. counts: numbers of data
-            without that.
+            without that. of_most: the gradients of the k largest values, and their columns, [sum of k, rows].
         """
         of = gradient(self.text, *counts)
         of_rows, of_columns = self.data["row"], self.data["column"]
@@ -101,6 +130,8 @@ class Chunked:
         by_scores = (of.score, of.other, of.third)
         roots = [i for i in (*by_scores, *of.rows, *of.columns) if i is not None]
         for part, score, leaf in self.parts():
+            if of_most is not None:
+                leaf = self._with_upstream(leaf, part, *of_most)
             values = evaluate(of.nodes.nodes, roots, with_scores(score, leaf, part.start), score)
             elements = {i: values[i].expand(score.shape) for i in roots}
             for at, number in zip((0, 2, 4), by_scores, strict=True):
@@ -111,12 +142,20 @@ class Chunked:
                 local = elements[number] * self.scale
                 d_rows, d_columns = found[at : at + 2]
                 if d_rows is not None:
-                    d_rows += scores(local, columns[part].T, self.dtype, 1)
+                    d_rows += _product(local, columns[part], self.dtype)
                 if d_columns is not None:
-                    d_columns[part] = scores(local.T, rows.T, self.dtype, 1)
+                    d_columns[part] = _product(local.T, rows, self.dtype)
             for total, axis, numbers in ((found[-2], 1, of.rows), (found[-1], 0, of.columns)):
                 for k, number in enumerate(numbers):
                     if total is not None and number is not None:
                         where = total[k] if axis == 1 else total[k, part]
                         where += elements[number].sum(axis)
         return found
+
+
+def _product(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
+    """x @ y, summed in this dtype, even under autocast. On a GPU both have 16 bits if y does."""
+    with without_autocast(y):
+        if y.is_cuda and y.dtype.itemsize == 2 and _SUMS_IN_FLOAT32:
+            return torch.mm(x.to(y.dtype), y, out_dtype=dtype)
+        return x.to(dtype) @ y.to(dtype)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from monoidreduce.folds.program.graph import Node
 from monoidreduce.folds.program.program import parse
-from monoidreduce.folds.torch.reader import statistics
+from monoidreduce.folds.torch.reader import largest_in_order, statistics
 from monoidreduce.monoids import Monoid
 
 __all__ = ["StatisticsMonoid"]
@@ -32,8 +32,10 @@ def _state(text: str) -> Any:
     fields += [f"total{i}" for i in range(len(program.totals))]
     fields += [f"largest{i}" for i in range(len(program.largest))]
     fields += [f"variance{i}" for i in range(len(program.variances))]
+    fields += [f"most{i}_{rank}" for i, (_, k) in enumerate(program.most) for rank in range(k)]
     fields += [f"at{i}" for i in range(len(program.largest))]
     fields += [f"count{i}" for i in range(len(program.counts))]
+    fields += [f"at_most{i}_{rank}" for i, (_, k) in enumerate(program.most) for rank in range(k)]
     return namedtuple("StatisticsState", fields)
 
 
@@ -47,18 +49,22 @@ class StatisticsMonoid(Monoid[Any]):
     def of_scores(self, score: Tensor, leaf: Callable[[Node], Tensor], first: int = 0) -> Any:
         """The states of the rows of scores [rows, columns]; see `reader.statistics`."""
         values, indices, _ = statistics(self.program, score, leaf, first=first)
-        columns = len(self.program.largest)
-        at = [torch.where(i < 0, _LAST, i) for i in indices[:columns]]
-        return self.State(*values, *at, *indices[columns:])
+        return self.State(*values, *self._placed(indices, 0))
 
     def of_results(self, values: Tensor, low: Tensor, indices: Tensor, first: int) -> Any:
         """The state, in float64, of results that the op returned for the columns from `first` on."""
-        program, reals = self.program, [value.double() for value in values]
+        reals = [value.double() for value in values]
         for field, word in zip(self.log_sum_exps, low, strict=True):
             reals[field] = torch.where(reals[field].isfinite(), reals[field] + word, reals[field])
-        count = len(program.largest)
-        at = [torch.where(i < 0, _LAST, i + first) for i in indices[:count]]
-        return self.State(*reals, *at, *indices[count:])
+        return self.State(*reals, *self._placed(indices, first))
+
+    def _placed(self, indices: Tensor, first: int) -> list[Tensor]:
+        """The integer fields: columns count from `first`, and that of no column is _LAST."""
+        largest, counts = len(self.program.largest), len(self.program.counts)
+        return [
+            i if largest <= k < largest + counts else torch.where(i < 0, _LAST, i + first)
+            for k, i in enumerate(indices)
+        ]
 
     @property
     def log_sum_exps(self) -> list[int]:
@@ -102,6 +108,10 @@ class StatisticsMonoid(Monoid[Any]):
         for value, at in self._largest():
             fields[value] = torch.full_like(like[value], -math.inf)
             fields[at] = torch.full_like(like[at], _LAST)
+        for ranks, places in self._most():
+            for value, at in zip(ranks, places, strict=True):
+                fields[value] = torch.full_like(like[value], -math.inf)
+                fields[at] = torch.full_like(like[at], _LAST)
         return self.State(*fields)
 
     def combine(self, a: Any, b: Any) -> Any:
@@ -121,6 +131,13 @@ class StatisticsMonoid(Monoid[Any]):
             take = _is_larger(b[value], b[at], a[value], a[at])
             fields[value] = torch.where(take, b[value], a[value])
             fields[at] = torch.where(take, b[at], a[at])
+        for ranks, places in self._most():
+            values = torch.stack([x[value] for x in (a, b) for value in ranks], -1)
+            columns = torch.stack([x[at] for x in (a, b) for at in places], -1)
+            shape, k = values.shape[:-1], len(ranks)
+            of_values, of_columns = largest_in_order(values.flatten(0, -2), columns.flatten(0, -2), k)
+            for rank, (value, at) in enumerate(zip(ranks, places, strict=True)):
+                fields[value], fields[at] = of_values[:, rank].view(shape), of_columns[:, rank].view(shape)
         return self.State(*fields)
 
     def local_gradient(self, c: Any, a: Any, g: Any) -> Any:
@@ -139,6 +156,13 @@ class StatisticsMonoid(Monoid[Any]):
             fields[first] = torch.where(share == 0, 0.0, share * inner)
         for value, at in self._largest():
             fields[value] = torch.where(a[at] == c[at], g[value], 0.0)
+        for ranks, places in self._most():
+            for value, at in zip(ranks, places, strict=True):
+                of_ranks = zip(ranks, places, strict=True)
+                hits = [
+                    torch.where((a[at] == c[of]) & (a[at] != _LAST), g[rank], 0.0) for rank, of in of_ranks
+                ]
+                fields[value] = torch.stack(hits).sum(0)
         return self.State(*fields)
 
     def _softmaxes(self) -> list[tuple[int, range]]:
@@ -154,6 +178,16 @@ class StatisticsMonoid(Monoid[Any]):
         count = len(self.program.largest)
         first = self.program.first_variance - count
         return [(first + i, self.program.values + i) for i in range(count)]
+
+    def _most(self) -> list[tuple[range, range]]:
+        """For each pair of `most`: the indices of its value fields and of its column fields, by rank."""
+        program, found = self.program, []
+        value = program.first_of_most
+        at = program.values + len(program.largest) + len(program.counts)
+        for _, k in program.most:
+            found.append((range(value, value + k), range(at, at + k)))
+            value, at = value + k, at + k
+        return found
 
     def _variances(self, means: range) -> list[tuple[int, int]]:
         """The indices of variance and mean for the fields `means` of a softmax that have a variance."""

@@ -14,7 +14,7 @@ from monoidreduce.folds.program.graph import Node
 from monoidreduce.folds.program.operations import LEAVES, OPERATIONS
 from monoidreduce.folds.program.program import Program, operands, reachable
 
-__all__ = ["evaluate", "scores", "statistics", "with_scores"]
+__all__ = ["evaluate", "largest_in_order", "scores", "statistics", "with_scores"]
 
 
 def evaluate(
@@ -106,6 +106,10 @@ def statistics(
         indices.append(torch.where(index < 0, index, index + first))
     indices.extend(element[number].sum(1) for number in program.counts)
     values.extend(squares)
+    for f, k in program.most:
+        of_f, at = largest_in_order(element[f], None, k)
+        values.extend(of_f.unbind(1))
+        indices.extend(torch.where(at < 0, at, at + first).unbind(1))
     sums = [
         _payload_sum(element[factor], shares[softmax] if softmax >= 0 else None, of)
         for (softmax, factor), of in zip(program.payloads, vectors, strict=False)
@@ -130,6 +134,36 @@ def _payload_sum(factor: Tensor, of_softmax: tuple[Tensor, Tensor] | None, vecto
         return weight @ vectors
     reached = torch.where(absent[..., None], 0.0, vectors)  # [rows, columns, width]
     return (weight[..., None] * reached).sum(1)
+
+
+def largest_in_order(values: Tensor, columns: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest values of each row in order and their columns, [rows, k]; the lower column comes first.
+
+    NaN counts as the largest. Where there are fewer values, -inf and -1.
+
+    columns: [rows, n], the columns of the values; None if the values are in the columns' order.
+    """
+    rows, n = values.shape
+    if n < k:
+        values = torch.cat((values, values.new_full((rows, k - n), -math.inf)), 1)
+        given = torch.arange(n, device=values.device).expand(rows, n) if columns is None else columns
+        columns = torch.cat((given, torch.full((rows, k - n), -1, device=values.device)), 1)
+    if columns is not None:
+        last: Any = torch.where(columns < 0, torch.iinfo(torch.int64).max, columns)
+        order = last.argsort(stable=True)
+        order = order.gather(1, values.detach().gather(1, order).argsort(descending=True, stable=True))[:, :k]
+        return values.gather(1, order), columns.gather(1, order)
+    known = values.detach()
+    if (
+        values.dtype == torch.float32
+    ):  # one key for value and column: topk alone leaves the order of ties open
+        bits = (known + 0.0).masked_fill(known.isnan(), math.nan).view(torch.int32).long()
+        ordered = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
+        keys = (ordered << 32) - torch.arange(n, device=values.device)
+        at: Tensor = keys.topk(k, 1).indices
+    else:
+        at = known.argsort(descending=True, stable=True)[:, :k]
+    return values.gather(1, at), at
 
 
 def _largest(values: Tensor) -> tuple[Tensor, Tensor]:
