@@ -97,17 +97,19 @@ def alignment_and_uniformity(x, y):
 
 # --8<-- [start:max_sim]
 @mr.statistics
-def best(score):
-    return dict(best=mr.stat.largest(score))
+def best(score, keep):
+    return dict(best=mr.stat.largest(torch.where(keep, score, -math.inf)))
 
 
-def max_sim(queries, documents):
-    """[Q, documents] scores of ColBERT (Khattab and Zaharia, 2020).
+def max_sim(queries, documents, keep):
+    """[P, Q] scores of ColBERT (Khattab and Zaharia, 2020).
 
-    queries: [Q, T, D], their tokens. documents: list of [length, D].
+    queries: [Q, T, D], their tokens. documents: [P, L, D]. keep: bool [P, L], without
+    padding.
     """
-    of = [best(queries, tokens).best.value.sum(-1) for tokens in documents]
-    return torch.stack(of, -1)
+    rows = queries.flatten(0, 1).expand(len(documents), -1, -1)
+    s = best(rows, documents, column={"keep": keep})
+    return s.best.value.unflatten(1, queries.shape[:2]).sum(-1)
     # --8<-- [end:max_sim]
 
 

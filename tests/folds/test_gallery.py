@@ -246,9 +246,16 @@ def alignment_and_uniformity(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return (x - y).square().sum(1).mean(), spread
 
 
-@entry(lambda n, m, d: {"queries": unit(n, 6, d), "first": unit(m, d), "second": unit(m + 2, d)})
-def max_sim(queries: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    return torch.stack([(queries @ t.T).max(2).values.sum(1) for t in (first, second)], 1)
+def queries_and_documents(n: int, m: int, d: int) -> Inputs:
+    keep = torch.rand(3, m) < 0.7
+    keep[:, 0] = True
+    return {"queries": unit(n, 6, d), "documents": unit(3, m, d), "keep": keep}
+
+
+@entry(queries_and_documents)
+def max_sim(queries: Tensor, documents: Tensor, keep: Tensor) -> Tensor:
+    score = torch.einsum("qtd,pld->pqtl", queries, documents)
+    return score.masked_fill(~keep[:, None, None], -math.inf).max(3).values.sum(2)
 
 
 @entry(classes)
@@ -486,8 +493,6 @@ FUNCTIONS = {name: of for module in MODULES for name, of in vars(module).items()
 
 def function_of(name: str) -> Callable[..., Any]:
     function = FUNCTIONS[name]
-    if name == "max_sim":
-        return lambda queries, first, second: function(queries, [first, second])
     return partial(function, steps=150) if name == "ridge" else function
 
 
