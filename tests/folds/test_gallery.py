@@ -535,19 +535,20 @@ def test_float64(name: str) -> None:
     check(name, ENTRIES[name][0](37, 53, 9))
 
 
+@pytest.mark.parametrize("sizes", ((5, 3, 1), (6, 1, 2)), ids=("one coordinate", "one column"))
 @pytest.mark.parametrize("name", ENTRIES)
-def test_few_rows_and_one_coordinate(name: str) -> None:
-    check(name, ENTRIES[name][0](5, 3, 1), generated=True)
+def test_small_sizes(name: str, sizes: tuple[int, int, int]) -> None:
+    check(name, ENTRIES[name][0](*sizes), generated=True)
 
 
-def in_dtype(name: str, dtype: torch.dtype) -> Inputs:
+def in_dtype(name: str, dtype: torch.dtype, device: torch.device | str = "cpu") -> Inputs:
     inputs = ENTRIES[name][0](60, 130, 16)
-    return {key: t.to(dtype) if t.is_floating_point() else t for key, t in inputs.items()}
+    return {key: t.to(device, dtype if t.is_floating_point() else t.dtype) for key, t in inputs.items()}
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_float32(name: str) -> None:
-    check_draws(lambda: check(name, in_dtype(name, torch.float32), drawn_again=True))
+def test_float32(name: str, device: torch.device) -> None:
+    check_draws(lambda: check(name, in_dtype(name, torch.float32, device), drawn_again=True))
 
 
 # Not points, as their coordinates have more than 8 bits.
