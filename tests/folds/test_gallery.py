@@ -584,6 +584,24 @@ def test_layouts(name: str) -> None:
     torch.testing.assert_close(*results)
 
 
+@pytest.mark.parametrize("name", ENTRIES)
+def test_no_matrix_is_saved(name: str) -> None:
+    """As the page says: what a function keeps for its backward pass grows with rows and columns alone."""
+    inputs = {
+        key: t.requires_grad_() if t.is_floating_point() else t
+        for key, t in ENTRIES[name][0](150, 170, 3).items()
+    }
+    sizes = [0]
+
+    def keep(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        function_of(name)(**inputs)
+    assert max(sizes) < 150 * 150 / 2
+
+
 def test_every_function_is_tested_and_shown() -> None:
     page = (ROOT / "docs/gallery.md").read_text("utf-8")
     shown = set(re.findall(r'^--8<-- "examples/gallery/(\w+\.py):(\w+)"$', page, re.M))
