@@ -123,6 +123,22 @@ def quantize(x, code):
     # --8<-- [end:quantize]
 
 
+# --8<-- [start:neighbours]
+@mr.statistics
+def closest(score, x2, y2):
+    return dict(near=mr.stat.smallest(x2 + y2 - 2 * score, k=8))
+
+
+def neighbours(x, known, value):
+    """[N, E] means of the values [M, E] of the 8 nearest points, by inverse distance
+    (Shepard, 1968).
+    """
+    near = closest(**squares(x, known)).near
+    weight = 1 / (near.value.clamp(min=0) + 1e-6)
+    return (weight[..., None] * value[near.index]).sum(1) / weight.sum(1)[:, None]
+    # --8<-- [end:neighbours]
+
+
 # --8<-- [start:chamfer]
 def chamfer(x, y):
     """The Chamfer distance of two clouds (Fan et al., 2017)."""
