@@ -12,7 +12,7 @@ PADDING = "write bias=mask[:, None, None, :], where mask [B, N] is False at the 
 SEQUENCES = "call attention_varlen"
 LENGTHS = "leave it out: kernels read the lengths on the device"
 WINDOW = "write window, (left, right), with None for all keys on a side"
-DROPOUT = "there is no dropout"
+DROPOUT = "there is no dropout here; attention has dropout_p"
 HEADS = "leave it out: k and v may have fewer heads than q"
 SCALE = "write scale"
 
@@ -25,8 +25,11 @@ def _over_ranks(*options: str) -> dict[str, str]:
 
 OF_COLUMNS = _over_ranks("classes", "sequence_parallel", "grad_dtype")
 OF_POSITIONS = _over_ranks("method", "layout", "length", "grad_dtype")
-# Only modules lack this keyword.
-OF_MODULES = {"ranks": "call the function instead: modules compute on one rank"}
+# Only modules lack these keywords.
+OF_MODULES = {
+    "ranks": "call the function instead: modules compute on one rank",
+    "dropout_p": "call the function instead, with 0 where the model is not in training",
+}
 
 # For each operator: an old keyword, or one of another library -> a hint.
 MEANT = {
@@ -38,8 +41,7 @@ MEANT = {
         "mask": ATTENTION_BIAS,
         "key_padding_mask": PADDING,
         "padding_mask": PADDING,
-        "dropout_p": DROPOUT,
-        "dropout": DROPOUT,
+        "dropout": "write dropout_p",
         "enable_gqa": HEADS,
         "softmax_scale": SCALE,
         "sm_scale": SCALE,

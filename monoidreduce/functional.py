@@ -96,6 +96,7 @@ INTEGERS = (
     torch.uint32,
     torch.uint64,
 )
+SEED = "an int of 64 bits, or a 0-d tensor of an integer dtype"
 FAR = 1 << 62  # stands for any larger number of keys or bytes; a position plus a window still fits in 64 bits
 DEVICES = ("cpu", "cuda", "meta")
 
@@ -323,6 +324,8 @@ class AttentionOptions(TypedDict, total=False):
 class AttentionKeywords(AttentionTensors, AttentionOptions, total=False):
     """All keywords of `attention` but return_lse, which decides the type of its result."""
 
+    dropout_p: float
+    seed: int | Tensor | None
     ranks: RanksOrGroup | None
 
 
@@ -368,6 +371,8 @@ def attention(
     mask_mod: MaskMod | None = None,
     block_mask: BlockMask | None = None,
     compensated: bool = False,
+    dropout_p: float = 0.0,
+    seed: int | Tensor | None = None,
     return_lse: bool = False,
     ranks: RanksOrGroup | None = None,
     **others: NoReturn,
@@ -392,18 +397,25 @@ def attention(
             whose score is sinks[h] and whose value is 0. Scale, softcap, bias and masks do not apply to it.
         score_mod: `score_mod(score, batch, head, q_idx, kv_idx)` returns the new score of one pair, as for
             torch's flex_attention. q_idx and kv_idx are indices into q and k; they are not aligned as causal
-            and window are.
+            and window are. A bias is added afterwards; beside score_mod, mask_mod, block_mask or dropout it
+            requires no gradient.
         mask_mod: `mask_mod(batch, head, q_idx, kv_idx)` returns whether a pair is kept.
         block_mask: instead of mask_mod: a mask made by `monoidreduce.block_mask`, or torch's BlockMask.
             Blocks that keep nothing are skipped. See docs/score_mod.md.
         compensated: save what a 16-bit output loses by rounding for the backward pass, in 2 bytes per
             element. d_q and d_k of queries that attend to almost one key only become several times more
             accurate (docs/numerics.md, saturated rows). No effect for other dtypes.
+        dropout_p: from 0 to below 1, as in torch's scaled_dot_product_attention: each softmax weight becomes
+            0 with this probability, and the others are multiplied by 1 / (1 - dropout_p). lse does not
+            change. Nothing is stored: the backward pass finds the same numbers, those of `stat.uniform(seed)`
+            in a fold of the rows of q. Give 0 where a model is not in training.
+        seed: of dropout, an int of 64 bits or a 0-d tensor of integers. By default torch's generator of the
+            device draws it, without a wait.
         return_lse: also return the log-sum-exp of each query's scores, including its sink.
         ranks: q, k and v are this rank's shard of the queries and keys, as `distributed.shard` makes it along
             axis 2, and so are the results. bias is for all queries and keys, on every rank, and sinks for all
-            heads. Causal masks and windows apply to the whole sequence. score_mod, mask_mod and block_mask
-            are not supported. Uses the options method, layout, length and grad_dtype of `Ranks`.
+            heads. Causal masks and windows apply to the whole sequence. score_mod, mask_mod, block_mask and
+            dropout are not supported. Uses the options method, layout, length and grad_dtype of `Ranks`.
 
     Returns:
         out [B, H, M, D] in the dtype of q. With return_lse also lse [B, H, M] in the accumulation dtype, with
@@ -421,6 +433,9 @@ def attention(
             if mod is not None:
                 error = ValueError(mismatch(name, "None beside ranks", type(mod)))
                 refuse_over_ranks(ranks, "attention", error)
+        if dropout_p != 0:
+            error = ValueError(mismatch("dropout_p", "0 beside ranks", dropout_p))
+            refuse_over_ranks(ranks, "attention", error)
         tensors = (q, k, v, bias, sinks)
         found: Tensor | tuple[Tensor, Tensor] = _yards.ranks().attention_over_ranks(
             ranks,
@@ -434,12 +449,15 @@ def attention(
         )
         return found
     return_lse, compensated = check_bool("return_lse", return_lse), check_bool("compensated", compensated)
-    if score_mod is not None or mask_mod is not None or block_mask is not None:
-        q, k, v, _ = attention_operands(q, k, v)
+    if not (isinstance(dropout_p, float) and dropout_p == 0.0 and seed is None):
+        dropout_p, seed = _dropout(dropout_p, seed, q)
+    if score_mod is not None or mask_mod is not None or block_mask is not None or dropout_p:
+        q, k, v, sizes = attention_operands(q, k, v)
+        bias = _checked_bias(bias, q, (sizes["B"], sizes["H"], sizes["M"], sizes["N"]))
         check_sinks(sinks, q)
         exact = compensated or _shows_rounding(q, sinks)
         out, lse = _yards.folds().modified_attention(
-            q, k, v, modifies, causal, scale, window, softcap, bias, sinks, exact
+            q, k, v, modifies, causal, scale, window, softcap, bias, sinks, exact, None, dropout_p, seed
         )
     else:
         of_call = (causal, scale, window, softcap, compensated)
@@ -472,20 +490,48 @@ def check_attention(
     keys of q and k to those that the bias covers, which differ over ranks.
     """
     q, k, v, sizes = attention_operands(q, k, v)
-    of_bias = whole(sizes["M"], sizes["N"])
-    if bias is not None:
-        check_tensor("bias", bias)
-        if bias.dtype != torch.bool:
-            check_floating("bias", bias)
-            bias = autocast(bias, autocast_dtype(q))
-        check_like("bias", bias, "q", q, (q.dtype, accumulation_dtype(q.dtype), torch.bool))
-        _check_broadcast(bias, (sizes["B"], sizes["H"], *of_bias))
+    bias = _checked_bias(bias, q, (sizes["B"], sizes["H"], *whole(sizes["M"], sizes["N"])))
     check_sinks(sinks, q)
     scale, softcap = score_factors(scale, softcap)
     of_rows = bias if bias is not None and raises_rows(bias) else None
     bias = None if of_rows is not None else bias
     compensated = compensated or _shows_rounding(q, bias, sinks)
     return (q, k, v, bias), (scale, softcap, *bounds(causal, window), compensated), of_rows
+
+
+def _dropout(dropout_p: float, seed: int | Tensor | None, q: Tensor) -> tuple[float, Tensor | None]:
+    """The checked probability of dropout, and the seed on the device of q; (0, None) for no dropout."""
+    expected = "a number from 0 to below 1"
+    dropout_p = check_finite("dropout_p", dropout_p, expected)
+    if not 0 <= dropout_p < 1:
+        raise ValueError(mismatch("dropout_p", expected, dropout_p))
+    if isinstance(seed, Tensor):
+        if seed.dim() or seed.dtype not in INTEGERS or seed.dtype == torch.uint64:
+            raise TypeError(mismatch("seed", SEED, f"a tensor of shape {list(seed.shape)}, {seed.dtype}"))
+    elif seed is not None:
+        seed = check_int("seed", seed, SEED)
+        if not -(2**63) <= seed < 2**63:
+            raise ValueError(mismatch("seed", SEED, seed))
+    if dropout_p == 0:
+        return 0.0, None
+    if seed is None:
+        return dropout_p, torch.randint(-(2**63), 2**63 - 1, (), device=q.device)
+    if isinstance(seed, Tensor):
+        return dropout_p, seed.to(q.device, torch.int64)
+    return dropout_p, torch.full((), seed, dtype=torch.int64, device=q.device)
+
+
+def _checked_bias(bias: Tensor | None, q: Tensor, full: tuple[int, int, int, int]) -> Tensor | None:
+    """Check a bias, and cast it as autocast says. full: the shape to which it is broadcast."""
+    if bias is None:
+        return None
+    check_tensor("bias", bias)
+    if bias.dtype != torch.bool:
+        check_floating("bias", bias)
+        bias = autocast(bias, autocast_dtype(q))
+    check_like("bias", bias, "q", q, (q.dtype, accumulation_dtype(q.dtype), torch.bool))
+    _check_broadcast(bias, full)
+    return bias
 
 
 def _shows_rounding(q: Tensor, *others: Tensor | None) -> bool:

@@ -353,6 +353,8 @@ def _of_mods(operator: str, call: dict[str, Any], program: str, on_gpu: bool, ti
     blocks = call.get("block_mask")  # attention_varlen has none
     how = "kernels are compiled for, at the first call" if on_gpu else "the CPU engine interprets"
     functions = "score_mod and mask_mod" if operator != "attend" else "weight and mask_mod"
+    if call.get("dropout_p"):
+        functions += ", softcap, bias and dropout beside them,"
     reasons = [f"{functions} are a program of {len(parse(program).nodes)} operations, which {how}"]
     if call.get("normalized"):
         wide = call["v"].shape[-1]

@@ -17,9 +17,16 @@ from monoidreduce.folds.cpu.bytecode import scores_code
 from monoidreduce.folds.program.arguments import definition
 from monoidreduce.folds.program.errors import TraceError
 from monoidreduce.folds.program.integers import most_numbers
-from monoidreduce.folds.program.mods import STAND_INS, mods_in_graph, mods_of, tables
+from monoidreduce.folds.program.mods import ALONE, STAND_INS, Beside, mods_in_graph, mods_of, tables
 from monoidreduce.folds.program.sequences import line_numbers
-from monoidreduce.functional import MaskMod, ScoreMod, Window, attention_operands, bounds
+from monoidreduce.functional import (
+    MaskMod,
+    ScoreMod,
+    Window,
+    attention_operands,
+    bounds,
+    softcap_value,
+)
 
 __all__ = ["attend", "dtype_of_weights", "modified_attention"]
 
@@ -40,19 +47,29 @@ def modified_attention(
     sinks: Tensor | None,
     compensated: bool,
     starts: Starts | None = None,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """out and lse of `attention` with at least one of score_mod, mask_mod and block_mask.
+    """out and lse of `attention` with at least one of score_mod, mask_mod, block_mask and dropout.
 
-    q, k, v, sinks: checked; q, k and v have four axes. starts: cu_seqlens of queries and keys, for packed
-    sequences.
+    q, k, v, bias, sinks: checked; q, k and v have four axes. starts: cu_seqlens of queries and keys, for
+    packed sequences. seed: of dropout, 0-d.
     """
-    for name, value in (("softcap", softcap), ("bias", bias)):
-        if value is not None:
-            raise ValueError(
-                mismatch(name, "None beside a score_mod or mask: write it in score_mod", type(value))
-            )
+    if bias is not None and bias.requires_grad and torch.is_grad_enabled():
+        expected = "one that requires no gradient beside a score_mod, a mask or dropout: write bias.detach()"
+        raise ValueError(mismatch("bias", expected, "one that does"))
+    kind = "" if bias is None else "bool" if bias.dtype == torch.bool else "real"
+    beside = softcap_value(softcap), kind, dropout_p
     given = (q, k, v, mods, causal, scale, window)
-    out, lse, _ = _call(*given, sinks=sinks, weights=False, compensated=compensated, starts=starts)
+    out, lse, _ = _call(
+        *given,
+        sinks=sinks,
+        weights=False,
+        compensated=compensated,
+        starts=starts,
+        beside=beside,
+        of_beside=(bias, seed),
+    )
     return out, lse
 
 
@@ -122,7 +139,10 @@ def _call(
     sinks: Tensor | None = None,
     compensated: bool = False,
     starts: Starts | None = None,
+    beside: Beside = ALONE,
+    of_beside: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """out, lse and the low word of out. of_beside: the bias, and the seed of dropout."""
     if scale is not None:
         scale = check_factor("scale", scale)
     score_mod, mask_mod, block_mask = mods
@@ -137,13 +157,18 @@ def _call(
         blocks = as_block_mask(block_mask)
         kinds, mask_mod, block = _checked(blocks, q, k), blocks.mask_mod, blocks.block
         words, listed = blocks.links if q.is_cuda else kinds, block if blocks.listed else None
-    given = (score_mod, mask_mod, listed, weights, starts is not None)
+    packed = starts is not None
+    given = (score_mod, mask_mod, listed, weights, packed, beside)
     lines = None if starts is None else line_numbers(*starts, max(q.shape[2], k.shape[2], 1))
-    of_call = (kinds, lines)
+    bias, seed = of_beside
+    if bias is not None:
+        bias = bias[(None,) * (4 - bias.dim())]
+    of_call = (kinds, lines, bias, bias, seed)
     if in_graph:
         traced, which, read = mods_in_graph(*given)
         if traced is None:
-            again = (q, k, v, mods, causal, scale, window, weights, sinks, compensated, starts)
+            again: Any = (q, k, v, mods, causal, scale, window, weights, sinks, compensated, starts)
+            again += (beside, of_beside)
             return outside_of_graphs(_call, *again)  # type: ignore[no-any-return]
         captured: list[Any] = [
             as_input(own, q) if number < 0 else of_call[number]
@@ -152,7 +177,8 @@ def _call(
     else:
         traced = mods_of(*given)
         captured = [_given(tensor, STAND_INS, of_call) for tensor in traced.tensors]
-    table, table_index, numbers = tables(traced, captured, q, given[:2])
+    counts = q.shape[1:2] if traced.counts_heads else ()
+    table, table_index, numbers = tables(traced, captured, q, given[:2], counts)
     if q.is_cpu and not torch.compiler.is_compiling():
         _check_fits(traced.text, numbers, (q, k, v, table), score_mod or mask_mod)
     # With few keys, dq in bfloat16 would miss the accuracy rule without the low word of out.

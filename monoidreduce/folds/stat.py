@@ -7,6 +7,7 @@
     largest(f), smallest(f)             the value, and the first column that has it
     largest(f, k), smallest(f, k)       the k largest or smallest values in order, and their columns
     count(condition)                    the number of columns for which it holds
+    uniform(seed)                       no statistic: a random number of the element
 
 In `mean` and `total`, f may also be a payload: a datum of columns that has a vector [E] for each column, or a
 number of the element times it. The result is then a vector.
@@ -30,7 +31,7 @@ from monoidreduce.folds.program.errors import TraceError
 from monoidreduce.folds.program.graph import Payload
 from monoidreduce.folds.program.program import MOST
 
-__all__ = ["Extremum", "Softmax", "Statistic", "count", "largest", "smallest", "softmax", "total"]
+__all__ = ["Extremum", "Softmax", "Statistic", "count", "largest", "smallest", "softmax", "total", "uniform"]
 
 
 def __dir__() -> list[str]:
@@ -64,11 +65,17 @@ def building(graph: Any) -> Iterator[None]:
         _graph.reset(token)
 
 
-def _traced(name: str, value: Any, kind: str) -> int:
-    """The number of the graph node of a statistic's argument, checked and converted to `kind`."""
+def _graph_for(name: str) -> Any:
+    """The graph of the function that is being traced."""
     graph = _graph.get()
     if graph is None:
         raise TypeError(f"mr.stat.{name} is for functions decorated with mr.statistics; call that function")
+    return graph
+
+
+def _traced(name: str, value: Any, kind: str) -> int:
+    """The number of the graph node of a statistic's argument, checked and converted to `kind`."""
+    graph = _graph_for(name)
     expression = graph.expression(value)
     if kind == "bool":
         if expression.kind != "bool":
@@ -195,3 +202,18 @@ def _checked_k(name: str, k: int | None) -> int | None:
 def count(condition: Any) -> Any:
     """The number of columns for which the condition holds, int64."""
     return Statistic("count", _traced("count", condition, "bool"))
+
+
+def uniform(seed: int | Tensor) -> Any:
+    """A random number in (0, 1), of its own for each element: float32, an odd multiple of 2^-24.
+
+        noisy = mr.stat.largest(score - torch.log(-torch.log(mr.stat.uniform(seed))))  # Gumbel-max
+
+    It is a function of the seed, the leading indices of the row in `a`, and the column. So it is the same in
+    forward and backward passes, on every device and in every dtype, and over ranks, which are given the same
+    seed. Different seeds give independent numbers. It has no gradient.
+
+    Args:
+        seed: an int of 64 bits, or a 0-d tensor of an integer dtype, whose values need no new kernels.
+    """
+    return _graph_for("uniform").uniform(seed)

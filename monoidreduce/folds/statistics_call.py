@@ -276,9 +276,13 @@ class Call:
             datum = self.label if name == "label" else self.ignored
             assert datum is not None
             return datum
-        if name in ("row", "head", "batch"):
+        if name == "number":
+            return torch.full((), rest[0], dtype=torch.int64, device=self.a.device)
+        if name in ("leading", "row", "head", "batch"):
             number = torch.arange(len(self.a), device=self.a.device)
             *leading, _ = self.given.shape
+            if name == "leading":
+                return number // leading[-1] if len(leading) > 1 and leading[-1] else number.new_zeros(())
             if name == "row":
                 return number % leading[-1] if len(leading) > 1 and leading[-1] else number
             _, heads, rows = leading

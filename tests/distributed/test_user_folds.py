@@ -177,3 +177,24 @@ def test_a_captured_tensor_that_is_too_short_is_refused_on_all_ranks() -> None:
     parts = list(torch.randn(6, 5).chunk(2))
     for text in on_ranks(2, _short_captured, torch.randn(3, 5), Each(parts), torch.randn(4)):
         assert "expected 6 along an axis, got 4" in text, text
+
+
+def _dropped(group: Any, a: Tensor, b: Tensor, own_rows: bool) -> Tensor:
+    seed = torch.tensor(5)
+
+    @mr.statistics
+    def dropped(score: Any) -> dict[str, Any]:
+        return {"total": mr.stat.total(torch.where(mr.stat.uniform(seed) < 0.5, score, 0.0))}
+
+    options = {} if group is None else over(group, {"classes": 67, "sequence_parallel": own_rows})
+    total: Tensor = dropped(a, b, **options).total
+    return total
+
+
+@pytest.mark.parametrize("own_rows", (False, True), ids=("replicated", "sequence_parallel"))
+def test_random_numbers_are_those_of_the_whole_fold(own_rows: bool) -> None:
+    a, b = torch.randn(8, 3, 5, dtype=torch.float64), torch.randn(67, 5, dtype=torch.float64)
+    of_a = list(a.chunk(2)) if own_rows else [a, a]
+    found = on_ranks(2, _dropped, Each(of_a), Each(split(b, 0, 2)), own_rows)
+    joined = torch.cat(list(found)) if own_rows else same_bits(list(found))
+    torch.testing.assert_close(joined, _dropped(None, a, b, False))

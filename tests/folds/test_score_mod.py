@@ -12,6 +12,7 @@ import mods
 import numpy as np
 import pytest
 import torch
+from dropout import dropped
 from mods import CASES, Case, dense
 from torch import Tensor
 
@@ -347,6 +348,24 @@ def test_partial_functions() -> None:
     assert_near([mr.attention(q, k, v, mask_mod=mask)], [dense(q, k, v, None, mask)[0]])
 
 
+@pytest.mark.parametrize("dtype", (F64, torch.float32), ids=str)
+def test_softcap_and_bias_beside_functions(dtype: torch.dtype) -> None:
+    """In the order softcap, score_mod, bias, masks."""
+    q, k, v = operands(SHAPES[0], dtype)
+    shape = (1, q.shape[1], q.shape[2], k.shape[2])
+    score_mod = lambda s, b, h, i, j: s * s - (i - j) * 0.125  # noqa: E731
+    mask_mod = lambda b, h, i, j: (i + j) % 3 != 1  # noqa: E731
+    generator = torch.Generator().manual_seed(0)
+    real = torch.randn(shape, generator=generator, dtype=dtype)
+    for bias in (real, real[0, 0, :, :1], real > 0):
+        options = {"score_mod": score_mod, "mask_mod": mask_mod, "softcap": 1.5, "bias": bias}
+        ours, theirs = mr.attention(q, k, v, **options), dropped(q, k, v, dropout_p=0.0, seed=0, **options)
+        by = torch.randn(ours.shape, generator=generator, dtype=dtype)
+        gradients = (torch.autograd.grad(out, (q, k, v), by) for out in (ours, theirs))
+        for mine, other in zip((ours, *next(gradients)), (theirs, *next(gradients)), strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-4 if dtype != F64 else 1e-9, atol=1e-5)
+
+
 def test_refused() -> None:
     q, k, v = operands(SHAPES[0], F64)
     identity = lambda s, b, h, i, j: s  # noqa: E731
@@ -354,8 +373,9 @@ def test_refused() -> None:
     table = torch.randn(100, dtype=F64, requires_grad=True)
     blocks = mr.block_mask(keep, None, None, 5, 5)
     calls: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
-        ({"score_mod": identity, "softcap": 2.0}, ValueError, "softcap: expected None beside a score_mod"),
-        ({"mask_mod": keep, "bias": torch.zeros(1, dtype=F64)}, ValueError, "bias: expected None"),
+        ({"score_mod": identity, "softcap": -1.0}, ValueError, "softcap: expected"),
+        ({"mask_mod": keep, "bias": torch.zeros(2, dtype=F64)}, ValueError, "bias: expected a shape"),
+        ({"mask_mod": keep, "bias": table[:1]}, ValueError, "bias: expected one that requires no gradient"),
         ({"score_mod": 3}, TypeError, "score_mod: expected a function"),
         ({"mask_mod": lambda b, h, i, j: i + j}, mr.TraceError, "expected a condition"),
         ({"score_mod": lambda s, b, h, i, j: s > 0}, mr.TraceError, "expected a number"),

@@ -315,7 +315,8 @@ def test_unknown_options(operator: str) -> None:
     [
         ("attention", "is_causal", "write causal, which aligns the last query with the last key"),
         ("attention", "attn_mask", "write bias"),
-        ("attention", "dropout_p", "there is no dropout"),
+        ("attention", "dropout", "write dropout_p"),
+        ("mlp", "dropout", "there is no dropout here"),
         ("attention", "enable_gqa", "leave it out"),
         ("attention", "cu_seqlens", "call attention_varlen"),
         ("attention", "key_padding_mask", "bias=mask[:, None, None, :]"),

@@ -73,6 +73,8 @@ enum class Instruction {
   kWideEq,
   kWideWhere,
   kWideWithin,
+  kWideStream,  // to = the stream of random numbers (random.h) of seed a and leading indices b, wide integers
+  kWideUniform,  // to = the random number of stream a, a wide integer, in row b and column c, integers of a word
   // to = element a of the call's table of reals, of integers that fit a word, or of wide integers. b is not a register: 1 if
   // a is the same for all rows.
   kGather,
@@ -90,17 +92,17 @@ enum class Instruction {
   kStore,   // a
 };
 inline constexpr const char* kInstructionNames[] = {
-    "score",        "other",    "column",     "wide_column", "position",    "neg",          "abs",
-    "exp",          "expm1",    "log",        "log1p",       "log1pexp",    "sqrt",         "sin",
-    "cos",          "atan",     "floor",      "round",       "tanh",        "erf",          "sigmoid",
-    "add",          "sub",      "mul",        "div",         "pow",         "fmod",         "maximum",
-    "minimum",      "share",    "where",      "lt",          "le",          "eq",           "and",
-    "or",           "not",      "to_real",    "index_add",   "index_sub",   "index_mul",    "index_div",
-    "index_mod",    "index_lt", "index_le",   "index_eq",    "index_where", "within",       "widen",
-    "wide_to_real", "wide_add", "wide_sub",   "wide_mul",    "wide_div",    "wide_mod",     "wide_lt",
-    "wide_le",      "wide_eq",  "wide_where", "wide_within", "gather",      "index_gather", "wide_gather",
-    "frame",        "weight",   "mean",       "total",       "largest",     "count",        "result",
-    "store"};
+    "score",        "other",       "column",     "wide_column", "position",    "neg",          "abs",
+    "exp",          "expm1",       "log",        "log1p",       "log1pexp",    "sqrt",         "sin",
+    "cos",          "atan",        "floor",      "round",       "tanh",        "erf",          "sigmoid",
+    "add",          "sub",         "mul",        "div",         "pow",         "fmod",         "maximum",
+    "minimum",      "share",       "where",      "lt",          "le",          "eq",           "and",
+    "or",           "not",         "to_real",    "index_add",   "index_sub",   "index_mul",    "index_div",
+    "index_mod",    "index_lt",    "index_le",   "index_eq",    "index_where", "within",       "widen",
+    "wide_to_real", "wide_add",    "wide_sub",   "wide_mul",    "wide_div",    "wide_mod",     "wide_lt",
+    "wide_le",      "wide_eq",     "wide_where", "wide_within", "wide_stream", "wide_uniform", "gather",
+    "index_gather", "wide_gather", "frame",      "weight",      "mean",        "total",        "largest",
+    "count",        "result",      "store"};
 static_assert(sizeof(kInstructionNames) / sizeof(char*) == static_cast<int>(Instruction::kStore) + 1);
 
 // Limits. Registers of a block of columns have the numbers from 0 on, registers of a row the numbers after these.
@@ -108,6 +110,6 @@ inline constexpr int kBlockRegisters = 128, kRowRegisters = 512, kStateFields = 
 // The most instructions in the code of a row, and in the code of an element.
 inline constexpr int kMostSteps = 1 << 14;
 // Panels that hold a number for each element. Those of the two scores come first.
-inline constexpr int kPanels = 3;
+inline constexpr int kPanels = 4;
 
 }  // namespace monoidreduce

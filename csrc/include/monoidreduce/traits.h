@@ -179,6 +179,11 @@ template <class S>
   requires requires { S::kOfSequences; }
 inline constexpr bool kMayBeListed<S> = S::kOfSequences;
 
+// Scores whose weights have factors that come after the softmax (dropout): weights are multiplied by them, and so are the
+// <G_i, v_j> of backward. s.drop(weights, row0, column0) does the former for a fragment, s.factor(i) is that of an element.
+template <class S>
+concept DropsWeights = S::kDropsWeights;
+
 // Scores with a block mask (device/program/score_element.h). s.touches(...) says whether a tile holds any score. A strip is
 // all tiles of some rows, or of some columns: next() finds the next tile that holds a score, whole() says whether a tile
 // is entirely unmasked.

@@ -239,15 +239,18 @@ def backward_code(text: str, rows: int, row_indices: int, columns: int, column_i
 def scores_code(text: str, sizes: tuple[int, ...], most: int, backward: bool) -> str:
     """The code of score_mod and mask_mod. most: see `lowered`.
 
-    It writes panels: the scores; 0 for kept elements and -inf for others; and in backward the derivatives of
-    the scores with respect to the dot products.
+    It writes panels: the scores; 0 for kept elements and -inf for others; in backward the derivatives of the
+    scores with respect to the dot products; and with dropout the factors of the weights.
     """
-    graph, score, keep, slope = slopes(text, sizes)
+    graph, score, keep, slope, factor = slopes(text, sizes)
     zero, nothing = graph.constant(0.0), graph.constant(-math.inf)
     kept = zero.where(keep, zero, nothing) if keep is not None else zero
-    roots = [score.number, kept.number, *([slope.number] if backward else [])]
-    writer = _Writer(graph.nodes, roots, (0, len(ROW_NUMBERS), 0, 0), most)
+    panels = {0: score.number, 1: kept.number} | ({2: slope.number} if backward else {})
+    if factor is not None:
+        panels[3] = factor.number
+    writer = _Writer(graph.nodes, panels.values(), (0, len(ROW_NUMBERS), 0, 0), most)
     # Panels are written last, because the first one holds the dot products.
-    for k, number in enumerate([writer.value(root) for root in writer.roots]):
-        writer.state("result" if k == 2 else "store", k, [number])
+    values = [writer.value(root) for root in writer.roots]
+    for panel, number in zip(panels, values, strict=True):
+        writer.state("result" if panel == 2 else "store", panel, [number])
     return writer.text([0, 0, 0, 0])

@@ -46,6 +46,7 @@ _CALLS |= {"mul": "product", "div": "quotient"}
 _CALLS |= {"index_mod": "floor_remainder", "not": "!", "neg": "-"}
 _CALLS |= {"wide_div": "floor_of_quotient", "wide_mod": "floor_remainder", "wide_where": "select"}
 _CALLS |= {"widen": "W", "wide_to_real": "to_real", "wide_within": "within"}
+_CALLS |= {"wide_uniform": "uniform<R>"}
 _DATA = {
     "row": "e.row.data",
     "row_index": "e.row.index",
@@ -157,6 +158,9 @@ def _lines(
     names = {nodes[number][0] for number in live}
     for number in live:
         name, value = nodes[number][0], _value(nodes[number], fused)
+        if name == "wide_uniform" and modify_scores:  # of the key
+            stream, row, _ = nodes[number][1:]
+            value = f"uniform<R>(x{stream}, x{row}, e.pair, e.second)"
         if f"wide_{name}" in names and name in _DATA:  # then all integers of rows (columns) are 64-bit
             value = f"saturated<I>({value})"
         kind = LEAVES[name] if name in LEAVES else OPERATIONS[name].kinds[-1]
@@ -308,17 +312,15 @@ def scores_source(
     excludes steps. fused: whether products may be fused with sums, which is harmless if weights are rounded
     to 16 bits. most: see `lowered`.
     """
-    graph, score, keep, slope = slopes(text, None)
+    graph, score, keep, slope, factor = slopes(text, None)
     kept = graph.constant(True) if keep is None else keep
     found = key_step(graph, score) if steps else None
     step = graph.constant(0.0) if found is None else found
+    of_element = [("R", "score", score), ("bool", "keeps", kept), ("R", "slope", slope), ("R", "step", step)]
+    if factor is not None:
+        of_element.append(("R", "factor", factor))
     functions = ""
-    for kind, name, value in (
-        ("R", "score", score),
-        ("bool", "keeps", kept),
-        ("R", "slope", slope),
-        ("R", "step", step),
-    ):
+    for kind, name, value in of_element:
         lines, (root,), _ = _lines(graph.nodes, [value.number], most, True, fused)
         body = "".join(f"    {line}\n" for line in [*lines, f"return {root};"])
         functions += (

@@ -282,14 +282,16 @@ def exchanged(nodes: Iterable[Node], column_indices: int) -> Iterator[Node]:
             yield names.get(name, name), *rest
 
 
-# Attention. Its program has one total, the score, and at most one count: whether the element is kept.
+# Attention. Its program has one total, the score, or two: the score and the factor of the element's weight
+# (dropout). It has at most one count: whether the element is kept.
 
 
 @lru_cache(256)
 def slopes(
     text: str, sizes: tuple[int, ...] | None
-) -> tuple[Graph, Expression, Expression | None, Expression]:
-    """The graph, the modified score, whether it is kept (or None), and d(modified score) / d(score).
+) -> tuple[Graph, Expression, Expression | None, Expression, Expression | None]:
+    """The graph, the modified score, whether it is kept (or None), d(modified score) / d(score), and the
+    factor of the weight (or None).
 
     sizes: sizes of the call, which become constants; None keeps them as leaves.
     """
@@ -298,12 +300,13 @@ def slopes(
     if sizes is not None:
         nodes = tuple(("integer", sizes[node[1]]) if node[0] == "size" else node for node in nodes)
     graph = Graph(nodes)
-    score, *kept = (Expression(graph, number) for number in program.roots)
+    score, *factors = (Expression(graph, number) for number in program.totals)
+    kept = [Expression(graph, number) for number in program.counts]
     adjoint = Adjoint(graph)
     adjoint.add(score.number, graph.constant(1.0))
     adjoint.pull_back(nodes)
     slope = adjoint.by_leaves(nodes).get(("score",), graph.constant(0.0))
-    return graph, score, kept[0] if kept else None, slope
+    return graph, score, kept[0] if kept else None, slope, factors[0] if factors else None
 
 
 def key_step(graph: Graph, score: Expression) -> Expression | None:
@@ -373,9 +376,10 @@ def modified_sums(
     values.
 
     The derivative with respect to a score is p (<G, v> + c), with p the softmax probability and c = g_lse -
-    sum p <G, v> (minus delta, without g_lse). For columns, c is additional row data. For rows it need not be
-    known, because the totals are linear in c: totals n to 2 n - 1 are its coefficients, and total 2 n is sum
-    p <G, v>, computed from the same probabilities and products as the others.
+    sum p <G, v> (minus delta, without g_lse). With dropout <G, v> is multiplied by the element's factor. For
+    columns, c is additional row data. For rows it need not be known, because the totals are linear in c:
+    totals n to 2 n - 1 are its coefficients, and total 2 n is sum p <G, v>, computed from the same
+    probabilities and products as the others.
 
     Args:
         text, sizes: the program of attention and its sizes.
@@ -400,7 +404,8 @@ def modified_sums(
             placed.append(leaves[node] if node in leaves else graph.leaf(*node))
         else:
             placed.append(graph.raw(node[0], *(placed[i] for i in node[1:])))
-    score, *kept = (placed[number] for number in program.roots)
+    score, *factors = (placed[number] for number in program.totals)
+    kept = [placed[number] for number in program.counts]
     if partial:
         begin, end = (graph.leaf("row_index", k, "int64") for k in (3, 4))
         position = graph.leaf("position")
@@ -415,6 +420,8 @@ def modified_sums(
         return [adjoint.by(placed[i].number) for i in gathers]
 
     upstream = graph.leaf("other") if values else graph.constant(0.0)
+    for factor in factors:
+        upstream = upstream * factor
     if not softmax:
         gradients = by_gathers(upstream)
     else:

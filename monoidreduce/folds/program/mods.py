@@ -1,5 +1,7 @@
 """Tracing of score_mod and mask_mod, which have FlexAttention's signatures, to a program.
 
+A softcap, a bias and dropout beside them are parts of the program.
+
 A function sees one element: `score_mod(score, batch, head, q_idx, kv_idx)` returns its new score, and
 `mask_mod(batch, head, q_idx, kv_idx)` whether it is kept. Captured tensors are concatenated to two tables, of
 reals and of integers, from which the program gathers. The offset of each tensor in its table, and its sizes,
@@ -11,6 +13,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache, reduce
+from operator import and_
 from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -30,7 +34,17 @@ from monoidreduce.folds.program.sequences import in_sequences
 from monoidreduce.folds.program.tracing import Captures, Trace, described, run
 from monoidreduce.folds.torch.reader import evaluate
 
-__all__ = ["LINES", "STAND_INS", "Mods", "kept_elements", "mods_in_graph", "mods_of", "tables"]
+__all__ = [
+    "ALONE",
+    "LINES",
+    "STAND_INS",
+    "Beside",
+    "Mods",
+    "kept_elements",
+    "mods_in_graph",
+    "mods_of",
+    "tables",
+]
 
 NOTHING, PARTLY, WHOLLY = 0, 1, 2  # of a block of scores, what a mask keeps: BlockMask.kinds
 
@@ -38,26 +52,35 @@ INDICES = ("batch", "head", "query", "position")
 MOST_SIZES = 24  # ModifiedScoresData::kMostSizes (device/program/score_element.h)
 # Stand-ins for tensors of a call: BlockMask.kinds, and `line_numbers` of packed sequences.
 KINDS, LINES = torch.zeros(1, 1, 1, 1, dtype=torch.int64), torch.zeros(1, 4, dtype=torch.int64)
-STAND_INS = (KINDS, LINES)
+# The bias, [B, H, M, N] or 1 in place of a size, and the seed of dropout.
+BIAS, BOOL_BIAS, SEED = torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, 1, dtype=torch.bool), torch.tensor(0)
+STAND_INS = (KINDS, LINES, BIAS, BOOL_BIAS, SEED)
 Mod = Callable[..., Any]
+# Options of a call that are part of its program: the softcap, or 0; the kind of the bias, "real", "bool" or
+# ""; and the probability of dropout. Not a NamedTuple, which `_dynamo.read` does not open.
+Beside = tuple[float, str, float]
+ALONE: Beside = (0.0, "", 0.0)
 
 
 @dataclass(frozen=True)
 class Mods:
     """The traced functions of a call.
 
-    text: text of the program; its total is the score, its count whether the element is kept.
+    text: text of the program; its first total is the score, its count whether the element is kept. With
+        dropout a second total is the factor of the element's weight.
     tensors: the captured tensors.
     by_both: for each captured tensor that is indexed by query and key together, the index and its file and
         line; else None. Such a tensor cannot have a gradient.
     reads: whether torch computed something from tensors only while tracing, so that the trace cannot be
     reused.
+    counts_heads: whether the number of heads is one more size of the call.
     """
 
     text: str
     tensors: tuple[Tensor, ...]
     by_both: tuple[tuple[str, tuple[str, int]] | None, ...]
     reads: bool
+    counts_heads: bool
 
 
 class _Trace(Trace):
@@ -105,6 +128,12 @@ class _Trace(Trace):
         found = self.raw(f"as_{kind}", self.raw("index_gather", at))
         return found != 0 if kind == "bool" else found
 
+    def uniform(self, seed: Any) -> Expression:
+        raise TraceError(
+            "mr.stat.uniform is for functions decorated with mr.statistics: dropout of softmax weights is "
+            "dropout_p= of mr.attention"
+        )
+
     def place(self, tensor: Tensor) -> tuple[int, int]:
         """The number of a captured tensor, and the number of its first size (its offset in the table)."""
         number = self._captured(tensor)
@@ -134,6 +163,7 @@ def trace_mods(
     block: tuple[int, int] | None = None,
     weights: bool = False,
     packed: bool = False,
+    beside: Beside = ALONE,
 ) -> Mods:
     """Trace the program of a call. A function that is None leaves scores unchanged, or keeps all elements.
 
@@ -143,7 +173,10 @@ def trace_mods(
     """
     graph = _Trace()
     indices = [graph.leaf(name) for name in INDICES]
-    score, kept = graph.leaf("score"), []
+    score, keeps = graph.leaf("score"), []
+    softcap, bias, dropout_p = beside
+    if softcap:
+        score = graph.apply("tanh", score / softcap) * softcap
     if score_mod is not None:
         name, given = ("weight", (score,)) if weights else ("score_mod", (score, *indices))
         score = _score(score_mod, graph, _called(name, score_mod, graph, given))
@@ -153,13 +186,37 @@ def trace_mods(
             batch, head, query, key = indices
             kind = graph.gather(KINDS, (batch, head, query // block[0], key // block[1]))
             keep = (kind == WHOLLY) | ((kind == PARTLY) & keep)
-        kept.append(keep.number)
-    program = Program(tuple(graph.nodes), totals=(score.number,), counts=tuple(kept))
-    if packed:
-        program = in_sequences(program, graph.place(LINES)[1])
+        keeps.append(keep)
+    if bias == "real":
+        score = score + graph.gather(BIAS, tuple(indices))  # an axis of size 1 has any index (`within`)
+    elif bias == "bool":
+        keeps.append(graph.gather(BOOL_BIAS, tuple(indices)))
+    kept = [reduce(and_, keeps).number] if keeps else []
+    lines = graph.place(LINES)[1] if packed else None
+    totals = [score.number]
+    if dropout_p:
+        totals.append(_kept_of_dropout(graph, dropout_p).number)
+    program = Program(tuple(graph.nodes), totals=tuple(totals), counts=tuple(kept))
+    if lines is not None:
+        program = in_sequences(program, lines)
     program, _ = program.pruned()
     by_both = tuple(graph.by_both.get(number) for number in range(len(graph.tensors)))
-    return Mods(program.text, tuple(graph.tensors), by_both, graph.reads)
+    return Mods(program.text, tuple(graph.tensors), by_both, graph.reads, bool(dropout_p))
+
+
+def _kept_of_dropout(graph: _Trace, p: Any) -> Expression:
+    """The factor of an element's weight: 0 with probability p, otherwise 1 / (1 - p).
+
+    p: a number; or a tensor, if torch.compile made it an input of the graph.
+    """
+    batch, head, query, key = (graph.leaf(name) for name in INDICES)
+    seed = graph.gather(SEED, ())
+    heads = graph.leaf("size", graph.first_size[-1])
+    stream = graph.apply("index_stream", seed, batch * heads + head)
+    number = graph.apply("uniform", stream, query, key)
+    # Rounded to float32 as the numbers are, so that all dtypes drop the same elements.
+    least = p if isinstance(p, Tensor) else torch.tensor(p, dtype=torch.float32).item()
+    return number.where(number < least, 0.0, 1.0 / (1.0 - graph.expression(p)))
 
 
 def _called(name: str, function: Mod, graph: Trace, arguments: Sequence[Expression]) -> Any:
@@ -200,7 +257,11 @@ def _described(value: Any) -> str:
 
 
 def tables(
-    mods: Mods, tensors: Sequence[Tensor], like: Tensor, functions: tuple[Any, ...]
+    mods: Mods,
+    tensors: Sequence[Tensor],
+    like: Tensor,
+    functions: tuple[Any, ...],
+    counts: Sequence[int] = (),
 ) -> tuple[Tensor | None, Tensor | None, list[int]]:
     """The table of reals, the table of integers, and for each captured tensor its offset and its sizes.
 
@@ -209,6 +270,7 @@ def tables(
         like: tensor that determines the device and, by its accumulation dtype, the dtype of the table of
             reals.
         functions: the functions that captured the tensors, for errors.
+        counts: more sizes of the call.
 
     Raises:
         ValueError: a tensor is on another device or empty, or together they are too large to index.
@@ -241,6 +303,7 @@ def tables(
             raise ValueError(mismatch("captured tensors", f"at most {MOST} numbers", first + tensor.numel()))
         sizes += [first, *tensor.shape]
         into.append(tensor)
+    sizes += counts
     if like.is_cuda and len(sizes) > MOST_SIZES:
         expected = f"at most {MOST_SIZES} on a GPU, one for each tensor and one for each of its axes"
         raise ValueError(mismatch("captured tensors", f"{expected} (torch.stack joins some)", len(sizes)))
@@ -299,13 +362,16 @@ def mods_of(
     block: tuple[int, int] | None = None,
     weights: bool = False,
     packed: bool = False,
+    beside: Beside = ALONE,
 ) -> Mods:
     """`trace_mods`, cached as long as the functions read the same values as the last time."""
     functions = [f for f in (score_mod, mask_mod) if f is not None]
+    if not functions:
+        return _without_functions(beside)
     if not all(isinstance(function, FunctionType) for function in functions):
-        return trace_mods(score_mod, mask_mod, block, weights, packed)
+        return trace_mods(score_mod, mask_mod, block, weights, packed, beside)
     # The first function is a weak key, so the value must not keep it alive.
-    by = (score_mod is None, mask_mod if score_mod is not None else None, block, weights, packed)
+    by = (score_mod is None, mask_mod if score_mod is not None else None, block, weights, packed, beside)
     last = _known.get(functions[0])
     if last is not None:
         others, read, mods = last
@@ -313,10 +379,15 @@ def mods_of(
         if others == by and not mods.reads and all(held):
             return mods
     captures = [Captures(function) for function in functions]
-    mods = trace_mods(score_mod, mask_mod, block, weights, packed)
+    mods = trace_mods(score_mod, mask_mod, block, weights, packed, beside)
     if all(each.complete for each in captures):  # otherwise captures may hold an object that holds the key
         _known[functions[0]] = (by, captures, mods)
     return mods
+
+
+@lru_cache(64)
+def _without_functions(beside: Beside) -> Mods:
+    return trace_mods(None, None, beside=beside)
 
 
 def mods_in_graph(
@@ -325,6 +396,7 @@ def mods_in_graph(
     block: tuple[int, int] | None,
     weights: bool,
     packed: bool,
+    beside: Beside,
 ) -> tuple[Mods | None, tuple[int, ...], tuple[Any, ...]]:
     """`mods_of` while torch.compile traces; the graph gets a guard that the result stays the same.
 
@@ -339,7 +411,8 @@ def mods_in_graph(
 
 
 def _read_in_graph(context: Any) -> None:
-    read(context, ("score_mod", "mask_mod", "block", "weights", "packed"), _with_key, STAND_INS)
+    names = ("score_mod", "mask_mod", "block", "weights", "packed", "beside")
+    read(context, names, _with_key, STAND_INS)
 
 
 def _with_key(*given: Any) -> tuple[Mods, Mods, tuple[Tensor, ...]]:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from monoidreduce.folds.program import streams
+
 if TYPE_CHECKING:
     from monoidreduce.folds.program.graph import Expression
 
@@ -108,6 +110,7 @@ _INTEGERS: dict[str, tuple[Callable[..., Any], str]] = {
     "lt": (torch.lt, "bool"),
     "le": (torch.le, "bool"),
     "eq": (torch.eq, "bool"),
+    "stream": (streams.stream, "index"),  # of a seed and leading indices
 }
 
 
@@ -175,6 +178,10 @@ OPERATIONS: dict[str, Operation] = {
     "to_real": Operation(("index", "real"), _same),  # the reader converts the dtype
     **{f"index_{name}": _indices(*of) for name, of in _INTEGERS.items()},
     "index_where": Operation(("bool", "index", "index", "index"), torch.where),
+    # a random number in (0, 1), of a stream, a row and a column
+    "uniform": Operation(
+        ("index", "index", "index", "real"), streams.uniform
+    ),  # the reader converts the dtype
     # assertions about the range of an integer
     **{f"as_{dtype}": Operation(("index", "index"), _same) for dtype in DTYPES},
     # Index of a captured tensor: the index along one axis, the row-major index, and the place in the table.
@@ -193,6 +200,7 @@ OPERATIONS: dict[str, Operation] = {
     },
     "wide_where": Operation(("bool", "wide", "wide", "wide"), torch.where),
     "wide_to_real": Operation(("wide", "real"), _same),
+    "wide_uniform": Operation(("wide", "index", "index", "real"), streams.uniform),
     "wide_within": Operation(("wide", "index", "index"), _within),
     "wide_gather": Operation(("index", "wide"), torch.take),
 }

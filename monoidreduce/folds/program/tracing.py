@@ -14,6 +14,7 @@ import math
 import types
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -22,6 +23,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from monoidreduce._dynamo import at_compile_time, found, names_in, read
 from monoidreduce._results import result_name
+from monoidreduce._validate import mismatch
 from monoidreduce.folds import stat
 from monoidreduce.folds.program.arguments import (
     ARGUMENTS,
@@ -51,8 +53,9 @@ __all__ = [
 
 OF_ROWS, OF_COLUMNS = {"row", "row_index"}, {"column", "column_index", "position"}
 OF_ELEMENTS = {"score", "other"}
-# The source of a datum: ("argument", name); (name,) for one of ROW_INDICES; ("ignored",), which is 1 for
-# ignored rows; or ("tensor", number of the captured tensor, nodes of its indices).
+# The source of a datum: ("argument", name); (name,) for one of ROW_INDICES; ("leading",), the number of the
+# row's leading indices but the last; ("ignored",), which is 1 for ignored rows; ("number", n), the same n for
+# all rows; or ("tensor", number of the captured tensor, nodes of its indices).
 Source = tuple[Any, ...]
 
 
@@ -144,6 +147,23 @@ class Trace(Graph):
         of = "column" if names & OF_COLUMNS else "row"
         kind = self.kind_of_captured(tensor)
         return self.data(of, kind, ("tensor", self._captured(tensor), tuple(numbers)))
+
+    def uniform(self, seed: Any) -> Expression:
+        """The random number of each element; see `stat.uniform`."""
+        if (
+            isinstance(seed, Tensor)
+            and seed.dim() == 0
+            and self.kind_of_captured(seed) not in ("real", "bool")
+        ):
+            of = self.expression(seed)
+        elif isinstance(seed, Integral) and not isinstance(seed, bool) and -(2**63) <= int(seed) < 2**63:
+            of = self.data("row", "int64", ("number", int(seed)))
+        else:
+            raise TraceError(
+                mismatch("seed", "an int of 64 bits, or a 0-d tensor of an integer dtype", repr(seed))
+            )
+        leading, row = (self.data("row", "number", (name,)) for name in ("leading", "row"))
+        return self.apply("uniform", self.apply("index_stream", of, leading), row, self.leaf("position"))
 
     def kind_of_captured(self, tensor: Tensor) -> str:
         try:

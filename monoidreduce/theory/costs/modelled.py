@@ -50,6 +50,8 @@ def _check_modelled(operator: str, call: dict[str, Any]) -> None:
     for name in MODS:
         if call.get(name) is not None:
             raise ValueError(mismatch(name, "None: kernels of modified scores have no model", call[name]))
+    if call.get("dropout_p"):
+        raise ValueError(mismatch("dropout_p", "0: kernels with dropout have no model", call["dropout_p"]))
     mixture = ("loss", "bias", "teacher_bias", "target", "hard_weight")
     if operator == "linear_distillation" and functional.distils_by_statistics(*(call[n] for n in mixture)):
         raise ValueError(mismatch("loss", "none by statistics: jsd, biases or a target", repr(call["loss"])))

@@ -285,6 +285,7 @@ class Backward {
           sums_(pass_.inner_threads_ * lanes_size()),
           tiles_(kNarrow ? pass_.inner_threads_ * 3 * tile_size() : 0),
           slopes_(kModifies ? pass_.inner_threads_ * tile_size() : 0),
+          factors_(has_factors() ? pass_.inner_threads_ * tile_size() : 0),
           operands_(kNarrow ? pass_.inner_threads_ * tile_size() : 0),
           of_a_(problem.of_a[slice]),
           of_other_a_(problem.of_other_a[slice]),
@@ -310,6 +311,10 @@ class Backward {
     }
 
    private:
+    bool has_factors() const {
+      if constexpr (kModifies) return pass_.m_.has_factors;
+      return false;
+    }
     bool touches(std::int64_t panel) const {
       const PanelRows<T>& rows = (facts_ + panel)->rows;
       if (!rows.touches(first_, columns_)) return false;
@@ -409,8 +414,10 @@ class Backward {
                longest_run<T, E>(p_));
       }
       T* slope = slopes_ + worker * tile_size();
+      T* const factors = factors_ + worker * tile_size();
       if constexpr (kModifies) {
-        pass_.m_.modify(rows_, first, first_, columns_, {dz, bias, slope});
+        pass_.m_.modify(rows_, first, first_, columns_, {dz, bias, slope, factors});
+        if (has_factors() && weights) multiply_factors(factors, columns_, weights);
       } else if (bias) {
         load_bias(p_.bias, rows_, first, count, first_, columns_, bias);
       }
@@ -425,7 +432,10 @@ class Backward {
           pull_tile<false>(m, tile, facts, dz, other_dz, weights, bias);
         }
       });
-      if constexpr (kModifies) multiply_slopes(slope, dz);
+      if constexpr (kModifies) {
+        multiply_slopes(slope, dz);
+        if (has_factors() && weights) multiply_factors(factors, columns_, weights);
+      }
       for (T* found : {dz, other_dz, weights, kModifies ? nullptr : bias}) clear_lanes_beyond(count, found);
       if (pass_.want_.a) {
         T* sums = of_a_.panel(first_panel_ + panel, room);
@@ -630,6 +640,7 @@ class Backward {
     Scratch<T> sums_;      // a panel of row sums
     Scratch<T> tiles_;     // dz, other_dz and weights before they are rounded
     Scratch<T> slopes_;    // derivatives of modified scores, times the scale
+    Scratch<T> factors_;   // factors of the weights
     Scratch<E> operands_;  // dz as an operand of d_a's product
     const RowSums<T>&of_a_, &of_other_a_;
     ColumnSums<T, E> of_b_, of_other_b_, of_payload_;

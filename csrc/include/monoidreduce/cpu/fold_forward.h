@@ -136,6 +136,7 @@ class Forward {
     ColumnTile<T, E> payload(columns_, payload_width, true);
     Scratch<E> weights(kDepth<E> > 1 ? columns_ * kPanel<T> : 0);
     Scratch<T> scores(columns_ * kPanel<T>), other_scores(columns_ * kPanel<T>), bias(columns_ * kPanel<T>);
+    Scratch<T> factors(has_factors() ? columns_ * kPanel<T> : 0);
     Scratch<State> states(panels * kPacks);
     NonFinite<T> taken;
     for (std::int64_t i = 0; i < panels; ++i) {
@@ -176,7 +177,7 @@ class Forward {
                  other_scores.get(), false, longest_run<T, E>(p_));
         }
         if constexpr (ModifiesScores<Packs>)
-          m_.modify(rows, panel_rows.first, j, count, {scores.get(), bias.get()});
+          m_.modify(rows, panel_rows.first, j, count, {scores.get(), bias.get(), nullptr, factors.get()});
         const PanelTile<Packs, T> tile{p_,
                                        score_,
                                        panel_rows,
@@ -198,6 +199,9 @@ class Forward {
         if (payload_width) {
           T* sums = payload_sums + i * payload_width * kPanel<T>;
           rescale_payload(sums, scale);
+          if constexpr (ModifiesScores<Packs>) {
+            if (has_factors()) multiply_factors(factors.get(), count, scores.get());
+          }
           matmul(payload.over_columns(), payload_width, 1, count,
                  as_operand(scores.get(), count, weights.get()), sums, true);
           add_non_finite(tile, taken, scores.get(), sums);
@@ -215,6 +219,12 @@ class Forward {
         std::copy_n(sums, payload_width * kPanel<T>, partial_payloads + slot * payload_width * kPanel<T>);
       }
     }
+  }
+
+  // Whether the weights that multiply the payload have factors (dropout).
+  bool has_factors() const {
+    if constexpr (ModifiesScores<Packs>) return m_.has_factors;
+    return false;
   }
 
   void rescale_payload(T* sums, const R (&scale)[kPacks]) const {

@@ -1,6 +1,6 @@
-// Monoids with a user's score_mod and mask_mod (folds/program/mods.py), which the interpreter runs. The program has three
-// panels: the dot product, which becomes the score; the mask, 0 or -inf; and in backward the derivative of the score with
-// respect to the dot product.
+// Monoids with a user's score_mod and mask_mod (folds/program/mods.py), which the interpreter runs. The program has four
+// panels: the dot product, which becomes the score; the mask, 0 or -inf; in backward the derivative of the score with
+// respect to the dot product; and with dropout the factor of the weight (kFactors).
 #pragma once
 
 #include <algorithm>
@@ -13,6 +13,8 @@
 
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
+
+inline constexpr int kFactors = 3;  // the panel of the factors of weights
 
 // A block mask: [batch, heads, blocks of rows, blocks of columns] int64, 0 for a block that is entirely masked.
 struct CpuBlockMask {
@@ -42,6 +44,7 @@ struct ModifiedScores {
   const Program<T>* program;
   CpuBlockMask blocks;
   double scale;
+  bool has_factors = program->writes(kFactors);
 
   bool touches(const ProblemRows& of, std::int64_t first, std::int64_t count, std::int64_t column,
                std::int64_t columns) const {

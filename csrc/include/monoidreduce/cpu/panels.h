@@ -37,6 +37,14 @@ concept FoldsTiles = M::kFoldsTiles;
 template <class M>
 concept ModifiesScores = M::kModifiesScores;
 
+// values *= factors, for the elements of a tile: [columns][kPanel].
+template <class T>
+inline void multiply_factors(const T* factors, std::int64_t columns, T* values) {
+  using R = LanePack<T>;
+  for (std::int64_t i = 0; i < columns * kPanel<T>; i += kLanes<T>)
+    (R::load(values + i) * R::load(factors + i)).store(values + i);
+}
+
 // If the rows of a panel together have at most this many unmasked columns, delta is computed from the columns (delta_term in
 // pull.h). That second pass over the exponentials takes 5 to 15 % of backward's time. With more columns, the error that it
 // avoids is small.

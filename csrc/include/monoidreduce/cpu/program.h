@@ -25,6 +25,7 @@
 #include "monoidreduce/instructions.h"
 #include "monoidreduce/integers.h"
 #include "monoidreduce/monoids/logsumexp.h"
+#include "monoidreduce/random.h"
 
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
@@ -138,6 +139,12 @@ class Program {
   MR_HD T gathered(Word i) const { return tables_.real[std::clamp<std::int64_t>(i, 0, tables_.reals - 1)]; }
   MR_HD std::int64_t gathered_index(Word i) const {
     return tables_.index[std::clamp<std::int64_t>(i, 0, tables_.indices - 1)];
+  }
+  // Whether the code of an element writes this panel.
+  bool writes(int panel) const {
+    return std::any_of(code_.begin(), code_.end(), [&](const Command& step) {
+      return step.operation == Instruction::kStore && step.to == panel;
+    });
   }
   const std::vector<Command>& row_code() const { return row_code_; }
   const std::vector<Command>& code() const { return code_; }
@@ -631,6 +638,20 @@ class Interpreter {
       case Instruction::kWideWithin:
         return map(result(s.to), n, wide(a), b,
                    [](const W& x, R size) { return word(I(within(x, W(index(size))))); });
+      case Instruction::kWideStream:
+        return map(wide_result(s.to), n, wide(a), wide(b), [](const W& seed, const W& leading) {
+          W x;
+          for (int lane = 0; lane < kLanes<T>; ++lane) x.v[lane] = wide_stream(seed.v[lane], leading.v[lane]);
+          return x;
+        });
+      case Instruction::kWideUniform:
+        return map(result(s.to), n, wide(a), b, c, [](const W& stream, R row, R column) {
+          const I i = index(row), j = index(column);
+          R x;
+          for (int lane = 0; lane < kLanes<T>; ++lane)
+            x.v[lane] = uniform<T>(stream.v[lane], i.v[lane], j.v[lane]);
+          return x;
+        });
       case Instruction::kGather:
         return gather(result(s.to), a, s.b, n, [this](IntegerOf<T> i) { return program_.gathered(i); });
       case Instruction::kIndexGather:

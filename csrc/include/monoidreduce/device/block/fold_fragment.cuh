@@ -152,6 +152,13 @@ __device__ __forceinline__ void weigh_fragment(const M& m, typename M::State (&s
   }
 }
 
+// Multiplies the weights of a tile by their factors, if the scores have some (dropout).
+template <class Scores, int kSize>
+__device__ __forceinline__ void drop_weights(const Scores& scores, float (&weights)[kSize], int row0,
+                                             int column0) {
+  if constexpr (DropsWeights<Scores>) scores.drop(weights, row0, column0);
+}
+
 // Replaces dot products by rounded scores, where scores grow with dot products. Otherwise the tile holds
 // scores already.
 template <class R, class Scores, int kSize>

@@ -38,10 +38,12 @@ __device__ __forceinline__ void pull_fragment(const M& m, const Scores& scores, 
       const R x(tile[i]);
       const Element<R> e{scores.value(x, i), R(0), 0, -1};
       const auto row = residual(i);
+      if constexpr (DropsWeights<Scores>) u[i] *= scores.factor(i);
       const PayloadPull<R> pulled = pull(m, e, row.product, row.upstream, R(u[i]) * scores.unit());
       see(i, pulled.score.x);
       u[i] = scores.chain(pulled.score, x, i).x;
       tile[i] = pulled.weight.x;
+      if constexpr (DropsWeights<Scores>) tile[i] *= scores.factor(i);
     }
   });
 }

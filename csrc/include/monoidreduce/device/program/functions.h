@@ -8,6 +8,7 @@
 
 #include "monoidreduce/integers.h"
 #include "monoidreduce/monoids/logsumexp.h"
+#include "monoidreduce/random.h"
 
 namespace monoidreduce {
 

@@ -31,7 +31,7 @@ struct ModifiedScores {
     return data.strip_of_columns(batch, head, column0, column_count);
   }
   // The element `down` rows and `across` columns from (query, position), whose indices are also given as
-  // reals.
+  // reals. position: without bit 3, as the first column of a thread's fragment is.
   MR_HD ScoreElement<R> element(float dot, int batch, int head, int query, int down, int position, int across,
                                 R real_query, R real_position, R real_distance) const {
     return {R(dot) * R(data.scale),
@@ -43,7 +43,9 @@ struct ModifiedScores {
             real_position + R(float(across)),
             real_distance + R(float(across - down)),
             data.tables,
-            data.size};
+            data.size,
+            position + (across & ~8),
+            (across & 8) != 0};
   }
 
   // The factor from dot products to base-2 scores.
@@ -55,7 +57,7 @@ struct ModifiedScores {
   // spilled 88 bytes there for a function of four tensors, this one 4 (NVRTC 13.0).
   template <int kWords>
   struct OfHead {
-    static constexpr bool kMonotone = true;
+    static constexpr bool kMonotone = true, kDropsWeights = kHasFactors<P>;
     const ModifiedScores& all;
     int batch, head;
     bool whole;
@@ -93,6 +95,12 @@ struct ModifiedScores {
         }
       }
       if constexpr (kWords > 0) mask(tile);
+    }
+    template <int kSize>
+    __device__ __forceinline__ void drop(float (&weights)[kSize], int row0, int column0) const {
+      const Elements element(*this, row0, column0);
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) weights[i] *= P::factor(element(i, 0.f)).x;
     }
     // Evaluates the mask while the tile is being multiplied: it may load from memory, and takes as long as
     // the products.
@@ -133,7 +141,7 @@ struct ModifiedScores {
   // from the frame instead. data.scale is positive.
   template <int kWords>
   struct SteppedTile {
-    static constexpr bool kMonotone = true;
+    static constexpr bool kMonotone = true, kDropsWeights = kHasFactors<P>;
     OfHead<kWords> of_head;
     float unit, step[2], rest[2];  // rest: the scores of the thread's first column, for dot products of 0
 
@@ -158,6 +166,10 @@ struct ModifiedScores {
           tile[i] += is_finite(row_of_element(i)) ? 0.f : rest[row_of_element(i)];
       }
       of_head.mask(tile);
+    }
+    template <int kSize>
+    __device__ __forceinline__ void drop(float (&weights)[kSize], int row0, int column0) const {
+      of_head.drop(weights, row0, column0);
     }
     __device__ __forceinline__ Bits offset(int r) const { return is_finite(r) ? rest[r] : 0.f; }
     __device__ __forceinline__ Bits value(Bits x, int) const { return x * Bits(unit); }
@@ -184,6 +196,7 @@ struct ModifiedScores {
   // Backward: scores of a tile, including masked ones, which finish_transposed clears. kWords: as in OfHead.
   template <int kWords>
   struct Pulled {
+    static constexpr bool kDropsWeights = kHasFactors<P>;
     const ModifiedScores& all;
     const int batch, head, first_row, column;
     const R real_row, real_column, distance;
@@ -219,6 +232,7 @@ struct ModifiedScores {
         return P::score(element(dot, i)).x * kUnit;
     }
     __device__ __forceinline__ Bits unit() const { return Bits(all.data.scale); }
+    __device__ __forceinline__ float factor(int i) const { return P::factor(element(Bits(0), i)).x; }
     // A masked score has g = 0, but its slope may not be finite.
     __device__ __forceinline__ Bits chain(Bits g, Bits dot, int i) const {
       return select(g == Bits(0), g, g * Bits(P::slope(element(dot, i)).x));

@@ -12,6 +12,7 @@
 //   keeps(element)     false: the element is masked
 //   slope(element)     the derivative of the new score with respect to the score
 //   step(element)      the step
+//   factor(element)    only with dropout: the factor of the element's weight, 0 or 1 / (1 - p)
 #pragma once
 
 #include <cstdint>
@@ -19,6 +20,13 @@
 #include "monoidreduce/device/program/statistics.h"
 
 namespace monoidreduce {
+
+// Whether functions have a factor for each weight.
+template <class P>
+inline constexpr bool kHasFactors = false;
+template <class P>
+  requires requires { &P::factor; }
+inline constexpr bool kHasFactors<P> = true;
 
 // One block of a block mask as a word (BlockMask.links, monoidreduce/folds/block_mask.py). It has the block's kind:
 // 0 if it keeps nothing, 2 if it keeps all. It also has the index of the next block of another kind than 0,
@@ -130,6 +138,9 @@ struct ScoreElement {
   R real_query, real_position, real_distance;
   const ProgramTables& tables;
   const int* size;
+  // The position without bit 3, and that bit: which random number of a pair is the element's (random.h).
+  Index<R> pair = position & ~Index<R>(8);
+  bool second = (position & 8) != 0;
 };
 
 }  // namespace monoidreduce

@@ -180,6 +180,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 #pragma unroll
     for (int f = 0; f < kFragments; ++f) {
       weigh_fragment(m, state[f], scores[f], after_rounding(scores_of, far));
+      drop_weights(scores_of, scores[f], job.row_of(f * kFragmentRows), column0);
       round_fragment<E>(weights[f], scores[f]);
     }
     feed.refill(2 * tile + 1);  // not earlier: addresses take registers, and float scores leave the fewest

@@ -47,6 +47,7 @@ __device__ __forceinline__ void fold_rows(const M& m, typename M::State (&state)
                                           int first, int column0, bool whole, typename M::Real (&scale)[2]) {
   score_rows(m, tile, scores, shape, job, first, column0, [=] { return whole; });
   fold_fragment(m, state, tile, scores, scale);
+  drop_weights(scores, tile, job.row_of(first), column0);
 }
 
 // Multiplies the payload's sums by `scale`. Frames (row maxima) settle after a few tiles; then all factors of

@@ -84,6 +84,7 @@ __device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memo
   using T = typename M::Real;
   const std::int64_t row = at.row0 + element_row();
   const auto scores = scores_of_head(score, p.bias, at.batch, at.head);
+  constexpr bool kDrops = DropsWeights<std::remove_cvref_t<decltype(scores)>>;
   const bool slope_wanted = score.bias_inside || p.d_bias.data == nullptr;
   typename M::Output product{};
   typename M::Upstream upstream{};
@@ -110,7 +111,9 @@ __device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memo
         const T dot = memory.first[place];
         const Element<T> e{scores.at(row, column).value(dot), T(0), static_cast<Index<T>>(column), label,
                            factor};
-        mean += delta_term(m, e, product, memory.second[place]);
+        T u = memory.second[place];
+        if constexpr (kDrops) u *= scores.at(row, column).factor();
+        mean += delta_term(m, e, product, u);
       }
       mean = reduce_lanes<kRowLanes>(mean, [](T a, T b) { return a + b; });
       if (within) upstream = rows.product_gradient(flat_row) - mean;
@@ -125,12 +128,14 @@ __device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memo
       if (valid[n]) {
         const T dot = memory.first[place];
         const auto of_element = scores.at(row, column);
-        const T second_dot = p.pairs == 2 ? memory.second[place] : T(0);
+        T second_dot = p.pairs == 2 ? memory.second[place] : T(0);
+        if constexpr (kDrops) second_dot *= of_element.factor();
         Element<T> e{of_element.value(dot), T(0), static_cast<Index<T>>(column), label, factor};
         if constexpr (kPayload) {
           const auto pulled = pull(m, e, product, upstream, second_dot);
           first = pulled.score;
           second = pulled.weight;
+          if constexpr (kDrops) second *= of_element.factor();
         } else {
           if constexpr (M::kScores == 2) e.other = score.value(second_dot, T(0));
           const Gradient<T> pulled = pull(m, e, product, upstream);

@@ -140,6 +140,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<typename M::Real>)
                           static_cast<Index<T>>(column0 + element_column(n)), label, factor};
       };
       const auto weigh = [&](int n, T weight) {
+        if constexpr (DropsWeights<std::remove_cvref_t<decltype(scores)>>)
+          weight = valid[n] ? weight * scores.at(row, column0 + element_column(n)).factor() : weight;
         memory.first[element_column(n) * kPitch + element_row()] = weight;
       };
       const T scale = fold_elements<kPayload>(m, state, valid, element, weigh);

@@ -27,6 +27,7 @@ template <class P>
 struct ProgramScoresOfHead {
   using R = typename P::Real;
   using I = Index<R>;
+  static constexpr bool kDropsWeights = kHasFactors<P>;
   const ProgramScores<P>& score;
   int batch, head;
 
@@ -49,6 +50,11 @@ struct ProgramScoresOfHead {
               of.score.call.size};
     }
     __device__ R value(R dot) const { return P::score(element(dot)); }
+    // What the weight is multiplied by.
+    __device__ R factor() const {
+      if constexpr (kHasFactors<P>) return P::factor(element(R(0)));
+      return R(1);
+    }
     // A masked score has g = 0, but its slope may not be finite.
     __device__ R chain(R g, R dot) const { return select(g == R(0), g, g * P::slope(element(dot))); }
   };

@@ -1,0 +1,58 @@
+// The random numbers of `mr.stat.uniform`: a function of a seed, the indices of a row and the column, so that each pass and each
+// engine finds the same ones. monoidreduce/folds/program/streams.py computes the same in torch.
+//
+// The bits are Philox2x32 of the counter (column, row). Its key, and what is xored to the row, is a hash of the seed and of the
+// row's other indices. Seven rounds are what passes BigCrush (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, 2011).
+// On a GPU a round is a product and an xor, nothing else is computed for each row or column, and a product's two words serve
+// two columns that are 8 apart: a thread has both, whether a tensor core's tile is one of scores or of transposed scores.
+#pragma once
+
+#include <cstdint>
+
+#include "monoidreduce/monoid.h"
+
+namespace monoidreduce {
+
+// A hash of the seed, and of the number of the row's leading indices but the last: the finalizer of SplitMix64.
+MR_HD constexpr std::int64_t wide_stream(std::int64_t seed, std::int64_t leading) {
+  std::uint64_t x = static_cast<std::uint64_t>(seed) + 0x9e3779b97f4a7c15u;
+  x += static_cast<std::uint64_t>(leading) * 0xd1342543de82ef95u;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+  return static_cast<std::int64_t>(x ^ x >> 31);
+}
+
+// The product of Philox in two words. With both from one product of 64 bits, kernels of attention spilled up to 128 bytes more
+// (NVRTC 13.0, sm_90a).
+MR_HD void multiply_wide(std::uint32_t x, std::uint32_t& high, std::uint32_t& low) {
+#if defined(__CUDA_ARCH__)
+  high = __umulhi(0xd256d193u, x), low = 0xd256d193u * x;
+#else
+  const std::uint64_t product = std::uint64_t{0xd256d193u} * x;
+  high = static_cast<std::uint32_t>(product >> 32), low = static_cast<std::uint32_t>(product);
+#endif
+}
+
+// A number in (0, 1): (n + 1/2) / 2^23 for 23 random bits n, which float represents exactly. The column is given in two parts:
+// `pair` without bit 3, and whether it has this bit. The compiler computes a pair's product once if it knows `second`.
+template <class R>
+MR_HD R uniform(std::int64_t stream, std::int64_t row, std::int64_t pair, bool second) {
+  const auto hash = static_cast<std::uint64_t>(stream);
+  auto key = static_cast<std::uint32_t>(hash);
+  std::uint32_t left = static_cast<std::uint32_t>(pair),
+                right = static_cast<std::uint32_t>(hash >> 32) ^ static_cast<std::uint32_t>(row);
+  MR_UNROLL for (int round = 0; round < 7; ++round, key += 0x9e3779b9u) {
+    std::uint32_t high, low;
+    multiply_wide(left, high, low);
+    left = high ^ key ^ right, right = low;
+  }
+  const float from_one =
+      __builtin_bit_cast(float, (second ? right : left) >> 9 | 0x3f800000u);  // 1 + n / 2^23
+  return R(from_one - 0x1.fffffep-1f);                                        // less 1 - 2^-24
+}
+template <class R>
+MR_HD R uniform(std::int64_t stream, std::int64_t row, std::int64_t column) {
+  return uniform<R>(stream, row, column & ~std::int64_t{8}, (column & 8) != 0);
+}
+
+}  // namespace monoidreduce

@@ -1,0 +1,241 @@
+"""Dropout of attention: torch's, by the random numbers of stat.uniform."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from dropout import dropped, factors
+from specimens import name_of
+from tolerance import accuracy_failures
+from torch import Tensor
+from torch._dynamo.testing import CompileCounter
+from torch.utils.checkpoint import checkpoint
+
+import monoidreduce as mr
+
+B, H, M, N, F, D = 2, 4, 37, 53, 16, 12
+SEED = 1234
+
+
+def inputs(dtype: torch.dtype, key_heads: int = H, rows: int = M, columns: int = N) -> list[Tensor]:
+    torch.manual_seed(0)
+    shapes = ((B, H, rows, F), (B, key_heads, columns, F), (B, key_heads, columns, D))
+    return [torch.randn(shape).to(dtype) for shape in shapes]
+
+
+def slopes(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    return score - (h + 1) * abs(i - j) * 0.0625
+
+
+def documents(b: Any, h: Any, i: Any, j: Any) -> Any:
+    return i // 20 == j // 20
+
+
+torch.manual_seed(1)
+BIAS = torch.randn(1, H, M, N)
+PADDING = torch.arange(N).expand(B, 1, 1, N) < torch.tensor([40, 53])[:, None, None, None]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"window": (7, 3), "scale": 0.5},
+    "softcap": {"softcap": 2.0, "causal": True},
+    "bias": {"bias": BIAS},
+    "bias of rows": {"bias": BIAS[0, 0, :, :1]},
+    "padding": {"bias": PADDING, "softcap": 3.0},
+    "sinks": {"sinks": torch.randn(H)},
+    "score_mod": {"score_mod": slopes},
+    "mask_mod": {"mask_mod": documents},
+    "all": {
+        "score_mod": slopes,
+        "mask_mod": documents,
+        "bias": BIAS,
+        "softcap": 4.0,
+        "sinks": torch.zeros(H),
+    },
+    "block_mask": {"block_mask": mr.block_mask(documents, None, None, M, N, block_size=16)},
+}
+
+
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16, torch.float16), ids=name_of)
+@pytest.mark.parametrize("key_heads", (H, 2))
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_attention(options: dict[str, Any], key_heads: int, dtype: torch.dtype) -> None:
+    """Values and gradients, beside torch with the weights written out."""
+    given = inputs(dtype, key_heads)
+    options = {
+        k: t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() else t for k, t in options.items()
+    }
+    options |= {"dropout_p": 0.3, "seed": SEED, "return_lse": True}
+    upstream = torch.randn(B, H, M, D).to(dtype)
+
+    def differentiated(function: Any, dtype: torch.dtype) -> list[Tensor]:
+        leaves = [t.detach().to(dtype).requires_grad_() for t in given]
+        wide = {
+            k: t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() else t
+            for k, t in options.items()
+        }
+        out, lse = function(*leaves, **wide)
+        of_lse = lse.masked_fill(lse == -math.inf, 0.0)
+        loss = (out * upstream.to(dtype)).sum() + of_lse.sin().sum()
+        return [out.detach(), lse.detach(), *torch.autograd.grad(loss, leaves)]
+
+    ours, base = differentiated(mr.attention, dtype), differentiated(dropped, dtype)
+    exact = differentiated(dropped, torch.float64)
+    failures = []
+    for name, y, ref, b in zip(("out", "lse", "dq", "dk", "dv"), ours, exact, base, strict=True):
+        failures += accuracy_failures(name, y, ref, b, dtype, B * H * M)
+    assert not failures, "\n".join(failures)
+
+
+def test_few_keys() -> None:
+    """Backward takes delta from the keys there."""
+    given = [t.requires_grad_() for t in inputs(torch.float32, rows=5, columns=9)]
+    options = {"dropout_p": 0.4, "seed": 5}
+    upstream = torch.randn(B, H, 5, D)
+    found = torch.autograd.grad(mr.attention(*given, **options), given, upstream)
+    for ours, theirs in zip(
+        found, torch.autograd.grad(dropped(*given, **options), given, upstream), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_gradient_of_a_captured_tensor() -> None:
+    slope = torch.rand(H, dtype=torch.float64, requires_grad=True)
+    given = inputs(torch.float64)
+    upstream = torch.randn(B, H, M, D, dtype=torch.float64)
+    options = {"score_mod": lambda s, b, h, i, j: s - slope[h] * abs(i - j), "dropout_p": 0.3, "seed": 2}
+    (found,) = torch.autograd.grad(mr.attention(*given, **options), slope, upstream)
+    (expected,) = torch.autograd.grad(dropped(*given, **options), slope, upstream)
+    torch.testing.assert_close(found, expected)
+
+
+def test_lse_is_that_of_no_dropout() -> None:
+    given = inputs(torch.float32)
+    _, lse = mr.attention(*given, dropout_p=0.5, seed=0, return_lse=True)
+    torch.testing.assert_close(lse, mr.attention(*given, return_lse=True)[1])
+
+
+def test_elements_of_the_fold() -> None:
+    """Attention drops the elements that a fold with the same seed drops."""
+    q, k, v = inputs(torch.float64)
+    out = mr.attention(q, k[:, :1], v[:, :1], dropout_p=0.25, seed=77)[0]
+
+    @mr.statistics
+    def attend(score: Any, v: Any) -> dict[str, Any]:
+        keep = torch.where(mr.stat.uniform(77) < 0.25, 0.0, 4 / 3)
+        return dict(out=mr.stat.softmax(score).mean(keep * v))
+
+    # The first index of the batch is that of no leading index.
+    torch.testing.assert_close(out, attend(q[0], k[0, 0], column={"v": v[0, 0]}, scale=F**-0.5).out)
+
+
+def test_seeds() -> None:
+    given = inputs(torch.float32)
+
+    def of(seed: Any) -> Tensor:
+        out: Tensor = mr.attention(*given, dropout_p=0.5, seed=seed)
+        return out
+
+    assert torch.equal(of(3), of(3))
+    assert torch.equal(of(3), of(torch.tensor(3, dtype=torch.int32)))
+    assert not torch.equal(of(3), of(4))
+    assert not torch.equal(of(None), of(None))
+    torch.manual_seed(9)
+    first = of(None)
+    torch.manual_seed(9)
+    assert torch.equal(of(None), first)
+
+
+def test_no_dropout_has_the_bits_of_none() -> None:
+    given = inputs(torch.float32)
+    assert torch.equal(mr.attention(*given, dropout_p=0, seed=1), mr.attention(*given))
+
+
+@pytest.mark.parametrize("dropout_p", (1e-9, 0.5, 0.999, 1 - 2**-20))
+def test_probabilities(dropout_p: float) -> None:
+    given = inputs(torch.float64)
+    options = {"dropout_p": dropout_p, "seed": 8}
+    torch.testing.assert_close(mr.attention(*given, **options), dropped(*given, **options))
+    kept = (factors(dropout_p, 8, 4, 16, 256, 256) != 0).double().mean().item()
+    deviation = math.sqrt(dropout_p * (1 - dropout_p) / (4 * 16 * 256 * 256))
+    assert abs(kept - (1 - dropout_p)) <= 4 * deviation + 2**-23
+
+
+REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "below 0": ({"dropout_p": -0.1}, ValueError, "dropout_p: expected a number from 0 to below 1, got -0.1"),
+    "1": ({"dropout_p": 1}, ValueError, "dropout_p: expected a number from 0 to below 1, got 1"),
+    "NaN": ({"dropout_p": math.nan}, ValueError, "dropout_p: expected a number from 0 to below 1"),
+    "None": ({"dropout_p": None}, TypeError, "dropout_p: expected a number from 0 to below 1"),
+    "a real seed": ({"dropout_p": 0.1, "seed": 0.5}, TypeError, "seed: expected an int of 64 bits"),
+    "a seed with axes": (
+        {"seed": torch.zeros(1, dtype=torch.int64)},
+        TypeError,
+        "seed: expected an int of 64 bits",
+    ),
+    "a large seed": ({"dropout_p": 0.1, "seed": 2**63}, ValueError, "seed: expected an int of 64 bits"),
+    "a bias to learn": (
+        {"dropout_p": 0.1, "bias": BIAS.clone().requires_grad_()},
+        ValueError,
+        "bias: expected one that requires no gradient beside a score_mod, a mask or dropout",
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        mr.attention(*inputs(torch.float32), **options)
+
+
+def test_checkpoint() -> None:
+    """The backward pass runs attention again, with the seed that forward drew."""
+    given = [t.requires_grad_() for t in inputs(torch.float32)]
+
+    def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return mr.attention(q, k, v, dropout_p=0.5).square().sum()
+
+    torch.manual_seed(3)
+    found = torch.autograd.grad(checkpoint(loss, *given, use_reentrant=False), given)
+    torch.manual_seed(3)
+    for ours, theirs in zip(found, torch.autograd.grad(loss(*given), given), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_compiled() -> None:
+    torch.compiler.reset()
+    counts = CompileCounter()
+    compiled = torch.compile(
+        lambda q, k, v, seed: mr.attention(q, k, v, causal=True, dropout_p=0.2, seed=seed),
+        backend=counts,
+        fullgraph=True,
+    )
+    given = inputs(torch.float32)
+    for value in range(3):
+        seed = torch.tensor(value)
+        expected = mr.attention(*given, causal=True, dropout_p=0.2, seed=seed)
+        torch.testing.assert_close(compiled(*given, seed), expected)
+    assert counts.frame_count == 1
+
+
+def test_compiled_without_a_seed() -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(
+        lambda *given: mr.attention(*given, dropout_p=0.2), backend="eager", fullgraph=True
+    )
+    given = inputs(torch.float32)
+    first, second = compiled(*given), compiled(*given)
+    assert not torch.equal(first, second)
+
+
+def test_members_of_a_batch_drop_the_same_elements() -> None:
+    q, k, v = (t[None].expand(3, *t.shape) for t in inputs(torch.float32))
+    found = torch.vmap(lambda q, k, v: mr.attention(q, k, v, dropout_p=0.5, seed=1))(q, k, v)
+    torch.testing.assert_close(found, mr.attention(q[0], k[0], v[0], dropout_p=0.5, seed=1).expand_as(found))
+
+
+def test_explain() -> None:
+    reasons = mr.explain("attention", *inputs(torch.float32), dropout_p=0.1, seed=0).reasons
+    assert any("dropout" in reason and "program" in reason for reason in reasons)
