@@ -397,8 +397,7 @@ def attention(
             whose score is sinks[h] and whose value is 0. Scale, softcap, bias and masks do not apply to it.
         score_mod: `score_mod(score, batch, head, q_idx, kv_idx)` returns the new score of one pair, as for
             torch's flex_attention. q_idx and kv_idx are indices into q and k; they are not aligned as causal
-            and window are. A bias is added afterwards; beside score_mod, mask_mod, block_mask or dropout it
-            requires no gradient.
+            and window are. A bias is added afterwards.
         mask_mod: `mask_mod(batch, head, q_idx, kv_idx)` returns whether a pair is kept.
         block_mask: instead of mask_mod: a mask made by `monoidreduce.block_mask`, or torch's BlockMask.
             Blocks that keep nothing are skipped. See docs/score_mod.md.

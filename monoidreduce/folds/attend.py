@@ -17,7 +17,7 @@ from monoidreduce.folds.cpu.bytecode import scores_code
 from monoidreduce.folds.program.arguments import definition
 from monoidreduce.folds.program.errors import TraceError
 from monoidreduce.folds.program.integers import most_numbers
-from monoidreduce.folds.program.mods import ALONE, STAND_INS, Beside, mods_in_graph, mods_of, tables
+from monoidreduce.folds.program.mods import ALONE, STAND_INS, Beside, learned, mods_in_graph, mods_of, tables
 from monoidreduce.folds.program.sequences import line_numbers
 from monoidreduce.functional import (
     MaskMod,
@@ -55,9 +55,6 @@ def modified_attention(
     q, k, v, bias, sinks: checked; q, k and v have four axes. starts: cu_seqlens of queries and keys, for
     packed sequences. seed: of dropout, 0-d.
     """
-    if bias is not None and bias.requires_grad and torch.is_grad_enabled():
-        expected = "one that requires no gradient beside a score_mod, a mask or dropout: write bias.detach()"
-        raise ValueError(mismatch("bias", expected, "one that does"))
     kind = "" if bias is None else "bool" if bias.dtype == torch.bool else "real"
     beside = softcap_value(softcap), kind, dropout_p
     given = (q, k, v, mods, causal, scale, window)
@@ -178,12 +175,13 @@ def _call(
         traced = mods_of(*given)
         captured = [_given(tensor, STAND_INS, of_call) for tensor in traced.tensors]
     counts = q.shape[1:2] if traced.counts_heads else ()
-    table, table_index, numbers = tables(traced, captured, q, given[:2], counts)
+    table, table_index, numbers = tables(captured, q, given[:2], counts)
+    program = learned(traced, captured)
     if q.is_cpu and not torch.compiler.is_compiling():
-        _check_fits(traced.text, numbers, (q, k, v, table), score_mod or mask_mod)
+        _check_fits(program, numbers, (q, k, v, table), score_mod or mask_mod)
     # With few keys, dq in bfloat16 would miss the accuracy rule without the low word of out.
     compensated = compensated or (table is not None and table.requires_grad and torch.is_grad_enabled())
-    options = traced.text, numbers, scale, *bounds(causal, window), *block, weights, compensated
+    options = program, numbers, scale, *bounds(causal, window), *block, weights, compensated
     out, lse, _, low = call_op(
         "modified_attention", q, k, v, table, sinks, table_index, words, *(starts or (None, None)), *options
     )

@@ -198,11 +198,6 @@ def test_refused() -> None:
         ({"score_mod": 3}, TypeError, "score_mod: expected a function"),
         ({"mask_mod": lambda b, h, i, j: i + j}, mr.TraceError, "expected a condition"),
         (
-            {"score_mod": lambda s, b, h, i, j: s + table[i + j]},
-            mr.TraceError,
-            "table, of shape .100.: indexed by",
-        ),
-        (
             {"score_mod": identity, "ranks": object()},
             ValueError,
             "score_mod: expected None beside ranks",

@@ -12,6 +12,7 @@ from mods import dense
 from torch import Tensor
 
 import monoidreduce as mr
+from monoidreduce.folds import table_gradient
 
 B, H, M, N, D = 2, 4, 48, 48, 8
 F64 = torch.float64
@@ -116,17 +117,38 @@ def test_runs(name: str, in_float64: None) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
-LEARNED, VECTORS = table(H, 2 * N).requires_grad_(), table(N, D)
+LEARNED, GATES, VECTORS = table(H, 2 * N).requires_grad_(), table(M).requires_grad_(), table(N, D)
+LEARNS: dict[str, Callable[..., Any]] = {
+    "by distance": lambda s, b, h, i, j: s + LEARNED[h, i - j + N],
+    "by clamped distance": lambda s, b, h, i, j: s + LEARNED[h, (i - j).clamp(-9, 9) + N],
+    "T5": lambda s, b, h, i, j: s + LEARNED[h, BUCKET[(i - j).abs()]],
+    "table": lambda s, b, h, i, j: s * torch.sigmoid(LEARNED[i % H, j]),
+    "table beside gates": lambda s, b, h, i, j: s + LEARNED[h, j] * LEARNED[b, i] + GATES[i] * torch.tanh(s),
+    "beside a table that does not learn": lambda s, b, h, i, j: s + GATES[j] * BIAS[h, i, j] + LEARNED[h, i],
+    "causal": lambda s, b, h, i, j: torch.where(i >= j, s + LEARNED[h, i - j], -math.inf),
+    "from the end": lambda s, b, h, i, j: s + LEARNED[h, -1 - (i - j).abs()],
+}
+
+
+@pytest.mark.parametrize("name", LEARNS)
+@pytest.mark.parametrize("least_columns", (256, 7), ids=("whole", "chunks"))
+def test_learns(name: str, least_columns: int, in_float64: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients of captured tensors with any index."""
+    monkeypatch.setattr(table_gradient, "LEAST_COLUMNS", least_columns)
+    q, k, v = operands()
+    leaves = [q, k, v, LEARNED, GATES]
+    mask = MASKS["causal"] if name == "table" else None
+    monkeypatch.setattr(table_gradient, "get_workspace", lambda: 0)
+    found = mr.attention(q, k, v, score_mod=LEARNS[name], mask_mod=mask)
+    upstream = table(*found.shape, seed=20)
+    gradients = torch.autograd.grad(found, leaves, upstream, materialize_grads=True)
+    expected = dense(q, k, v, LEARNS[name], mask)[0]
+    reference = torch.autograd.grad(expected, leaves, upstream, materialize_grads=True)
+    for ours, theirs in zip((found, *gradients), (expected, *reference), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
-    "learned by distance": (
-        lambda s, b, h, i, j: s + LEARNED[h, i - j + N],
-        r"captured tensor LEARNED, .*indexed by \[head, \(\(q_idx - kv_idx\) \+ 48\)\], and it requires",
-    ),
-    "learned T5": (
-        lambda s, b, h, i, j: s + LEARNED[h, BUCKET[(i - j).abs()]],
-        r"pass bias=, of shape \[B, H, M, N\]",
-    ),
-    "learned table": (lambda s, b, h, i, j: s + LEARNED[i % H][j], r"LEARNED, .*write its detach\(\)"),
     "rope of MLA": (
         lambda s, b, h, i, j: s + torch.dot(VECTORS[i], VECTORS[j]),
         r"torch.dot: a function sees single numbers, no vectors.*pass torch.cat\(\(q, q_pe\), -1\)",
@@ -156,7 +178,7 @@ def test_is_refused(name: str) -> None:
 
 
 def test_the_ways_out_of_refusals() -> None:
-    """A table that is not learned, a bias of its own, and vectors beside those of q and k."""
+    """A bias of its own, and vectors beside those of q and k."""
     q, k, v = operands()
     i, j = torch.arange(M)[:, None], torch.arange(N)
     expected = dense(q, k, v, lambda s, b, h, i, j: s + LEARNED.detach()[h, i - j + N], None)[0]

@@ -156,7 +156,7 @@ def generated(
     """Kept, and scores of 0 modified, by the source of kernels. first: number of the first row and column."""
     traced = mods_of(score, mask)
     with torch.no_grad():
-        real_table, integer_table, sizes = tables(traced, traced.tensors, torch.empty(0, dtype=F32), ())
+        real_table, integer_table, sizes = tables(traced.tensors, torch.empty(0, dtype=F32), ())
     unit, library = folder / "unit.cpp", folder / "unit.so"
     unit.write_text(UNIT % (scores_source(traced.text, most=most).text, real))
     flags = ("-std=c++20", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-fsanitize=undefined")

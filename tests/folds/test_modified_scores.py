@@ -98,7 +98,7 @@ def test_scores_and_slopes(make: Any, tmp_path: Path) -> None:
     case = make(B, H, M, N, dtype=F64, device=CPU)
     traced = mods_of(case.score_mod, case.mask_mod)
     with torch.no_grad():
-        real, integer, sizes = tables(traced, traced.tensors, torch.empty(0, dtype=F64), ())
+        real, integer, sizes = tables(traced.tensors, torch.empty(0, dtype=F64), ())
     library = on_host(traced.text, tmp_path)
     data = scores_data((real, integer), sizes, (M, N))
     i, j = torch.arange(M)[:, None], torch.arange(N)
@@ -209,7 +209,7 @@ def test_sums_of_packed_sequences_are_compiled_once() -> None:
     for tokens in (60, 4000):
         tensors = [torch.zeros(tokens, 4).long() if t is LINES else t for t in traced.tensors]
         with torch.no_grad():
-            *_, sizes = tables(traced, tensors, torch.empty(0, dtype=F64), ())
+            *_, sizes = tables(tensors, torch.empty(0, dtype=F64), ())
         (sums,) = modified_sums(traced.text, tuple(sizes), gathers, True, True, 0.125, True, False)
         texts.add(sums.text)
     assert len(texts) == 1

@@ -69,7 +69,7 @@ def assert_near(found: list[Tensor], right: list[Tensor], weights: bool = False)
 
 def tables_of(traced: Mods, captured: Any) -> tuple[tuple[Tensor | None, Tensor | None], list[int]]:
     with torch.no_grad():
-        real, integer, sizes = tables(traced, captured, torch.empty(0, dtype=F64), ())
+        real, integer, sizes = tables(captured, torch.empty(0, dtype=F64), ())
     return (real, integer), sizes
 
 

@@ -176,11 +176,6 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "seed: expected an int of 64 bits",
     ),
     "a large seed": ({"dropout_p": 0.1, "seed": 2**63}, ValueError, "seed: expected an int of 64 bits"),
-    "a bias to learn": (
-        {"dropout_p": 0.1, "bias": BIAS.clone().requires_grad_()},
-        ValueError,
-        "bias: expected one that requires no gradient beside a score_mod, a mask or dropout",
-    ),
 }
 
 
@@ -188,6 +183,20 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 def test_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         mr.attention(*inputs(torch.float32), **options)
+
+
+@pytest.mark.parametrize("shape", ((1, H, M, N), (B, 1, M, 1), (N,)), ids=str)
+def test_a_bias_learns(shape: tuple[int, ...]) -> None:
+    given, bias = inputs(torch.float64), torch.randn(shape, dtype=torch.float64)
+    options = {"dropout_p": 0.3, "seed": SEED, "score_mod": slopes, "mask_mod": documents, "softcap": 3.0}
+    upstream = torch.randn(B, H, M, D, dtype=torch.float64)
+    results = []
+    for function in (mr.attention, dropped):
+        leaves = [t.detach().clone().requires_grad_() for t in (*given, bias)]
+        out = function(*leaves[:3], bias=leaves[3], **options)
+        results.append((out, *torch.autograd.grad(out, leaves, upstream)))
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 def test_checkpoint() -> None:

@@ -49,8 +49,9 @@ def natten(B: int, H: int, M: int, N: int, **like: Any) -> Case:
 
 
 def relative_position(B: int, H: int, M: int, N: int, **like: Any) -> Case:
-    bias = torch.randn(H, M + N, dtype=torch.float64).to(**like)
-    return Case(lambda score, b, h, i, j: score + bias[h, i - j + N], lambda b, h, i, j: i + 30 >= j)
+    """A learned bias of each distance."""
+    bias = torch.randn(H, M + N, dtype=torch.float64).to(**like).requires_grad_()
+    return Case(lambda score, b, h, i, j: score + bias[h, i - j + N], lambda b, h, i, j: i + 30 >= j, (bias,))
 
 
 def learned(B: int, H: int, M: int, N: int, **like: Any) -> Case:

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from monoidreduce import _C
 from monoidreduce.folds.program.graph import Expression, Graph, Node
@@ -32,6 +32,7 @@ __all__ = [
     "gradient",
     "is_of_distance",
     "key_step",
+    "modified_elements",
     "modified_sums",
     "row_sums",
     "slopes",
@@ -390,6 +391,51 @@ def modified_sums(
         partial: whether rows keep only some columns.
         of_columns: the nodes gather by column.
     """
+    modified = _modified_gradients(text, sizes, gathers, softmax, values, scale, partial, of_columns)
+    nodes = exchanged(modified.nodes, 0) if of_columns else modified.nodes
+    return sums(nodes, modified.gradients)
+
+
+class Modified(NamedTuple):
+    """The gradients of an element's gather nodes.
+
+    gradients: numbers of nodes; None if a gradient is 0. gathers: the numbers of the gather nodes.
+    """
+
+    nodes: tuple[Node, ...]
+    gradients: tuple[int | None, ...]
+    gathers: tuple[int, ...]
+
+
+@lru_cache(256)
+def modified_elements(
+    text: str,
+    sizes: tuple[int, ...],
+    gathers: tuple[int, ...],
+    softmax: bool,
+    values: bool,
+    scale: float,
+    partial: bool,
+) -> Modified:
+    """The gradients of captured tensors that attention's program gathers by row and column together.
+
+    They belong to single elements, so they are no sums. Arguments and data are those of `modified_sums`, with
+    c as row real 2.
+    """
+    return _modified_gradients(text, sizes, gathers, softmax, values, scale, partial, True)
+
+
+def _modified_gradients(
+    text: str,
+    sizes: tuple[int, ...],
+    gathers: tuple[int, ...],
+    softmax: bool,
+    values: bool,
+    scale: float,
+    partial: bool,
+    with_c: bool,
+) -> Modified:
+    """See `modified_sums`. with_c: c is a row real; otherwise the gradients are linear in it."""
     program = parse(text)
     graph = Graph()
     leaves = {("score",): graph.leaf("score") * scale}
@@ -426,10 +472,10 @@ def modified_sums(
         gradients = by_gathers(upstream)
     else:
         share = graph.apply("share", score, graph.leaf("row", 0), graph.leaf("row", 1))
-        if of_columns:
+        if with_c:
             gradients = by_gathers(share * (upstream + graph.leaf("row", 2)))
         else:
             gradients = by_gathers(share * upstream) + by_gathers(share)
             gradients.append(selected(share * upstream, guard) if values else None)
-    numbers = [None if by is None else by.number for by in gradients]
-    return sums(exchanged(graph.nodes, 0) if of_columns else graph.nodes, numbers)
+    numbers = tuple(None if by is None else by.number for by in gradients)
+    return Modified(tuple(graph.nodes), numbers, tuple(placed[i].number for i in gathers))

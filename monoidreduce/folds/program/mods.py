@@ -26,9 +26,10 @@ from monoidreduce._dynamo import at_compile_time, found, read
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._validate import mismatch
 from monoidreduce.folds.program.arguments import definition
-from monoidreduce.folds.program.errors import TraceError, user_line
+from monoidreduce.folds.program.errors import TraceError
 from monoidreduce.folds.program.graph import Expression, Graph, Node
 from monoidreduce.folds.program.integers import MOST
+from monoidreduce.folds.program.operations import LEAVES
 from monoidreduce.folds.program.program import Program, parse, reachable
 from monoidreduce.folds.program.sequences import in_sequences
 from monoidreduce.folds.program.tracing import Captures, Trace, described, run
@@ -41,6 +42,7 @@ __all__ = [
     "Beside",
     "Mods",
     "kept_elements",
+    "learned",
     "mods_in_graph",
     "mods_of",
     "tables",
@@ -69,8 +71,8 @@ class Mods:
     text: text of the program; its first total is the score, its count whether the element is kept. With
         dropout a second total is the factor of the element's weight.
     tensors: the captured tensors.
-    by_both: for each captured tensor that is indexed by query and key together, the index and its file and
-        line; else None. Such a tensor cannot have a gradient.
+    by_both: for each captured tensor that is indexed by query and key together, the number of its first size;
+        else None.
     reads: whether torch computed something from tensors only while tracing, so that the trace cannot be
     reused.
     counts_heads: whether the number of heads is one more size of the call.
@@ -78,7 +80,7 @@ class Mods:
 
     text: str
     tensors: tuple[Tensor, ...]
-    by_both: tuple[tuple[str, tuple[str, int]] | None, ...]
+    by_both: tuple[int | None, ...]
     reads: bool
     counts_heads: bool
 
@@ -89,7 +91,7 @@ class _Trace(Trace):
     def __init__(self) -> None:
         super().__init__()
         self.first_size: list[int] = [0]  # for each captured tensor, and the next: number of its first size
-        self.by_both: dict[int, tuple[str, tuple[str, int]]] = {}
+        self.by_both: dict[int, int] = {}
 
     def expression(self, value: Any) -> Expression:
         if isinstance(value, Tensor):
@@ -120,8 +122,7 @@ class _Trace(Trace):
         if "score" in names:
             raise TraceError("an index that depends on the score: index by batch, head, q_idx and kv_idx")
         if {"query", "position"} <= names:
-            written = ", ".join(_written(self, index.number) for index in given)
-            self.by_both.setdefault(number, (written, user_line()))
+            self.by_both[number] = first
         kind = self.kind_of_captured(tensor)
         if kind == "real":
             return self.raw("gather", at)
@@ -140,21 +141,6 @@ class _Trace(Trace):
         if number + 1 == len(self.first_size):
             self.first_size.append(self.first_size[-1] + 1 + tensor.dim())
         return number, self.first_size[number]
-
-
-_WRITTEN = {"query": "q_idx", "position": "kv_idx", "head": "head", "batch": "batch"}
-_SIGNS = {"index_add": "+", "index_sub": "-", "index_mul": "*", "index_div": "//", "index_mod": "%"}
-
-
-def _written(graph: Graph, number: int) -> str:
-    """An index expression as text, about as the user wrote it."""
-    name, *rest = graph.nodes[number]
-    if name in _WRITTEN or name == "integer":
-        return _WRITTEN.get(name) or str(rest[0])
-    if name in _SIGNS:
-        left, right = (_written(graph, i) for i in rest)
-        return f"({left} {_SIGNS[name]} {right})"
-    return "..."
 
 
 def trace_mods(
@@ -257,7 +243,6 @@ def _described(value: Any) -> str:
 
 
 def tables(
-    mods: Mods,
     tensors: Sequence[Tensor],
     like: Tensor,
     functions: tuple[Any, ...],
@@ -274,30 +259,18 @@ def tables(
 
     Raises:
         ValueError: a tensor is on another device or empty, or together they are too large to index.
-        TraceError: a tensor requires a gradient that cannot be computed.
     """
     reals: list[Tensor] = []
     integers: list[Tensor] = []
     sizes: list[int] = []
-    for tensor, by_both in zip(tensors, mods.by_both, strict=True):
+    for tensor in tensors:
         tensor = tensor.to(like.device) if like.is_meta else tensor  # values are not used on meta
         into = reals if tensor.is_floating_point() else integers
-        wants = tensor.requires_grad and torch.is_grad_enabled() and tensor.is_floating_point()
-        if tensor.device != like.device or not tensor.numel() or (wants and by_both):
+        if tensor.device != like.device or not tensor.numel():
             named = described(tensor, *(f for f in functions if f is not None))
             if tensor.device != like.device:
                 raise ValueError(mismatch(named, f"a tensor on {like.device} as q", tensor.device))
-            if not tensor.numel():
-                raise ValueError(mismatch(named, "a tensor with elements", "none"))
-            assert by_both is not None
-            index, at = by_both
-            raise TraceError(
-                f"{named.partition(': ')[2]}: indexed by [{index}], and it requires a gradient. Gradients of "
-                "captured tensors are summed for indices of q_idx alone or of kv_idx alone, beside batch and "
-                "head. Where it is not learned, write its detach(); where it is, pass bias=, of shape "
-                "[B, H, M, N], in place of score_mod and mask_mod",
-                at,
-            )
+            raise ValueError(mismatch(named, "a tensor with elements", "none"))
         first = sum(t.numel() for t in into)
         if first + tensor.numel() > MOST:
             raise ValueError(mismatch("captured tensors", f"at most {MOST} numbers", first + tensor.numel()))
@@ -309,6 +282,35 @@ def tables(
         raise ValueError(mismatch("captured tensors", f"{expected} (torch.stack joins some)", len(sizes)))
     dtype = accumulation_dtype(like.dtype)
     return _joined(reals, dtype), _joined(integers, torch.int64), sizes
+
+
+def learned(mods: Mods, tensors: Sequence[Tensor]) -> str:
+    """The program, in which tensors that need no gradient are constants if they are indexed by both.
+
+    A gradient of such a tensor costs more than all others, and the table of reals has one if any tensor has.
+    """
+    if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):
+        return mods.text
+    pairs = zip(tensors, mods.by_both, strict=True)
+    constant = tuple(first for t, first in pairs if first is not None and not t.requires_grad)
+    return _with_constants(mods.text, constant) if constant else mods.text
+
+
+@lru_cache(256)
+def _with_constants(text: str, tensors: tuple[int, ...]) -> str:
+    """The program with the tensors detached that have these numbers of their first sizes."""
+    program = parse(text)
+    graph, of = Graph(), list[Expression]()
+    for node in program.nodes:
+        name, *rest = node
+        made = graph.leaf(*node) if name in LEAVES else graph.raw(name, *(of[i] for i in rest))
+        if name == "gather":
+            _, size, _ = program.nodes[rest[0]]
+            if program.nodes[size][1] in tensors:
+                made = graph.raw("detach", made)
+        of.append(made)
+    totals, counts = (tuple(of[i].number for i in roots) for roots in (program.totals, program.counts))
+    return Program(tuple(graph.nodes), totals=totals, counts=counts).text
 
 
 def _joined(tensors: list[Tensor], dtype: torch.dtype) -> Tensor | None:
@@ -325,7 +327,7 @@ def kept_elements(
     mods = mods_of(None, mask_mod)
     on = mods.tensors[0].device if device is None and mods.tensors else device
     like = torch.empty(0, dtype=torch.float64, device=on)
-    *of_table, sizes = tables(mods, mods.tensors, like, (mask_mod,))
+    *of_table, sizes = tables(mods.tensors, like, (mask_mod,))
     program = parse(mods.text)
 
     def kept(batch: int, heads: int, rows: range, columns: int) -> Tensor:

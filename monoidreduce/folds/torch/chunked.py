@@ -21,9 +21,9 @@ from monoidreduce.folds.torch.monoid import StatisticsMonoid
 from monoidreduce.folds.torch.reader import evaluate, with_scores
 from monoidreduce.workspace import get_workspace
 
-__all__ = ["Chunked"]
+__all__ = ["LEAST_COLUMNS", "Chunked", "product"]
 
-_LEAST_COLUMNS = 256
+LEAST_COLUMNS = 256
 # torch.mm(..., out_dtype=), which torch has on CUDA since 2.8
 _SUMS_IN_FLOAT32 = hasattr(torch.ops.aten.mm, "dtype")
 _SCORES = ("score", "other", "third")
@@ -52,7 +52,7 @@ class Chunked:
         self.dtype = accumulation_dtype(a.dtype)
         self.data = dict(zip(("row", "column", "row_index", "column_index"), data, strict=True))
         bytes = get_workspace() if workspace is None else workspace
-        self.at_once = max(bytes // (8 * max(self.rows, 1)), _LEAST_COLUMNS)
+        self.at_once = max(bytes // (8 * max(self.rows, 1)), LEAST_COLUMNS)
 
     def parts(self) -> Iterator[tuple[slice, Tensor, Callable[[Node], Tensor]]]:
         """For each chunk: its columns, its scores, and a function that gives the values of other leaves."""
@@ -63,7 +63,7 @@ class Chunked:
     def _scores(self, of: int, part: slice) -> Tensor:
         rows, columns = self.operands[of : of + 2]
         assert rows is not None and columns is not None
-        return _product(rows, columns[part].T, self.dtype) * self.scale
+        return product(rows, columns[part].T, self.dtype) * self.scale
 
     def _leaf(self, part: slice) -> Callable[[Node], Tensor]:
         def leaf(node: Node) -> Tensor:
@@ -142,9 +142,9 @@ class Chunked:
                 local = elements[number] * self.scale
                 d_rows, d_columns = found[at : at + 2]
                 if d_rows is not None:
-                    d_rows += _product(local, columns[part], self.dtype)
+                    d_rows += product(local, columns[part], self.dtype)
                 if d_columns is not None:
-                    d_columns[part] = _product(local.T, rows, self.dtype)
+                    d_columns[part] = product(local.T, rows, self.dtype)
             for total, axis, numbers in ((found[-2], 1, of.rows), (found[-1], 0, of.columns)):
                 for k, number in enumerate(numbers):
                     if total is not None and number is not None:
@@ -153,7 +153,7 @@ class Chunked:
         return found
 
 
-def _product(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
+def product(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
     """x @ y, summed in this dtype, even under autocast. On a GPU both have 16 bits if y does."""
     with without_autocast(y):
         if y.is_cuda and y.dtype.itemsize == 2 and _SUMS_IN_FLOAT32:
