@@ -209,6 +209,9 @@ def _pass_of(run: DryRun, backward: bool) -> Pass:
     launch = next((x for x in launches if names_pass(x.name, x.backward)), None)
     if launch is None and backward and op.name == "statistics":  # gradients of data are folds
         launch = next((x for x in launches if names_pass(x.name, x.backward, folds)), None)
+    if launch is None and not backward and op.name == "statistics":  # payload sums are gradients
+        gradients = ("_backward", "_gradient")
+        launch = next((x for x in launches if names_pass(x.name, x.backward, gradients)), None)
     planned = next((x for x in run.plans if names_pass(x.name, x.backward)), None)
     leading = next(iter((op if launch is None else launch).arguments.values()))
     if launch is not None:

@@ -332,18 +332,20 @@ def dry_run(
         with _substituted(notes, gpu, assumes_compiler), torch.no_grad(), without_fakes():
             results = notes.results if isinstance(notes.results, tuple) else (notes.results,)
             notes.results, notes.given, notes.backward = None, given, True
-            upstream = torch.empty_like(results[0]).as_subclass(kind)
+            # A gradient of the first result; of statistics, where both may be empty, also of payload sums.
+            followed = results[: of.differentiable if name == "statistics" else 1]
+            upstream = [torch.empty_like(t).as_subclass(kind) for t in followed]
             kept, arguments = of.residuals(results), [*given.values()]
             wanted = [isinstance(t, Tensor) and t.requires_grad for t in arguments][: of.inputs]
             del results
-            notes.known.add(upstream.untyped_storage())
-            grads = (upstream, *[None] * (of.differentiable - 1))
+            notes.known.update(t.untyped_storage() for t in upstream)
+            grads = (*upstream, *[None] * (of.differentiable - len(upstream)))
             of_backward = (*grads, *arguments[: of.inputs], *kept, *arguments[of.inputs :], wanted)
             with notes:
                 found = of.freeing(*of_backward)
             gradients = sum(t.nbytes for t in found)
             run.peak = max(run.peak, notes.most - outputs - gradients)
-            run.compulsory += sum(inputs.values()) + upstream.nbytes + gradients
+            run.compulsory += sum(inputs.values()) + sum(t.nbytes for t in upstream) + gradients
             run.flops += backward_flops(name, *map(_shape, of_backward), recomputed=False)
     return run
 

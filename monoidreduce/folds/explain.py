@@ -73,7 +73,9 @@ def explanation_of(
     """
     given, (forward, backward) = run.ops[-1].arguments, passes_of(run)
     program = parse(given["program"]) if "program" in given else None
-    alone = program is not None and bool(program.most) and program.first_of_most + len(program.counts) == 0
+    # What torch computes: the k largest, and payload sums of functions of two scores.
+    of_torch = program is not None and bool(program.most or (program.payloads and program.scores == 2))
+    alone = of_torch and program is not None and program.first_of_most + len(program.counts) == 0
     if gpu is None:
         deterministic, how = True, []
     else:
@@ -101,6 +103,10 @@ def explanation_of(
         reasons = [of if alone else f"{of}, which {reader}"]
     if program is not None and program.most:
         reasons.append("torch finds the k largest, and their gradient, in chunks of columns of the workspace")
+    if program is not None and program.payloads:
+        of_one = "a payload sum is the gradient of a fold with one more score"
+        of_two = "torch computes payload sums of two scores, and their gradients, in chunks of columns"
+        reasons.append(of_two if program.scores == 2 else of_one)
     if "program" in given:
         reasons.append("the gradient by data of rows or of columns is one more forward pass each")
     plans = (("forward", forward.plan), ("backward", backward.plan))

@@ -188,10 +188,26 @@ def test_memory_does_not_hold_the_scores() -> None:
     assert max(saved) <= 4 * 2048
 
 
-@pytest.mark.parametrize("fold", (attention, masked_mean))
+@mr.statistics
+def of_two_scores(score: Any, other: Any, v: Any) -> Any:
+    return dict(force=stat.total(score * other * v))
+
+
+@pytest.mark.parametrize("fold", (attention, masked_mean, kernel_sum, of_two_scores))
 def test_explain_names_the_paths(fold: Any) -> None:
-    a, b, v = leaf(5, 3), leaf(7, 3), leaf(7, 4)
-    assert "CPU" in str(fold.explain(a, b, column={"v": v}))
+    """Those that run, also where a fold has payload sums alone; and torch, where none of ours runs."""
+    operands = [leaf(5, 3), leaf(7, 3)] * (2 if fold is of_two_scores else 1)
+    column = {"v": leaf(7, 4)}
+    before = mr._C.path_counts()
+    fold(*operands, column=column)[0].sum().backward()
+    ran = {path for path, count in mr._C.path_counts().items() if count > before.get(path, 0)}
+    explained = fold.explain(*operands, column=column)
+    assert {path for path in (explained.forward, explained.backward) if "/torch/" not in path} == ran
+    by_torch = "in chunks of columns" in str(explained)
+    assert by_torch == (fold is of_two_scores)
+    planned = mr.explain(fold, *operands, column=column, hardware="h100")
+    assert "there is no compiler" not in str(planned)
+    assert ("in chunks of columns" in str(planned)) == by_torch
 
 
 A, B, V = torch.randn(4, 3), torch.randn(5, 3), torch.randn(5, 2)
