@@ -127,6 +127,23 @@ def ranks(hidden, head, token, width=0.1):
     # --8<-- [end:rank]
 
 
+# --8<-- [start:sample]
+def sample(hidden, head, seed):
+    """[N] classes drawn from the softmax, and their log-probabilities: the largest of
+    logits with Gumbel noise (Maddison et al., 2014). seed: [], an integer.
+    """
+
+    @mr.statistics
+    def noisy(score):
+        gumbel = -torch.log(-torch.log(mr.stat.uniform(seed)))
+        lse = mr.stat.softmax(score).logsumexp
+        return dict(best=mr.stat.largest(score + gumbel), lse=lse)
+
+    s = noisy(hidden, head)
+    return s.best.index, (hidden * head[s.best.index]).sum(-1) - s.lse
+    # --8<-- [end:sample]
+
+
 # --8<-- [start:dpo]
 @mr.statistics
 def two_policies(score, other, column, label):

@@ -31,6 +31,7 @@ from tolerance import (
 )
 from torch import Tensor
 
+from monoidreduce.folds.program import streams
 from monoidreduce.folds.statistics import Statistics
 
 ROOT = Path(__file__).parents[2]
@@ -133,6 +134,15 @@ def ranks(hidden: Tensor, head: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
     target = of_target(logits, token)[:, None]
     soft = torch.sigmoid((logits - target) / 0.1).sum(1) + 0.5
     return (logits.argsort(1, descending=True) == token[:, None]).long().argmax(1) + 1, soft
+
+
+@entry(lambda n, m, d: {**two_heads(n, m, d), "seed": torch.tensor(7)})
+def sample(hidden: Tensor, head: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
+    rows, columns = (torch.arange(len(t), device=seed.device) for t in (hidden, head))
+    number = streams.uniform(streams.stream(seed, torch.zeros_like(seed)), rows[:, None], columns)
+    logits = hidden @ head.T
+    index = (logits - (-number.to(logits).log()).log()).argmax(1)
+    return index, of_target(logits.log_softmax(1), index)
 
 
 def preferences(n: int, m: int, d: int) -> Inputs:
