@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from monoidreduce._ops.attention_mask import band
 from monoidreduce._ops.registry import OPERATORS
 from monoidreduce.folds import stat
 from monoidreduce.folds.statistics import Statistics
@@ -270,19 +271,51 @@ def _mlp(
 
 
 @lru_cache(64)
-def _attention_of_head(softcap: float, left: int, right: int, aligned: int) -> Statistics:
+def _attention_of_head(softcap: float, masked: bool) -> Statistics:
+    """first, stop: the first key that a query sees, and the last one + 1."""
     capped = _of_logits(softcap)
 
-    def statistics(score: Any, column: Any, query: Any, v: Any) -> Any:
-        kept = capped(score)
-        if left >= 0:
-            kept = torch.where(column - query >= aligned - left, kept, -math.inf)
-        if right >= 0:
-            kept = torch.where(column - query <= aligned + right, kept, -math.inf)
+    def results(kept: Any, v: Any) -> Any:
         p = stat.softmax(kept)
         return {"out": p.mean(v), "lse": p.logsumexp}
 
-    return Statistics(statistics)
+    def statistics(score: Any, column: Any, first: Any, stop: Any, v: Any) -> Any:
+        seen = (column >= first) & (column < stop)
+        return results(torch.where(seen, capped(score), -math.inf), v)
+
+    return Statistics(statistics if masked else lambda score, v: results(capped(score), v))
+
+
+def _of_heads(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    scale: float | None,
+    softcap: float,
+    seen: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Attention and its log-sum-exp. seen: `Mask.bounds`."""
+    (batch, heads, queries, width), shared = q.shape, k.shape[1]
+    fold = _attention_of_head(softcap, seen is not None)
+    of_rows = () if seen is None else seen.repeat(1, heads // max(shared, 1))
+    row = dict(zip(("first", "stop"), of_rows, strict=False))
+    by = 1 / math.sqrt(max(width, 1)) if scale is None else scale
+    outs, lses = [], []
+    for b in range(batch):
+        for h in range(shared):
+            rows = q[b].reshape(shared, -1, width)[h]  # of the heads that share this one
+            out, lse = fold._by_folds(rows, k[b, h], row=row, column={"v": v[b, h]}, scale=by)
+            outs.append(out)
+            lses.append(lse)
+    if not outs:
+        return q.new_zeros(batch, heads, queries, v.shape[3]), q.new_zeros(batch, heads, queries)
+    out, lse = torch.cat(outs).view(*q.shape[:3], -1), torch.cat(lses).view(q.shape[:3])
+    if sinks is None:
+        return out, lse
+    empty = lse == -math.inf
+    joined, total = _with_sinks(out.to(lse.dtype), lse.masked_fill(empty, 0), sinks)
+    return joined.to(out.dtype), torch.where(empty, sinks.to(lse.dtype)[:, None], total)
 
 
 def _attention(
@@ -302,29 +335,40 @@ def _attention(
             "attention with a bias can be differentiated once. Do without create_graph=True, or "
             "`import monoidreduce.reference` and call its attention"
         )
-    (batch, heads, queries, width), shared = q.shape, k.shape[1]
-    fold = _attention_of_head(softcap, left, right, k.shape[2] - queries)
-    query = torch.arange(queries, device=q.device).repeat(heads // max(shared, 1))
-    by = 1 / math.sqrt(max(width, 1)) if scale is None else scale
-    outs, lses = [], []
-    for b in range(batch):
-        for h in range(shared):
-            rows = q[b].reshape(shared, -1, width)[h]  # of the heads that share this one
-            out, lse = fold._by_folds(rows, k[b, h], row={"query": query}, column={"v": v[b, h]}, scale=by)
-            outs.append(out)
-            lses.append(lse)
-    if not outs:
-        return q.new_zeros(batch, heads, queries, v.shape[3]), q.new_zeros(batch, heads, queries)
-    out, lse = torch.cat(outs).view(*q.shape[:3], -1), torch.cat(lses).view(q.shape[:3])
-    if sinks is None:
-        return out, lse
-    empty = lse == -math.inf
-    joined, total = _with_sinks(out.to(lse.dtype), lse.masked_fill(empty, 0), sinks)
-    return joined.to(out.dtype), torch.where(empty, sinks.to(lse.dtype)[:, None], total)
+    seen = band(left, right).bounds(q.shape[2], k.shape[2], q.device)
+    return _of_heads(q, k, v, sinks, scale, softcap, seen)
+
+
+def _attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    scale: float | None,
+    softcap: float,
+    left: int,
+    right: int,
+    compensated: bool,
+    first: int,
+    tokens: int,
+) -> tuple[Tensor, Tensor]:
+    of_q, of_k = (t.to(q.device, torch.int64) for t in (cu_seqlens_q, cu_seqlens_k))
+    query = torch.arange(first, first + q.shape[2], device=q.device)
+    number = torch.searchsorted(of_q[1:], query, right=True)  # of the query's sequence
+    start, stop = of_k[number], of_k[number + 1]
+    aligned = query - of_q[number + 1] + stop
+    if left >= 0:
+        start = torch.maximum(start, aligned - left)
+    if right >= 0:
+        stop = torch.minimum(stop, aligned + right + 1)
+    return _of_heads(q, k, v, sinks, scale, softcap, torch.stack((start, stop)))
 
 
 _FOLDS: dict[str, Callable[..., tuple[Tensor | None, ...]]] = {
     "attention": _attention,
+    "attention_varlen": _attention_varlen,
     "linear_cross_entropy": _linear_cross_entropy,
     "linear_log_probs": _linear_log_probs,
     "logsumexp_matmul": _logsumexp_matmul,

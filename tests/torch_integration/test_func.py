@@ -14,7 +14,13 @@ from torch import Tensor
 import monoidreduce as mr
 from monoidreduce.monoids import LogWSum
 
-MOVED = ("linear_cross_entropy", "linear_log_probs", "logsumexp_matmul", "merge_attention")
+MOVED = (
+    "attention_varlen",
+    "linear_cross_entropy",
+    "linear_log_probs",
+    "logsumexp_matmul",
+    "merge_attention",
+)
 
 
 def moves(specimen: Specimen) -> bool:

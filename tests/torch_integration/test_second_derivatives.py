@@ -16,7 +16,14 @@ import monoidreduce as mr
 from monoidreduce import reference
 
 F64 = torch.float64
-TWICE = ("attention", "linear_cross_entropy", "linear_log_probs", "logsumexp_matmul", "mlp")
+TWICE = (
+    "attention",
+    "attention_varlen",
+    "linear_cross_entropy",
+    "linear_log_probs",
+    "logsumexp_matmul",
+    "mlp",
+)
 NOT_BESIDE = {"bias", "keep"}  # of attention
 
 
