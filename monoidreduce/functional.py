@@ -43,7 +43,7 @@ from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._ops.mlp import ACTIVATIONS
 from monoidreduce._ops.registry import any_requires_grad, call_op
 from monoidreduce._results import exported
-from monoidreduce._torch_private import is_captured
+from monoidreduce._torch_private import has_tangent, is_captured
 from monoidreduce._validate import (
     check_axes,
     check_bool,
@@ -190,8 +190,8 @@ def _like_rows(result: Tensor, x: Tensor) -> Tensor:
 
 
 def _constant(tensor: Tensor) -> Tensor:
-    """The tensor without its autograd history."""
-    return tensor.detach() if tensor.requires_grad else tensor
+    """The tensor without its autograd history and tangent."""
+    return tensor.detach() if tensor.requires_grad or has_tangent((tensor,)) else tensor
 
 
 def bounds(causal: bool, window: Window | None) -> tuple[int, int]:

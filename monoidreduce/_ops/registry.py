@@ -263,7 +263,8 @@ def _autograd(
             assert move is not None
             args, result = ctx.moving
             del ctx.moving  # it would keep them alive until backward
-            found = move(tangents, result, [primal_of(argument) for argument in args])
+            with forward_ad_on(True):  # for the levels below: torch turns it off here
+                found = move(tangents, result, [primal_of(argument) for argument in args])
             tangent_of = [t if t is None else t.to(of.dtype) for t, of in zip(found, result, strict=True)]
             return tuple(tangent_of) if len(result) > 1 else tangent_of[0]
 
@@ -556,10 +557,11 @@ def _register(
         return obstacle(*args)
 
     def obstacle_of_backward(*args: Any) -> str | None:
-        inputs = args[grad_count:needed_at]
-        if not has_tangent(inputs[:input_count]):
+        last = grad_count + input_count
+        inputs, options = args[grad_count:last], args[last + residual_count : needed_at]
+        if not has_tangent(inputs):
             return None
-        return "" if obstacle is None else obstacle(*inputs)
+        return "" if obstacle is None else obstacle(*inputs, *options)
 
     def refuse() -> NoReturn:
         instead = "Do without create_graph=True"

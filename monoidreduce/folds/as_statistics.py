@@ -19,6 +19,7 @@ from torch import Tensor
 from monoidreduce._ops.attention_mask import band
 from monoidreduce._ops.registry import OPERATORS
 from monoidreduce.folds import stat
+from monoidreduce.folds.distillation import Distillation
 from monoidreduce.folds.statistics import Statistics
 from monoidreduce.functional import _with_sinks
 
@@ -366,10 +367,29 @@ def _attention_varlen(
     return _of_heads(q, k, v, sinks, scale, softcap, torch.stack((start, stop)))
 
 
+def _linear_distillation(
+    x: Tensor,
+    weight: Tensor,
+    teacher_x: Tensor,
+    teacher_weight: Tensor,
+    mask: Tensor | None,
+    reduction: str,
+    kind: str,
+    temperature: float,
+    keep: bool,
+    x_differentiated: bool,
+    workspace: int | None,
+) -> tuple[Tensor]:
+    operands, beta = (x, weight, teacher_x, teacher_weight), 0.5  # beta is of the loss jsd, which has no op
+    fold = Distillation(operands, (None, None), kind, temperature, beta, None, mask, 0.0, workspace)
+    return (fold.reduced(reduction),)
+
+
 _FOLDS: dict[str, Callable[..., tuple[Tensor | None, ...]]] = {
     "attention": _attention,
     "attention_varlen": _attention_varlen,
     "linear_cross_entropy": _linear_cross_entropy,
+    "linear_distillation": _linear_distillation,
     "linear_log_probs": _linear_log_probs,
     "logsumexp_matmul": _logsumexp_matmul,
     "mlp": _mlp,

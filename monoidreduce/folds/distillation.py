@@ -225,7 +225,8 @@ class Distillation:
         with torch.no_grad():
             constants = {name: t.detach() for name, t in self.column.items()}
             inverse = {"inverse": self.row["inverse"]}
-            lse, low = self.lse._in_two_words(*self.operands, row=inverse, column=constants)
+            operands = [t.detach() for t in self.operands]  # of tangents too
+            lse, low = self.lse._in_two_words(*operands, row=inverse, column=constants)
         found = self.fold(*self.operands, **self.data(lse, low))
         soft: Tensor = self.soft(found)
         if self.outside is not None:

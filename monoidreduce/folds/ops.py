@@ -11,8 +11,6 @@ from typing import Any
 
 from monoidreduce._ops.registry import UNROUNDED, Fold, register
 
-_TWO_SCORES = "the derivative of a fold of two scores is one of four"
-
 
 def _statistics() -> Any:
     # With the first call: see above.
@@ -56,9 +54,7 @@ register(
     backward=lambda *args: _statistics().backward(*args),
     second=lambda *args: _second_derivatives().gradients_of_gradients(*args),
     tangents=lambda *args: _second_derivatives().tangents(*args),
-    obstacle=lambda a, b, other_a, *_: (
-        None if other_a is None else "the derivative of a fold of two scores has four"
-    ),
+    obstacle=lambda *args: _second_derivatives().obstacle(args[:9], args[9]),
     fold=Fold(
         a="a",
         b="b",

@@ -1,7 +1,7 @@
 """Derivatives of the op `statistics` in a direction, and the gradients of its gradients.
 
-Let F be the fold, u a direction of its inputs, and F'u how its results move: the results of a fold of one
-more score (tangent.py). Forward mode is F'u. For upstream gradients g, the gradient of <g, F'u> is the
+Let F be the fold, u a direction of its inputs, and F'u how its results move: the results of another fold
+(tangent.py). Forward mode is F'u. For upstream gradients g, the gradient of <g, F'u> is the
 derivative of the gradient of <g, F> in the direction u. So it serves second derivatives and forward mode of
 gradients.
 
@@ -10,20 +10,34 @@ All of it is made of calls of ops. So it is right at every level of torch.func, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._ops.registry import any_requires_grad, call_op
 from monoidreduce.folds.program.program import parse
 from monoidreduce.folds.program.tangent import tangent
 
-__all__ = ["gradients_of_gradients", "tangents"]
+__all__ = ["gradients_of_gradients", "obstacle", "tangents"]
 
 Inputs = Sequence[Tensor | None]  # those of the op
 _FLOATING = 7  # the inputs with gradients: a, b, other_a, other_b, row, column, payload
+
+
+def obstacle(inputs: Inputs, program: str) -> str | None:
+    """Why a call of the op has no derivative in a direction that is a fold; None if it has one."""
+    _, _, other_a, _, _, _, payload, *_ = inputs
+    if other_a is None:
+        return None
+    if payload is not None:
+        return "the derivative of a fold of two scores and payloads is one of four scores"
+    # The Jensen-Shannon divergence detaches what has no part in its gradient, but in the gradient of that.
+    if any(name == "detach" for name, *_ in parse(program).nodes):
+        return "it is a fold of two scores with a part that is detached, as the loss jsd is"
+    return None
 
 
 def tangents(directions: Inputs, results: Sequence[Tensor], *arguments: Any) -> tuple[Tensor, Tensor]:
@@ -48,7 +62,7 @@ def gradients_of_gradients(cotangents: Inputs, *arguments: Any) -> list[Tensor |
     the result.
 
     Raises:
-        RuntimeError: the program has two scores, so its derivative has four.
+        RuntimeError: the program has two scores and payloads, so its derivative has four scores.
     """
     grads, inputs, results = arguments[:2], arguments[2:11], arguments[11:15]
     options, needed = arguments[15:19], arguments[19]
@@ -65,48 +79,57 @@ def gradients_of_gradients(cotangents: Inputs, *arguments: Any) -> list[Tensor |
 class _Direction:
     """The derivative of a call of the op `statistics` in a direction, as a call of a derived program.
 
+    A score <a_i, b_j> moves by <da_i, b_j> + <a_i, db_j>: by a product of rows [da, a] and columns [b, db].
+    In a fold of one score this is a second score. In a fold of two scores, the columns of both such products
+    are payloads, and the products with the rows follow:
+
+        sum_j w_ij <r_i, c_j> = <r_i, sum_j w_ij c_j>
+
     Attributes:
         moved: how the values and the payload sums move.
     """
 
     def __init__(self, directions: Inputs, results: Sequence[Tensor], *arguments: Any) -> None:
         self.inputs, self.results, self.options = arguments[:-4], results, arguments[-4:]
-        program, widths, scale, workspace = self.options
-        a, b, other_a, _, row, column, payload, row_index, column_index = self.inputs
-        d_a, d_b, _, _, d_row, d_column, d_payload = directions[:_FLOATING]
-        if other_a is not None:
+        program, widths, self.scale, workspace = self.options
+        a, b, other_a, other_b, row, column, payload, row_index, column_index = self.inputs
+        *_, d_row, d_column, d_payload = directions[:_FLOATING]
+        if why := obstacle(self.inputs, program):
             raise RuntimeError(
-                "a fold of two scores can be differentiated once: its second derivative is a fold of four. "
-                "Do without create_graph=True, or call the function's `reference`"
+                f"these statistics can be differentiated once: {why}. Do without create_graph=True, or call "
+                "the function's `reference`"
             )
         self.program, self.widths = parse(program), list(widths or ())
+        self.products = [_Product(a, b, *directions[:2])]
+        if other_a is not None:
+            self.products.append(_Product(other_a, other_b, *directions[2:4]))
         counts = [0 if t is None else t.shape[0] for t in (row, row_index, column)]
-        moves = (d_a is not None or d_b is not None), d_row is not None, d_column is not None
+        moves = self.products[0].moves, self.products[-1].moves, d_row is not None, d_column is not None
         self.derived = tangent(program, *counts, moves)
-        # The score moves by <da_i, b_j> + <a_i, db_j>.
-        self.moves_a, self.moves_b = d_a is not None, d_b is not None
-        rows = ([d_a] if self.moves_a else []) + ([a] if self.moves_b else [])
-        columns = ([b] if self.moves_a else []) + ([d_b] if self.moves_b else [])
-        second: Any = None, None
-        if parse(self.derived.text).scores == 2:
-            second = torch.cat(rows, 1), torch.cat(columns, 1)
-        vectors, self.pair_widths = None, [w for w in self.widths for _ in "dv"]
+        scores: Any = [*self.inputs[:4]]
+        if other_a is None:
+            scores[2:] = self.products[0].rows, self.products[0].columns
+        if parse(self.derived.text).scores == 1:
+            scores[2:] = None, None
+        vectors, self.derived_widths = None, [w for w in self.widths for _ in "dv"]
         if payload is not None:
             d_payload = torch.zeros_like(payload) if d_payload is None else d_payload
             parts = zip(*(torch.split(t, self.widths, 1) for t in (d_payload, payload)), strict=True)
             vectors = torch.cat([t for pair in parts for t in pair], 1)
+        if self.derived.by_scores:
+            real = accumulation_dtype(a.dtype)  # not rounded beside operands of 16 bits
+            of_sums = [self.products[score].columns.to(real) for _, score in self.derived.by_scores]
+            vectors, self.derived_widths = torch.cat(of_sums, 1), [t.shape[1] for t in of_sums]
         values, _, _, indices = results
         self.derived_inputs = (
-            a,
-            b,
-            *second,
+            *scores,
             self._kept("row", row, _or_zeros(d_row, row), values),
             self._kept("column", column, _or_zeros(d_column, column)),
             vectors,
             self._kept("row_index", row_index, indices[: len(self.program.largest)]),
             self._kept("column_index", column_index),
         )
-        self.derived_options = self.derived.text, self.pair_widths, scale, workspace
+        self.derived_options = self.derived.text, self.derived_widths, self.scale, workspace
         self.found = call_op("statistics", *self.derived_inputs, *self.derived_options)
         self.moved = self._moved(*self.found[:2])
 
@@ -118,71 +141,117 @@ class _Direction:
 
     def _moved(self, found: Tensor, found_sums: Tensor) -> tuple[Tensor, Tensor]:
         values, sums, *_ = self.results
-        places = self.derived.values
-        moved_values = torch.stack([found[k] for k in places]) if places else torch.zeros_like(values)
+        moved = {k: found[place] for k, place in enumerate(self.derived.values) if place is not None}
+        for (k, score), whole in self._by_scores(found_sums):
+            moved[k] = _sum(moved.get(k), self.scale * (self.products[score].rows * whole).sum(1))
+        moved_values = _stacked(moved, values)
         if not self.widths:
             return moved_values, torch.zeros_like(sums)
-        parts, moved_sums = torch.split(found_sums, self.pair_widths, 1), []
+        parts, moved_sums = torch.split(found_sums, self.derived_widths, 1), []
         for (softmax, _), of_directions, of_weights, whole in zip(
             self.program.payloads, parts[::2], parts[1::2], torch.split(sums, self.widths, 1), strict=True
         ):
-            moved = of_directions + of_weights
+            moved_sum = of_directions + of_weights
             if softmax >= 0:
-                moved = moved - whole * found[self.derived.slopes[softmax]][:, None]
-            moved_sums.append(moved)
+                moved_sum = moved_sum - whole * found[self.derived.slopes[softmax]][:, None]
+            moved_sums.append(moved_sum)
         return moved_values, torch.cat(moved_sums, 1)
+
+    def _by_scores(self, sums: Tensor) -> Iterable[tuple[tuple[int, int], Tensor]]:
+        """For each pair of `Tangent.by_scores`, its part of the derived program's payload sums."""
+        if not self.derived.by_scores:  # torch.export cannot load a split into no parts
+            return ()
+        return zip(self.derived.by_scores, torch.split(sums, self.derived_widths, 1), strict=True)
 
     def gradients(self, grad_values: Tensor | None, grad_sums: Tensor | None) -> list[Tensor | None]:
         """The gradients of <grad_values, moved values> + <grad_sums, moved sums> by the floating inputs."""
-        a, _, _, _, row, column, *_ = self.inputs
+        row, column = self.inputs[4:6]
         values, sums, *_ = self.results
         of_found: dict[int, Tensor] = {}  # upstream gradients of the derived program's values, by place
+        of_sums: list[Tensor] = []  # of its payload sums
+        of_rows: list[Tensor | None] = [None] * len(self.products)
         if grad_values is not None:
-            of_found = dict(zip(self.derived.values, grad_values.unbind(0), strict=True))
-        of_pairs: Tensor | None = None
-        of_sums: Tensor | None = None  # of the program's payload sums, by which the moved ones are computed
+            places = enumerate(self.derived.values)
+            of_found = {place: grad_values[k] for k, place in places if place is not None}
+            for (k, score), whole in self._by_scores(self.found[1]):
+                g = self.scale * grad_values[k][:, None]
+                of_sums.append(g * self.products[score].rows)
+                of_rows[score] = _sum(of_rows[score], g * whole)
+        of_program: Tensor | None = (
+            None  # of the program's payload sums, by which the moved ones are computed
+        )
         if grad_sums is not None and self.widths:
-            parts, of_wholes = torch.split(grad_sums, self.widths, 1), []
-            of_pairs = torch.cat([g for g in parts for _ in "dv"], 1)
+            of_wholes = []
             for (softmax, _), g, whole in zip(
-                self.program.payloads, parts, torch.split(sums, self.widths, 1), strict=True
+                self.program.payloads,
+                torch.split(grad_sums, self.widths, 1),
+                torch.split(sums, self.widths, 1),
+                strict=True,
             ):
+                of_sums += [g, g]
                 of_whole = torch.zeros_like(g)
                 if softmax >= 0:
                     place = self.derived.slopes[softmax]
-                    of_slope = -(g * whole).sum(1)
-                    of_found[place] = of_found[place] + of_slope if place in of_found else of_slope
+                    of_found[place] = _sum(of_found.get(place), -(g * whole).sum(1))
                     of_whole = -g * self.found[0][place][:, None]
                 of_wholes.append(of_whole)
-            of_sums = torch.cat(of_wholes, 1)
-        upstream = _stacked(of_found, self.found[0]), of_pairs
+            of_program = torch.cat(of_wholes, 1)
+        upstream = _stacked(of_found, self.found[0]), torch.cat(of_sums, 1) if of_sums else None
         found = _backward(upstream, self.derived_inputs, self.found, self.derived_options)
-        d_a, d_b, d_rows, d_columns, d_row, d_column, d_vectors = found
-        gradients: list[Tensor | None] = [d_a, d_b, None, None, None, None, None]
-        if d_rows is not None and d_columns is not None:
-            width = a.shape[1]  # narrow, as vmap has no rule for a slice of all
-            if self.moves_b:
-                gradients[0] = _added(d_a, d_rows.narrow(1, d_rows.shape[1] - width, width))
-            if self.moves_a:
-                gradients[1] = _added(d_b, d_columns.narrow(1, 0, width))
+        gradients = [*found[:4], None, None, None]
+        if len(self.products) == 1:
+            gradients[2:4] = None, None
+            self.products[0].add_to(gradients, 0, *found[2:4])
+        else:
+            of_columns: list[Tensor | None] = [None, None]
+            for (_, score), part in self._by_scores(found[6]) if found[6] is not None else ():
+                of_columns[score] = _sum(of_columns[score], part)
+            for score, product in enumerate(self.products):
+                product.add_to(gradients, 2 * score, of_rows[score], of_columns[score])
         from_rows, from_columns = (
             {} if t is None else dict(zip(self.derived.kept[kind], t.unbind(0), strict=True))
-            for kind, t in (("row", d_row), ("column", d_column))
+            for kind, t in (("row", found[4]), ("column", found[5]))
         )
         if row is not None:
             gradients[4] = _stacked(from_rows, row)
         if column is not None:
             gradients[5] = _stacked(from_columns, column)
-        if d_vectors is not None:
-            gradients[6] = torch.cat(torch.split(d_vectors, self.pair_widths, 1)[1::2], 1)
+        if self.widths and found[6] is not None:
+            gradients[6] = torch.cat(torch.split(found[6], self.derived_widths, 1)[1::2], 1)
         # The row data of the derived program are those of the program, their directions, and its values.
         before = 0 if row is None else 2 * row.shape[0]
         of_values = {k - before: g for k, g in from_rows.items() if k >= before}
-        if of_values or of_sums is not None:
-            upstream = _stacked(of_values, values), of_sums
+        if of_values or of_program is not None:
+            upstream = _stacked(of_values, values), of_program
             more = _backward(upstream, self.inputs, self.results, self.options)
             gradients = [_added(x, y) for x, y in zip(gradients, more, strict=True)]
         return gradients
+
+
+class _Product:
+    """How a score moves: rows [da, a] times columns [b, db], or one half of them if only one operand moves.
+
+    Attributes:
+        moves: whether an operand moves. rows and columns are None if not.
+    """
+
+    def __init__(self, a: Tensor, b: Tensor, d_a: Tensor | None, d_b: Tensor | None) -> None:
+        self.width, self.of_a, self.of_b = a.shape[1], d_a is not None, d_b is not None
+        self.moves = self.of_a or self.of_b
+        rows = [t for t in (d_a, a if self.of_b else None) if t is not None]
+        columns = [t for t in (b if self.of_a else None, d_b) if t is not None]
+        self.rows: Any = torch.cat(rows, 1) if rows else None
+        self.columns: Any = torch.cat(columns, 1) if columns else None
+
+    def add_to(
+        self, gradients: list[Tensor | None], at: int, d_rows: Tensor | None, d_columns: Tensor | None
+    ) -> None:
+        """Add the parts of a and b in gradients of rows and columns to those of a and b, at `at`."""
+        if self.of_b and d_rows is not None:  # narrow, as vmap has no rule for a slice of all
+            part = d_rows.narrow(1, d_rows.shape[1] - self.width, self.width)
+            gradients[at] = _added(gradients[at], part)
+        if self.of_a and d_columns is not None:
+            gradients[at + 1] = _added(gradients[at + 1], d_columns.narrow(1, 0, self.width))
 
 
 def _or_zeros(direction: Tensor | None, of: Tensor | None) -> Tensor | None:
@@ -191,7 +260,11 @@ def _or_zeros(direction: Tensor | None, of: Tensor | None) -> Tensor | None:
 
 def _added(x: Tensor | None, y: Tensor | None) -> Tensor | None:
     """x + y; None is 0."""
-    return y if x is None else x if y is None else x + y
+    return x if y is None else _sum(x, y)
+
+
+def _sum(x: Tensor | None, y: Tensor) -> Tensor:
+    return y if x is None else x + y
 
 
 def _stacked(rows: dict[int, Tensor], like: Tensor) -> Tensor:

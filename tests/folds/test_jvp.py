@@ -17,7 +17,7 @@ import monoidreduce as mr
 from monoidreduce import stat
 
 F64 = torch.float64
-OF_ONE_SCORE = [name for name, (_, scores, *_) in FOLDS.items() if scores == 1 and name != "attention"]
+MOVED = [name for name in FOLDS if name != "of_two_scores"]
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
 Function = Callable[..., tuple[Tensor, ...]]
@@ -91,20 +91,20 @@ def check(fold: Any, call: Inputs, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("name", OF_ONE_SCORE)
+@pytest.mark.parametrize("name", MOVED)
 def test_float64(name: str, how: str) -> None:
-    if (name, how) == ("vectors", "jacrev of jacfwd"):
+    if name == "vectors" and how == "jacrev of jacfwd":
         pytest.skip("takes 14 s")
     check(*fold_inputs(name, (2,), 3, 2), how)
 
 
-@pytest.mark.parametrize("name", OF_ONE_SCORE)
+@pytest.mark.parametrize("name", MOVED)
 def test_many_rows_and_columns(name: str) -> None:
     check(*fold_inputs(name, (2, 40), 300, 9), "jvp")
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
-@pytest.mark.parametrize("name", OF_ONE_SCORE)
+@pytest.mark.parametrize("name", MOVED)
 def test_other_dtypes(name: str, dtype: torch.dtype) -> None:
     """As accurate as the rounding of the operands allows; in the dtype of the result."""
     fold, call = fold_inputs(name, (200,), 300, 8, dtype)
@@ -175,9 +175,20 @@ def test_an_ignored_row_does_not_move() -> None:
     assert all(torch.equal(t[1], torch.zeros((), dtype=F64)) and t.isfinite().all() for t in moved)
 
 
-@pytest.mark.parametrize("name", ("renyi", "of_two_scores"))
-def test_functions_of_two_scores_say_so(name: str) -> None:
-    fold, call = fold_inputs(name, (3,), 4)
+@pytest.mark.parametrize("name", ("tempered", "distances"))
+def test_forward_mode_of_forward_mode(name: str) -> None:
+    fold, call = fold_inputs(name, (3,), 4, 3)
     x = tuple(t.detach() for t in leaves_of(call))
-    with pytest.raises(NotImplementedError, match=r"statistics cannot be .* forward mode .* two scores"):
+    u, v = (tuple(torch.randn_like(t) for t in x) for _ in "uv")
+
+    def along(of: Any) -> Any:
+        return jvp(lambda *t: jvp(of_leaves(of, call), t, u)[1], x, v)
+
+    torch.testing.assert_close(along(fold), along(fold.reference))
+
+
+def test_two_scores_beside_payloads_say_so() -> None:
+    fold, call = fold_inputs("of_two_scores", (3,), 4)
+    x = tuple(t.detach() for t in leaves_of(call))
+    with pytest.raises(NotImplementedError, match=r"statistics cannot be .* forward mode .* two scores and"):
         jvp(of_leaves(fold, call), x, x)

@@ -15,7 +15,7 @@ from monoidreduce import stat
 from monoidreduce.folds.torch import reader
 
 F64 = torch.float64
-OF_ONE_SCORE = [name for name, (_, scores, *_) in FOLDS.items() if scores == 1 and name != "attention"]
+TWICE = [name for name in FOLDS if name != "of_two_scores"]
 
 
 def second(fold: Any, call: Inputs) -> list[Tensor]:
@@ -31,7 +31,7 @@ def second(fold: Any, call: Inputs) -> list[Tensor]:
     return list(torch.autograd.grad(gradients, (*leaves, *upstream), [random(t) for t in gradients]))
 
 
-@pytest.mark.parametrize("name", OF_ONE_SCORE)
+@pytest.mark.parametrize("name", TWICE)
 @pytest.mark.parametrize("shape, columns, width", (((37,), 211, 9), ((2, 3), 7, 5)))
 def test_float64(name: str, shape: tuple[int, ...], columns: int, width: int) -> None:
     fold, call = fold_inputs(name, shape, columns, width)
@@ -40,7 +40,7 @@ def test_float64(name: str, shape: tuple[int, ...], columns: int, width: int) ->
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11 * scale)
 
 
-@pytest.mark.parametrize("name", OF_ONE_SCORE)
+@pytest.mark.parametrize("name", TWICE)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
 def test_other_dtypes_are_as_accurate_as_torch(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -122,9 +122,24 @@ def test_scores_are_not_stored() -> None:
     assert largest.elements <= 2 * call["b"].numel()
 
 
-@pytest.mark.parametrize("name", ("renyi", "of_two_scores"))
-def test_functions_of_two_scores_say_so(name: str) -> None:
-    fold, call = fold_inputs(name, (3,), 4)
+@pytest.mark.parametrize("name", ("tempered", "siglip"))
+def test_third_derivatives(name: str) -> None:
+    """The derivative of a fold of two scores has payloads in place of two more scores."""
+    fold, call = fold_inputs(name, (2,), 3, 2)
+    a = call["a"].detach()
+
+    def third(of: Any) -> Any:
+        def first(a: Tensor) -> Tensor:
+            found = outputs_of(of(**{**call, "a": a}))
+            return torch.stack([t.sum() for t in found if t.is_floating_point()]).sum()
+
+        return torch.func.jacrev(torch.func.jacrev(torch.func.jacrev(first)))(a)
+
+    torch.testing.assert_close(third(fold), third(fold.reference))
+
+
+def test_two_scores_beside_payloads_say_so() -> None:
+    fold, call = fold_inputs("of_two_scores", (3,), 4)
     (gradient,) = torch.autograd.grad(fold(**call)[0].sum(), call["a"], create_graph=True)
-    with pytest.raises(RuntimeError, match="a fold of two scores can be differentiated once"):
+    with pytest.raises(RuntimeError, match="once: the derivative of a fold of two scores and payloads"):
         gradient.sum().backward()

@@ -17,6 +17,7 @@ from monoidreduce.monoids import LogWSum
 MOVED = (
     "attention_varlen",
     "linear_cross_entropy",
+    "linear_distillation",
     "linear_log_probs",
     "logsumexp_matmul",
     "merge_attention",

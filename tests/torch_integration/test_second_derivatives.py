@@ -20,6 +20,7 @@ TWICE = (
     "attention",
     "attention_varlen",
     "linear_cross_entropy",
+    "linear_distillation",
     "linear_log_probs",
     "logsumexp_matmul",
     "mlp",

@@ -1,4 +1,4 @@
-"""Forward mode of programs: the derivative of a fold in a direction is a fold of one more score.
+"""Forward mode of programs: the derivative of a fold in a direction is a fold.
 
 Let the operands, the data and the vectors of payload sums move in a direction. The score then moves by
 <da_i, b_j> + <a_i, db_j>. That is one product, of rows [da, a] and columns [b, db]: a second score. The chain
@@ -13,6 +13,9 @@ rule gives how log weights w and what they weigh, f, move with it (dw, df). The 
 
 Each is a statistic again, so a direction costs what a fold of two scores costs, on every engine. The gradient
 of such a derivative is the product of a Hessian and the direction.
+
+A fold of two scores would need four. There the derivative by each score is the weight of a payload, the
+columns [b, db], and the products with the rows come after the fold. The part that data move is as above.
 """
 
 from __future__ import annotations
@@ -27,29 +30,34 @@ from monoidreduce.folds.program.program import Program, parse
 
 __all__ = ["Moved", "Tangent", "tangent"]
 
-Moved = tuple[bool, bool, bool]  # whether the operands, the row reals and the column reals move
+Moved = tuple[bool, bool, bool, bool]  # whether the scores, and the row and the column reals move
 
 
 @dataclass(frozen=True)
 class Tangent:
-    """A derived program, of two scores. kept: the data that it uses.
+    """A derived program. kept: the data that it uses.
 
     Its row reals are the program's, their directions, and the program's values. Its row integers are the
     program's and the columns of the largest values. Its column reals are the program's and their directions.
 
-    values: for each value of the program, the place of its derivative. slopes: for each softmax, the place of
-    the derivative of its log-sum-exp. Payload sums come in pairs: those of dv, then those of v.
+    values: for each value of the program, the place of its derivative; None if that is 0. slopes: for each
+    softmax, the place of the derivative of its log-sum-exp. Payload sums come in pairs: those of dv, then
+    those of v.
+
+    by_scores: for a program of two scores, the payload sums: pairs (value, score). The derivative of the
+    value by the score is the weight of the columns of that score's operands.
     """
 
     text: str
     kept: Mapping[str, Sequence[int]]
-    values: tuple[int, ...]
+    values: tuple[int | None, ...]
     slopes: tuple[int, ...]
+    by_scores: tuple[tuple[int, int], ...] = ()
 
 
 @lru_cache(256)
 def tangent(text: str, rows: int, row_indices: int, columns: int, moved: Moved) -> Tangent:
-    """The derivative of a program of one score. rows, ...: numbers of its data of each kind."""
+    """The derivative of a program in a direction. rows, ...: numbers of its data of each kind."""
     program = parse(text)
     if program.most:
         raise RuntimeError(
@@ -57,16 +65,22 @@ def tangent(text: str, rows: int, row_indices: int, columns: int, moved: Moved) 
             "create_graph=True and forward mode, or call the function's `reference`"
         )
     graph = Graph(program.nodes)
-    directions: dict[Node, Expression] = {("score",): graph.leaf("other")} if moved[0] else {}
-    if moved[1]:
-        directions |= {("row", k): graph.leaf("row", rows + k) for k in range(rows)}
+    scores = [("score",), ("other",)][: program.scores]
+    directions: dict[Node, Expression] = {}
+    if program.scores == 1 and moved[0]:
+        directions[scores[0]] = graph.leaf("other")
     if moved[2]:
+        directions |= {("row", k): graph.leaf("row", rows + k) for k in range(rows)}
+    if moved[3]:
         directions |= {("column", k): graph.leaf("column", columns + k) for k in range(columns)}
 
     def node(number: int) -> Expression:
         return Expression(graph, number)
 
-    def along(number: int) -> Expression:
+    def value(k: int) -> Expression:
+        return graph.leaf("row", 2 * rows + k)
+
+    def along(number: int, directions: Mapping[Node, Expression]) -> Expression:
         adjoint = Adjoint(graph)
         adjoint.add(number, graph.constant(1.0))
         adjoint.pull_back(program.nodes)
@@ -76,46 +90,59 @@ def tangent(text: str, rows: int, row_indices: int, columns: int, moved: Moved) 
                 total = total + slope * directions[leaf]
         return total
 
-    softmaxes: list[tuple[int, ...]] = []
-    values: list[int] = []
-    slopes: list[int] = []
-    variances: dict[int, int] = {}
-    place = 0
-    for log_weight, *means in program.softmaxes:
-        by_weight, derived = along(log_weight), [log_weight]
-        derived.append(by_weight.number)
-        of_variances = {}
-        for k, mean in enumerate(means, len(values) + 1):
-            deviation, by_mean = node(mean) - graph.leaf("row", 2 * rows + k), along(mean)
-            derived.append((by_mean + deviation * by_weight).number)
-            which = len(softmaxes), k - len(values) - 1
-            if which in program.variances:
-                v = program.variances.index(which)
-                square = deviation * deviation - graph.leaf("row", 2 * rows + program.first_variance + v)
-                of_variances[v] = (2.0 * deviation * by_mean + square * by_weight).number
-        softmaxes.append((*derived, *of_variances.values()))
-        slopes.append(place + 1)
-        values += [place + 1 + k for k in range(1 + len(means))]
-        variances |= {v: place + len(derived) + k for k, v in enumerate(of_variances)}
-        place += len(softmaxes[-1])
-    totals = [along(total).number for total in program.totals]
-    for n, largest in enumerate(program.largest):
-        here = graph.leaf("position") == graph.leaf("row_index", row_indices + n, "number or none")
-        by_largest = along(largest)
-        totals.append(by_largest.where(here, by_largest, 0.0).number)
-    values += [place + k for k in range(len(totals))]
-    values += [variances[v] for v in range(len(variances))]
-    payloads = []
+    def moves(directions: Mapping[Node, Expression]) -> list[tuple[int, Expression]]:
+        """For each value, whose mean its derivative is: of which softmax, -1 for a total, and of what."""
+        found: list[tuple[int, Expression]] = []
+        variances: dict[int, tuple[int, Expression]] = {}
+        for i, (log_weight, *means) in enumerate(program.softmaxes):
+            by_weight = along(log_weight, directions)
+            found.append((i, by_weight))
+            for k, mean in enumerate(means):
+                deviation, by_mean = node(mean) - value(len(found)), along(mean, directions)
+                found.append((i, by_mean + deviation * by_weight))
+                if (i, k) in program.variances:
+                    v = program.variances.index((i, k))
+                    square = deviation * deviation - value(program.first_variance + v)
+                    variances[v] = i, 2.0 * deviation * by_mean + square * by_weight
+        found += [(-1, along(total, directions)) for total in program.totals]
+        for n, largest in enumerate(program.largest):
+            here = graph.leaf("position") == graph.leaf("row_index", row_indices + n, "number or none")
+            by_largest = along(largest, directions)
+            found.append((-1, by_largest.where(here, by_largest, 0.0)))
+        return found + [variances[v] for v in range(len(variances))]
+
+    parts = [[log_weight] for log_weight, *_ in program.softmaxes]  # of the derived softmaxes, then totals
+    parts.append([])
+    at: list[tuple[int, int] | None] = []
+    for i, moved_value in moves(directions):
+        is_zero = program.scores == 2 and moved_value.constant == 0.0
+        at.append(None if is_zero else (i, len(parts[i])))
+        if not is_zero:
+            parts[i].append(moved_value.number)
+    *softmaxes, totals = parts
+    first = [sum(map(len, parts[:i])) for i in range(len(parts))]
+    places = tuple([None if place is None else first[place[0]] + place[1] for place in at])
+
+    payloads: list[tuple[int, int]] = []
+    by_scores: list[tuple[int, int]] = []
     for softmax, factor in program.payloads:
-        by_factor = along(factor)
+        by_factor = along(factor, directions)
         if softmax >= 0:
-            by_factor = by_factor + node(factor) * along(program.softmaxes[softmax][0])
+            by_factor = by_factor + node(factor) * along(program.softmaxes[softmax][0], directions)
         payloads += [(softmax, factor), (softmax, by_factor.number)]
-    derived_program, kept = Program(
+    if program.scores == 2:
+        for score, leaf in enumerate(scores):
+            slopes = moves({leaf: graph.constant(1.0)}) if moved[score] else []
+            for k, (softmax, slope) in enumerate(slopes):
+                if slope.constant != 0.0:
+                    payloads.append((softmax, slope.number))
+                    by_scores.append((k, score))
+    derived, kept = Program(
         tuple(graph.nodes),
-        tuple(softmaxes),
+        tuple(map(tuple, softmaxes)),
         tuple(totals),
         payloads=tuple(payloads),
         ignored=program.ignored,
     ).pruned()
-    return Tangent(derived_program.text, kept, tuple(values), tuple(slopes))
+    of_slopes = tuple([place + 1 for place in first[:-1]])
+    return Tangent(derived.text, kept, places, of_slopes, tuple(by_scores))
