@@ -30,10 +30,12 @@ _FLOATING = 7  # the inputs with gradients: a, b, other_a, other_b, row, column,
 def obstacle(inputs: Inputs, program: str) -> str | None:
     """Why a call of the op has no derivative in a direction that is a fold; None if it has one."""
     _, _, other_a, _, _, _, payload, *_ = inputs
+    if parse(program).most:
+        return "largest(f, k) and smallest(f, k) have none"
     if other_a is None:
         return None
     if payload is not None:
-        return "the derivative of a fold of two scores and payloads is one of four scores"
+        return "that of a fold of two scores and payloads is a fold of four scores"
     # The Jensen-Shannon divergence detaches what has no part in its gradient, but in the gradient of that.
     if any(name == "detach" for name, *_ in parse(program).nodes):
         return "it is a fold of two scores with a part that is detached, as the loss jsd is"

@@ -17,7 +17,7 @@ import monoidreduce as mr
 from monoidreduce import stat
 
 F64 = torch.float64
-MOVED = [name for name in FOLDS if name != "of_two_scores"]
+MOVED = [name for name in FOLDS if name not in ("of_two_scores", "ranked")]
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
 Function = Callable[..., tuple[Tensor, ...]]
@@ -187,8 +187,11 @@ def test_forward_mode_of_forward_mode(name: str) -> None:
     torch.testing.assert_close(along(fold), along(fold.reference))
 
 
-def test_two_scores_beside_payloads_say_so() -> None:
-    fold, call = fold_inputs("of_two_scores", (3,), 4)
+@pytest.mark.parametrize("name", ("of_two_scores", "ranked"))
+def test_others_say_so(name: str) -> None:
+    fold, call = fold_inputs(name, (3,), 4)
     x = tuple(t.detach() for t in leaves_of(call))
-    with pytest.raises(NotImplementedError, match=r"statistics cannot be .* forward mode .* two scores and"):
+    with pytest.raises(
+        NotImplementedError, match=r"statistics cannot be .* forward mode .*: (that of a fold|largest)"
+    ):
         jvp(of_leaves(fold, call), x, x)

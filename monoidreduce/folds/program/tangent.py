@@ -59,11 +59,6 @@ class Tangent:
 def tangent(text: str, rows: int, row_indices: int, columns: int, moved: Moved) -> Tangent:
     """The derivative of a program in a direction. rows, ...: numbers of its data of each kind."""
     program = parse(text)
-    if program.most:
-        raise RuntimeError(
-            "statistics with largest(f, k) or smallest(f, k) can be differentiated once. Do without "
-            "create_graph=True and forward mode, or call the function's `reference`"
-        )
     graph = Graph(program.nodes)
     scores = [("score",), ("other",)][: program.scores]
     directions: dict[Node, Expression] = {}
