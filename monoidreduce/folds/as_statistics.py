@@ -38,7 +38,9 @@ def obstacle(name: str, *arguments: Any) -> str | None:
     """Why a call of an operator cannot be written with statistics; None if it can."""
     if name not in _FOLDS:
         return ""
-    return "it has a bias" if name == "attention" and arguments[3] is not None else None
+    if name == "attention" and arguments[3] is not None and arguments[6]:
+        return "it has a bias beside a softcap"
+    return None
 
 
 def by_statistics(name: str, *arguments: Any) -> Any:
@@ -66,6 +68,11 @@ def _gradients_of_gradients(
     rest = arguments[operator.differentiable + operator.saved :]
     at = next(i for i, each in enumerate(rest) if isinstance(each, (list, tuple)))
     options, needed, recorded = rest[:at], rest[at], torch.is_grad_enabled()
+    if why := obstacle(name, *arguments[first:last], *options):
+        raise RuntimeError(
+            f"monoidreduce::{name} can be differentiated once: {why}. Do without create_graph=True, or "
+            f"`import monoidreduce.reference` and call its {name}"
+        )
     how: Any = {"allow_unused": True, "materialize_grads": True}
     gradients: list[Tensor | None] = [None] * len(arguments)
     with torch.enable_grad():
@@ -271,13 +278,18 @@ def _mlp(
     return (out if bias2 is None else out + bias2,)
 
 
+# A bias of -inf excludes a pair. In a product with 0 it would be NaN, so it is this number there.
+_EXCLUDED = -1e30
+_ROWS_OF_BIAS = 64  # at once
+
+
 @lru_cache(64)
-def _attention_of_head(softcap: float, masked: bool) -> Statistics:
+def _attention_of_head(softcap: float, masked: bool, biased: bool) -> Statistics:
     """first, stop: the first key that a query sees, and the last one + 1."""
     capped = _of_logits(softcap)
 
     def results(kept: Any, v: Any) -> Any:
-        p = stat.softmax(kept)
+        p = stat.softmax(torch.where(kept >= _EXCLUDED / 2, kept, -math.inf) if biased else kept)
         return {"out": p.mean(v), "lse": p.logsumexp}
 
     def statistics(score: Any, column: Any, first: Any, stop: Any, v: Any) -> Any:
@@ -295,10 +307,11 @@ def _of_heads(
     scale: float | None,
     softcap: float,
     seen: Tensor | None,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention and its log-sum-exp. seen: `Mask.bounds`."""
+    """Attention and its log-sum-exp. seen: `Mask.bounds`. bias: [B, H, M, N], beside no softcap."""
     (batch, heads, queries, width), shared = q.shape, k.shape[1]
-    fold = _attention_of_head(softcap, seen is not None)
+    fold = _attention_of_head(softcap, seen is not None, bias is not None)
     of_rows = () if seen is None else seen.repeat(1, heads // max(shared, 1))
     row = dict(zip(("first", "stop"), of_rows, strict=False))
     by = 1 / math.sqrt(max(width, 1)) if scale is None else scale
@@ -306,7 +319,11 @@ def _of_heads(
     for b in range(batch):
         for h in range(shared):
             rows = q[b].reshape(shared, -1, width)[h]  # of the heads that share this one
-            out, lse = fold._by_folds(rows, k[b, h], row=row, column={"v": v[b, h]}, scale=by)
+            if bias is None:
+                out, lse = fold._by_folds(rows, k[b, h], row=row, column={"v": v[b, h]}, scale=by)
+            else:
+                of_rows = bias[b].reshape(shared, -1, bias.shape[3])[h]
+                out, lse = _with_bias(fold, rows, k[b, h], v[b, h], of_rows, row, by)
             outs.append(out)
             lses.append(lse)
     if not outs:
@@ -317,6 +334,31 @@ def _of_heads(
     empty = lse == -math.inf
     joined, total = _with_sinks(out.to(lse.dtype), lse.masked_fill(empty, 0), sinks)
     return joined.to(out.dtype), torch.where(empty, sinks.to(lse.dtype)[:, None], total)
+
+
+def _with_bias(
+    fold: Statistics, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, row: dict[str, Tensor], by: float
+) -> tuple[Tensor, Tensor]:
+    """A head's results. The bias of some rows is a part of their scores: by * q k^T + I bias.
+
+    So a score is a product of rows [by * q, I] and columns [k, bias^T], in the accumulation dtype.
+    """
+    real = torch.promote_types(q.dtype, torch.float32)
+    found = []
+    for first in range(0, max(len(q), 1), _ROWS_OF_BIAS):
+        rows, of_rows = (t[first : first + _ROWS_OF_BIAS].to(real) for t in (q, bias))
+        one = torch.eye(len(rows), dtype=real, device=q.device)
+        found.append(
+            fold._by_folds(
+                torch.cat((by * rows, one), 1),
+                torch.cat((k.to(real), of_rows.T), 1),
+                row={name: t[first : first + _ROWS_OF_BIAS] for name, t in row.items()},
+                column={"v": v.to(real)},
+                scale=1.0,
+            )
+        )
+    outs, lses = zip(*found, strict=True)
+    return torch.cat(outs).to(q.dtype), torch.cat(lses)
 
 
 def _attention(
@@ -331,13 +373,17 @@ def _attention(
     right: int,
     compensated: bool,
 ) -> tuple[Tensor, Tensor]:
-    if bias is not None:
-        raise RuntimeError(
-            "attention with a bias can be differentiated once. Do without create_graph=True, or "
-            "`import monoidreduce.reference` and call its attention"
-        )
     seen = band(left, right).bounds(q.shape[2], k.shape[2], q.device)
-    return _of_heads(q, k, v, sinks, scale, softcap, seen)
+    if bias is not None:
+        if bias.dtype == torch.bool:
+            bias = torch.zeros_like(bias, dtype=q.dtype).masked_fill(~bias, -math.inf)
+        excluded = bias == -math.inf
+        least = _EXCLUDED / 4  # a number below is as good, and keeps a row of such numbers
+        bias = torch.where(
+            excluded, _EXCLUDED, bias.to(torch.promote_types(bias.dtype, torch.float32)).clamp(least)
+        )
+        bias = bias.expand(*q.shape[:3], k.shape[2])
+    return _of_heads(q, k, v, sinks, scale, softcap, seen, bias)
 
 
 def _attention_varlen(

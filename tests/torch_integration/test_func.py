@@ -8,27 +8,17 @@ from typing import Any
 import pytest
 import torch
 from specimens import ONE_EACH, SPECIMENS, Inputs, Specimen, name_of
+from test_second_derivatives import is_differentiable_twice
 from tolerance import as_outputs
 from torch import Tensor
 
 import monoidreduce as mr
 from monoidreduce.monoids import LogWSum
 
-MOVED = (
-    "attention_varlen",
-    "linear_cross_entropy",
-    "linear_distillation",
-    "linear_log_probs",
-    "logsumexp_matmul",
-    "merge_attention",
-)
-
 
 def moves(specimen: Specimen) -> bool:
     """Whether a call has forward mode: test_forward_mode.py."""
-    if specimen.operator == "attention":
-        return "bias" not in specimen.inputs(torch.float32, torch.device("cpu"))
-    return specimen.operator in MOVED or (specimen.operator == "mlp" and "gated" not in specimen.name)
+    return specimen.operator == "merge_attention" or is_differentiable_twice(specimen)
 
 
 def scalar(specimen: Specimen, inputs: Inputs) -> Tensor:
