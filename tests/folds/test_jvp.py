@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from folds import FOLDS, Inputs, fold_inputs, leaves_of, outputs_of
+from forward import NESTS, Function, every, scalar
 from largest import LargestTensor
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vmap
+from torch.func import hessian, jacfwd, jacrev, jvp, linearize, vmap
 
 import monoidreduce as mr
 from monoidreduce import stat
@@ -19,8 +20,6 @@ from monoidreduce import stat
 F64 = torch.float64
 MOVED = [name for name in FOLDS if name not in ("of_two_scores", "ranked")]
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
-
-Function = Callable[..., tuple[Tensor, ...]]
 
 
 def of_leaves(fold: Any, call: Inputs) -> Function:
@@ -40,39 +39,7 @@ def of_leaves(fold: Any, call: Inputs) -> Function:
     return function
 
 
-def scalar(function: Function) -> Callable[..., Tensor]:
-    return lambda *leaves: torch.stack([t.sin().sum() for t in function(*leaves)]).sum()
-
-
-def of_duals(function: Function, x: Any, u: Any) -> Any:
-    with forward_ad.dual_level():
-        found = function(*map(forward_ad.make_dual, x, u))
-        return [forward_ad.unpack_dual(t).tangent for t in found]
-
-
-def gradients_of_duals(function: Function, x: Any, u: Any) -> Any:
-    """Reverse mode inside of forward mode, at one level of autograd."""
-    with forward_ad.dual_level():
-        duals = [forward_ad.make_dual(t.clone().requires_grad_(), d) for t, d in zip(x, u, strict=True)]
-        found = torch.autograd.grad(scalar(function)(*duals), duals)
-        return [forward_ad.unpack_dual(t) for t in found]
-
-
-def every(x: Any) -> tuple[int, ...]:
-    return tuple(range(len(x)))
-
-
-HOW: dict[str, Callable[[Function, Any, Any], Any]] = {
-    "jvp": jvp,
-    "jvp of each": lambda f, x, u: [
-        jvp(lambda t, i=i: f(*x[:i], t, *x[i + 1 :]), (x[i],), (u[i],)) for i in every(x)
-    ],
-    "duals": of_duals,
-    "gradients of duals": gradients_of_duals,
-    "jvp of grad": lambda f, x, u: jvp(grad(scalar(f), every(x)), x, u),
-    "grad of jvp": lambda f, x, u: grad(
-        lambda *t: torch.stack([d.square().sum() for d in jvp(f, t, u)[1]]).sum(), every(x)
-    )(*x),
+HOW: dict[str, Callable[[Function, Any, Any], Any]] = NESTS | {
     "vmap of jvp": lambda f, x, u: vmap(lambda *t: jvp(f, x, t)[1])(*[torch.stack((d, 2 * d)) for d in u]),
     "jacfwd": lambda f, x, u: jacfwd(f, every(x))(*x),
     "hessian": lambda f, x, u: hessian(scalar(f), every(x))(*x),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from forward import NESTS, Function, scalar
 from largest import LargestTensor
 from specimens import SPECIMENS, Specimen, name_of
 from test_second_derivatives import TWICE, is_differentiable_twice
@@ -23,8 +24,6 @@ MOVED = [specimen for specimen in SPECIMENS if is_differentiable_twice(specimen)
 ONE_EACH = [next(s for s in MOVED if s.operator == operator) for operator in TWICE]
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
-Function = Callable[..., tuple[Tensor, ...]]
-
 
 def of_leaves(specimen: Specimen, inputs: dict[str, Tensor], of: Any) -> Function:
     """The floating-point results of an operator, as a function of its floating-point inputs."""
@@ -38,52 +37,13 @@ def of_leaves(specimen: Specimen, inputs: dict[str, Tensor], of: Any) -> Functio
     return function
 
 
-def scalar(function: Function) -> Callable[..., Tensor]:
-    return lambda *leaves: torch.stack([t.sin().sum() for t in function(*leaves)]).sum()
-
-
-def of_duals(function: Function, x: Any, u: Any) -> Any:
-    with forward_ad.dual_level():
-        found = function(*map(forward_ad.make_dual, x, u))
-        return [forward_ad.unpack_dual(t) for t in found]
-
-
-def gradients_of_duals(function: Function, x: Any, u: Any) -> Any:
-    """Reverse mode inside of forward mode, at one level of autograd."""
-    with forward_ad.dual_level():
-        duals = [forward_ad.make_dual(t.clone().requires_grad_(), d) for t, d in zip(x, u, strict=True)]
-        found = torch.autograd.grad(scalar(function)(*duals), duals)
-        return [forward_ad.unpack_dual(t) for t in found]
-
-
-def every(x: Any) -> tuple[int, ...]:
-    return tuple(range(len(x)))
-
-
-HOW: dict[str, Callable[[Function, Any, Any], Any]] = {
-    "jvp": jvp,
-    "jvp of each": lambda f, x, u: [
-        jvp(lambda t, i=i: f(*x[:i], t, *x[i + 1 :]), (x[i],), (u[i],)) for i in every(x)
-    ],
-    "duals": of_duals,
-    "gradients of duals": gradients_of_duals,
-    "jvp of grad": lambda f, x, u: jvp(grad(scalar(f), every(x)), x, u),
-    "grad of jvp": lambda f, x, u: grad(
-        lambda *t: torch.stack([d.square().sum() for d in jvp(f, t, u)[1]]).sum(), every(x)
-    )(*x),
-    "grad of grad": lambda f, x, u: grad(
-        lambda *t: torch.stack([d.square().sum() for d in grad(scalar(f), every(x))(*t)]).sum(), every(x)
-    )(*x),
-}
-
-
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", NESTS)
 @pytest.mark.parametrize("specimen", MOVED, ids=name_of)
 def test_float64(specimen: Specimen, how: str, device: torch.device) -> None:
     inputs = specimen.inputs(F64, device)
     x = tuple(inputs[name] for name in specimen.differentiable(inputs))
     u = tuple(map(torch.randn_like, x))
-    found, expected = (HOW[how](of_leaves(specimen, inputs, of), x, u) for of in (mr, reference))
+    found, expected = (NESTS[how](of_leaves(specimen, inputs, of), x, u) for of in (mr, reference))
     for ours, theirs in zip(*map(torch.utils._pytree.tree_leaves, (found, expected)), strict=True):
         scale = max(1.0, float(theirs.abs().max()))
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10 * scale)
