@@ -156,5 +156,5 @@ def test_k_is_checked(k: Any) -> None:
 def test_second_derivatives_are_refused_by_name() -> None:
     a = torch.randn(3, 4, requires_grad=True)
     (gradient,) = torch.autograd.grad(best(a, torch.randn(9, 4)).best.value.sum(), a, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"can be differentiated once: largest\(f, k\) and smallest\(f, k\)"):
+    with pytest.raises(RuntimeError, match=r"differentiated once: largest\(f, k\) and smallest"):
         gradient.sum().backward()
