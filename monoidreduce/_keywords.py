@@ -64,7 +64,6 @@ MEANT = {
         "cu_seqlens": "write cu_seqlens_q",
         "softmax_scale": SCALE,
         "window_size": WINDOW,
-        "dropout_p": DROPOUT,
         "s_aux": "write sinks",
         "alibi_slopes": "write score_mod, which adds slopes times distances",
         "block_mask": "write mask_mod: tiles that no sequence keeps are skipped",

@@ -449,7 +449,7 @@ def attention(
         return found
     return_lse, compensated = check_bool("return_lse", return_lse), check_bool("compensated", compensated)
     if not (isinstance(dropout_p, float) and dropout_p == 0.0 and seed is None):
-        dropout_p, seed = _dropout(dropout_p, seed, q)
+        dropout_p, seed = check_dropout(dropout_p, seed, q)
     if score_mod is not None or mask_mod is not None or block_mask is not None or dropout_p:
         q, k, v, sizes = attention_operands(q, k, v)
         bias = _checked_bias(bias, q, (sizes["B"], sizes["H"], sizes["M"], sizes["N"]))
@@ -498,7 +498,7 @@ def check_attention(
     return (q, k, v, bias), (scale, softcap, *bounds(causal, window), compensated), of_rows
 
 
-def _dropout(dropout_p: float, seed: int | Tensor | None, q: Tensor) -> tuple[float, Tensor | None]:
+def check_dropout(dropout_p: float, seed: int | Tensor | None, q: Tensor) -> tuple[float, Tensor | None]:
     """The checked probability of dropout, and the seed on the device of q; (0, None) for no dropout."""
     expected = "a number from 0 to below 1"
     dropout_p = check_finite("dropout_p", dropout_p, expected)
@@ -514,7 +514,7 @@ def _dropout(dropout_p: float, seed: int | Tensor | None, q: Tensor) -> tuple[fl
     if dropout_p == 0:
         return 0.0, None
     if seed is None:
-        return dropout_p, torch.randint(-(2**63), 2**63 - 1, (), device=q.device)
+        return dropout_p, torch.randint(2**63 - 1, (), device=q.device)
     if isinstance(seed, Tensor):
         return dropout_p, seed.to(q.device, torch.int64)
     return dropout_p, torch.full((), seed, dtype=torch.int64, device=q.device)

@@ -19,6 +19,7 @@ from monoidreduce.functional import (
     _operands,
     _shows_rounding,
     bounds,
+    check_dropout,
     check_heads,
     check_sinks,
     refuse_over_ranks,
@@ -37,6 +38,8 @@ class VarlenKeywords(AttentionOptions, total=False):
     """Keywords of `attention_varlen` in its overloads, beside return_lse."""
 
     sinks: Tensor | None
+    dropout_p: float
+    seed: int | Tensor | None
     ranks: RanksOrGroup | None
 
 
@@ -88,6 +91,8 @@ def attention_varlen(
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
     compensated: bool = False,
+    dropout_p: float = 0.0,
+    seed: int | Tensor | None = None,
     return_lse: bool = False,
     ranks: RanksOrGroup | None = None,
     **others: NoReturn,
@@ -109,12 +114,13 @@ def attention_varlen(
         scale, softcap, sinks, compensated: as in `attention`.
         score_mod, mask_mod: as in `attention`. `batch` is the index of the sequence, and q_idx and kv_idx
             count within the sequence. See docs/score_mod.md.
+        dropout_p, seed: as in `attention` of one batch with all tokens: random numbers belong to tokens.
         return_lse: also return the log-sum-exp of each query's scores, including its sink.
         ranks: q, k and v are this rank's shard of the tokens, as `distributed.shard` makes it along
             axis 0, and so are the results. cu_seqlens_q and cu_seqlens_k cover all tokens, and are the same
-            on every rank. sinks are for all heads. score_mod and mask_mod are not supported. Uses the options
-            of `Ranks` that `attention` uses; length counts the tokens of all ranks, including tokens of no
-            sequence.
+            on every rank. sinks are for all heads. score_mod, mask_mod and dropout are not supported. Uses
+            the options of `Ranks` that `attention` uses; length counts the tokens of all ranks, including
+            tokens of no sequence.
 
     Returns:
         out [T, H, D] in the dtype of q. With return_lse also lse [H, T] in the accumulation dtype, with
@@ -135,6 +141,9 @@ def attention_varlen(
         for name, mod in mods.items():
             error = ValueError(mismatch(name, "None beside ranks", type(mod)))
             refuse_over_ranks(ranks, "attention_varlen", error)
+        if dropout_p != 0:
+            error = ValueError(mismatch("dropout_p", "0 beside ranks", dropout_p))
+            refuse_over_ranks(ranks, "attention_varlen", error)
         found: Tensor | tuple[Tensor, Tensor] = _yards.ranks().varlen_over_ranks(
             ranks,
             *tensors,
@@ -148,11 +157,15 @@ def attention_varlen(
         )
         return found
     return_lse = check_bool("return_lse", return_lse)
-    if mods:
+    if not (isinstance(dropout_p, float) and dropout_p == 0.0 and seed is None):
+        dropout_p, seed = check_dropout(dropout_p, seed, q)
+    if mods or dropout_p:
         q, k, v, of_queries, of_keys = _check_tensors(*tensors, sinks)
         exact = check_bool("compensated", compensated) or _shows_rounding(q, sinks)
         of_call = (causal, scale, window, softcap, None, sinks, exact, (of_queries, of_keys))
-        out, lse = _yards.folds().modified_attention(q, k, v, (score_mod, mask_mod, None), *of_call)
+        out, lse = _yards.folds().modified_attention(
+            q, k, v, (score_mod, mask_mod, None), *of_call, dropout_p, seed
+        )
     else:
         tensors, options = check_varlen(*tensors, sinks, causal, scale, window, softcap, compensated)
         q, k, v, *starts = tensors

@@ -28,7 +28,6 @@ from transformers.masking_utils import causal_mask_function
 from monoidreduce._torch_private import tree_map
 from monoidreduce._validate import mismatch
 from monoidreduce.functional import attention
-from monoidreduce.integrations._sources import dropout_error
 from monoidreduce.varlen import attention_varlen
 
 try:
@@ -293,6 +292,7 @@ def attention_forward(
 
     Args:
         module: the layer. If there is no mask and is_causal is None, its attribute `is_causal` decides.
+        dropout: the probability with which a weight is dropped, which the layer gives as 0 in evaluation.
         query: [B, H, M, F].
         key, value: [B, Hkv, N, F] and [B, Hkv, N, D].
         attention_mask: the result of the function `attention_mask` of this module, or a tensor
@@ -300,7 +300,8 @@ def attention_forward(
             further causality or window.
         sliding_window: the layer's window. The mask already contains it.
         s_aux: [H] sinks. A sink is one more score in each row's softmax, and its value vector is 0.
-        position_bias: [B or 1, H, M, N], added to the scores before the mask.
+        position_bias: [B or 1, H, M, N], added to the scores before the mask. Beside dropout, one that
+            requires a gradient lets torch compute the layer.
         cu_seq_lens_q, cu_seq_lens_k: [sequences + 1], cu_seqlens of the packed sequences in each row of the
             batch. With a stored mask or a position_bias each sequence becomes a call of its own, and the host
             waits for the device to read the lengths.
@@ -312,8 +313,6 @@ def attention_forward(
     Raises:
         ValueError, TypeError: an unsupported argument that would change the result.
     """
-    if dropout:
-        raise ValueError(f"{type(module).__name__}: {dropout_error(module, dropout)}")
     if _weights_are_captured():
         refuse_weights(None, (), {"output_attentions": True})
     refuse_weights(None, (), others)
@@ -354,6 +353,11 @@ def attention_forward(
         key, value, columns = key[:, :, :rows], value[:, :, :rows], rows
         bias = bias if bias is None or bias.shape[-1] == 1 else bias[..., :rows]
     options: Any = {"scale": scaling, "window": window, "softcap": softcap, "sinks": s_aux}
+    options["dropout_p"] = dropout
+    compute: Callable[..., Tensor] = attention
+    learns = bias is not None and bias.requires_grad and torch.is_grad_enabled()
+    if dropout and learns and softcap is None and s_aux is None:
+        compute = _dropout_beside_learned_bias
     sequences = [(0, rows, 0, columns)]
     of_mask = attention_mask.starts if isinstance(attention_mask, Packed) and bias is None else None
     starts = None if of_mask is None else (of_mask, of_mask)
@@ -370,7 +374,7 @@ def attention_forward(
         return _varlen(query, key, value, starts, options), None
     outs = []
     for q0, q1, k0, k1 in sequences:
-        out = attention(
+        out = compute(
             query[:, :, q0:q1],
             key[:, :, k0:k1],
             value[:, :, k0:k1],
@@ -405,6 +409,36 @@ def _weights_are_captured() -> bool:
     if _active_collector is None or torch.compiler.is_compiling():
         return False
     return any("attentions" in name for name in _active_collector.get() or ())
+
+
+def _dropout_beside_learned_bias(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor,
+    scale: float | None,
+    window: tuple[int | None, int | None],
+    dropout_p: float,
+    **others: Any,
+) -> Tensor:
+    """Attention by torch, which stores the weights; the bias is as large.
+
+    Beside dropout `attention` finds the gradient of a bias one head at a time. others: None.
+    """
+    rows, columns = q.shape[2], k.shape[2]
+    row, column = (torch.arange(n, device=q.device) for n in (rows, columns))
+    distance = column - (row[:, None] + columns - rows)
+    left, right = window
+    seen = torch.ones_like(distance, dtype=torch.bool)
+    seen = seen if left is None else seen & (distance >= -left)
+    seen = seen if right is None else seen & (distance <= right)
+    # The lowest number, as in eager attention: with -inf a query that sees no key would be NaN.
+    bias = bias.clamp(min=torch.finfo(bias.dtype).min)
+    bias = torch.where(seen, bias, torch.finfo(bias.dtype).min).to(q.dtype)
+    group = q.shape[1] // k.shape[1]
+    if group > 1:
+        k, v = (t.repeat_interleave(group, 1) for t in (k, v))
+    return nn.functional.scaled_dot_product_attention(q, k, v, bias, dropout_p, scale=scale)
 
 
 def _varlen(query: Tensor, key: Tensor, value: Tensor, starts: tuple[Tensor, Tensor], options: Any) -> Tensor:

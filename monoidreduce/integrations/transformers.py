@@ -35,7 +35,7 @@ from monoidreduce.integrations._attention import (
 from monoidreduce.integrations._layers import compile_in_training, give_back_layers, layers_of
 from monoidreduce.integrations._loss import fuse_loss, fused_loss, give_back_loss, loss_error
 from monoidreduce.integrations._mlp import give_back_gated_mlps, replace_gated_mlps, replaced_gated_mlps
-from monoidreduce.integrations._sources import attention_calls, dropout_error, dropout_of
+from monoidreduce.integrations._sources import attention_calls
 
 __all__ = ["Replaced", "apply", "register", "replaced", "undo"]
 
@@ -60,7 +60,7 @@ def register() -> None:
 
     A model that is loaded with this name, or set to it by `model.set_attn_implementation("monoidreduce")`,
     computes attention by `monoidreduce.attention`. Its layers raise ValueError or TypeError for what is not
-    supported: dropout, returned weights (`output_attentions`), paged caches, and sparse attention by indices.
+    supported: returned weights (`output_attentions`), paged caches, and sparse attention by indices.
     `apply` detects such layers before the first call.
     """
     AttentionInterface.register(NAME, attention_forward)
@@ -97,7 +97,7 @@ def apply(
     Raises:
         TypeError: this is not a transformers model, or it has no such attention, loss or layers. The message
             names the model's class and which argument leaves that part unchanged.
-        ValueError: the model drops attention weights in training, or its config asks to return them.
+        ValueError: the model's config asks to return attention weights.
         RuntimeError: see `undo`.
 
     Warns:
@@ -190,8 +190,6 @@ def attention_error(model: PreTrainedModel) -> Exception | None:
             return TypeError(mismatch("model", f"attention without {', '.join(unknown)}", layer))
         if calls.asks_for_tensor:
             return TypeError(mismatch("model", "attention that leaves its mask alone", layer))
-        if dropped := dropout_of(part):
-            return ValueError(f"{layer}: {dropout_error(part, dropped)}")
     return None
 
 

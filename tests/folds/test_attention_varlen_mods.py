@@ -194,7 +194,8 @@ def test_refused() -> None:
     identity = lambda s, b, h, i, j: s  # noqa: E731
     table = torch.randn(100, dtype=F64, requires_grad=True)
     calls: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
-        ({"score_mod": identity, "softcap": 2.0}, ValueError, "softcap: expected None beside a score_mod"),
+        ({"score_mod": identity, "softcap": -2.0}, ValueError, "softcap: expected"),
+        ({"dropout_p": 0.5, "ranks": object()}, ValueError, "dropout_p: expected 0 beside ranks"),
         ({"score_mod": 3}, TypeError, "score_mod: expected a function"),
         ({"mask_mod": lambda b, h, i, j: i + j}, mr.TraceError, "expected a condition"),
         (

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from dropout import dropped
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from inductor import leave_out_code
 from packaging.version import Version
@@ -1072,7 +1073,6 @@ def layer(**attributes: Any) -> nn.Module:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"dropout": 0.1}, ValueError, r"dropout: expected 0"),
         ({"output_attentions": True}, ValueError, "output_attentions: expected None or False"),
         ({"head_mask": torch.ones(2)}, TypeError, "head_mask: expected None"),
         ({"cache": object()}, TypeError, "cache: expected None"),
@@ -1091,40 +1091,70 @@ def test_arguments_of_attention_that_are_refused(
         _attention.attention_forward(layer(), q, q, q, arguments.pop("attention_mask", None), **arguments)
 
 
+WITH_DROPOUT = {
+    "LlamaForCausalLM": "attention_dropout",
+    "GPT2LMHeadModel": "attn_pdrop",
+    "BertForMaskedLM": "attention_probs_dropout_prob",
+    "BartForConditionalGeneration": "attention_dropout",
+    "T5ForConditionalGeneration": "dropout_rate",
+    "PersimmonForCausalLM": "attention_dropout",
+}
+
+
 @needs_newer
-@pytest.mark.parametrize(
-    ("name", "key", "layer"),
-    [
-        ("LlamaForCausalLM", "attention_dropout", "LlamaAttention (model.layers.0.self_attn)"),
-        ("GPT2LMHeadModel", "attn_pdrop", "GPT2Attention (transformer.h.0.attn)"),
-        ("BertForMaskedLM", "attention_probs_dropout_prob", "BertSelfAttention (bert.encoder"),
-        ("BartForConditionalGeneration", "attention_dropout", "BartAttention (model.encoder"),
-        ("T5ForConditionalGeneration", "dropout_rate", "T5Attention (encoder"),
-        ("PersimmonForCausalLM", "attention_dropout", "PersimmonAttention (model.layers.0"),
-    ],
-)
-def test_dropout_of_attention_is_refused_by_its_key(name: str, key: str, layer: str) -> None:
-    """Before a step, in words that help: what the key sets to 0 can be patched."""
+@pytest.mark.parametrize("padded", (False, True), ids=("whole", "padded"))
+@pytest.mark.parametrize(("name", "key"), WITH_DROPOUT.items(), ids=WITH_DROPOUT)
+def test_dropout_of_attention(name: str, key: str, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training step, beside one with stored weights and the same seeds; and none in evaluation."""
     kind = getattr(transformers, name)
+    sizes = {"d_model": 32, "decoder_start_token_id": 0} if "Bart" in name or "T5" in name else {}
+    known = {key: value for key, value in COMMON.items() if key != "num_key_value_heads"}
+    config = kind.config_class(**{**known, **sizes, key: 0.25})
+    torch.manual_seed(0)
+    eager = kind(config)
+    ours = applied(eager, loss=False)
+    inputs = batch("padded" if padded else "plain")
 
-    def of(dropout: float) -> Any:
-        sizes = {"d_model": 8} if "Bart" in name else {}
-        known = {key: value for key, value in COMMON.items() if key != "num_key_value_heads"}
-        config = kind.config_class(**{**known, **sizes, key: dropout})
-        with torch.device("meta"):
-            return kind(config)
+    def trained() -> dict[str, Tensor]:
+        torch.manual_seed(1)
+        ours.zero_grad()
+        loss = ours.train()(**inputs).loss
+        loss.backward()
+        gradients = {name: p.grad.clone() for name, p in ours.named_parameters() if p.grad is not None}
+        return {"loss": loss.detach(), **gradients}
 
-    expected = f"{name}: {layer}"
-    with pytest.raises(
-        ValueError, match=re.escape(expected) + f".*{key}: expected 0: give {key}=0.0 to .*got 0.25"
-    ):
-        apply(of(0.25), loss=False)
-    assert replaced(apply(of(0.0), loss=False)).attention
-    given = layer.split(" ")[0]
-    part = next(part for part in of(0.25).modules() if type(part).__name__ == given)
-    q = torch.randn(1, 2, 5, 8)
-    with pytest.raises(ValueError, match=f"{given}: {key}: expected 0: give {key}=0.0"):
-        _attention.attention_forward(part, q, q, q, None, dropout=0.25)
+    def stored(q: Tensor, k: Tensor, v: Tensor, *, dropout_p: float, **options: Any) -> Tensor:
+        seed = torch.randint(2**63 - 1, ())
+        return dropped(q, k, v, dropout_p=dropout_p, seed=int(seed), **options)
+
+    found = trained()
+    with monkeypatch.context() as patch:
+        patch.setattr(_attention, "attention", stored)
+        expected = trained()
+    assert found.keys() == expected.keys() and len(found) > 5
+    for parameter, value in found.items():
+        torch.testing.assert_close(value, expected[parameter], rtol=1e-3, atol=2e-5)
+    torch.testing.assert_close(ours.eval()(**inputs).loss, eager.eval()(**inputs).loss)
+    assert not torch.equal(found["loss"], ours.eval()(**inputs).loss)
+
+
+def test_dropout_of_packed_sequences() -> None:
+    """It differs from step to step."""
+    q = torch.randn(2, 2, 9, 8)
+    packed = _attention.Packed((None, 0), torch.tensor([0, 4, 9, 9, 18]), make=lambda: torch.zeros(1))
+    one, two = (_attention.attention_forward(layer(), q, q, q, packed, dropout=0.5)[0] for _ in range(2))
+    assert one.isfinite().all() and not torch.equal(one, two)
+
+
+def test_dropout_beside_a_learned_bias() -> None:
+    """Torch computes it, unless there are sinks."""
+    q, bias = torch.randn(2, 2, 9, 8), torch.zeros(1, 2, 9, 9, requires_grad=True)
+    given: dict[str, Any] = {"dropout": 0.5, "position_bias": bias}
+    for sinks in (None, torch.zeros(2)):
+        bias.grad = None
+        out, _ = _attention.attention_forward(layer(), q, q, q, None, **given, s_aux=sinks)
+        out.square().sum().backward()
+        assert bias.grad is not None and bias.grad.isfinite().all() and bias.grad.any()
 
 
 @pytest.mark.parametrize("name", ["Llama", "GPT2", "OPT", "StableLm", "Nemotron", "Persimmon", "GPTBigCode"])

@@ -239,10 +239,65 @@ def test_compiled_without_a_seed() -> None:
     assert not torch.equal(first, second)
 
 
+def test_compiled_with_a_probability_that_changes() -> None:
+    torch.compiler.reset()
+    counts = CompileCounter()
+    compiled = torch.compile(
+        lambda q, k, v, p: mr.attention(q, k, v, dropout_p=p, seed=1), backend=counts, fullgraph=True
+    )
+    given = inputs(torch.float32)
+    for p in (0.1, 0.2, 0.3, 0.4):
+        torch.testing.assert_close(compiled(*given, p), mr.attention(*given, dropout_p=p, seed=1))
+    assert counts.frame_count <= 2
+
+
 def test_members_of_a_batch_drop_the_same_elements() -> None:
     q, k, v = (t[None].expand(3, *t.shape) for t in inputs(torch.float32))
     found = torch.vmap(lambda q, k, v: mr.attention(q, k, v, dropout_p=0.5, seed=1))(q, k, v)
     torch.testing.assert_close(found, mr.attention(q[0], k[0], v[0], dropout_p=0.5, seed=1).expand_as(found))
+
+
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16), ids=name_of)
+@pytest.mark.parametrize("with_mod", (False, True), ids=("plain", "score_mod"))
+def test_packed_sequences(with_mod: bool, dtype: torch.dtype) -> None:
+    """A token's numbers are those of `attention` of all tokens."""
+    torch.manual_seed(0)
+    shapes = ((60, H, F), (60, 2, F), (60, 2, D))
+    given = [torch.randn(shape).to(dtype) for shape in shapes]
+    starts = torch.tensor([0, 20, 20, 57])  # the last three tokens belong to no sequence
+    options = {"dropout_p": 0.3, "seed": 6, "causal": True}
+    mods = {"score_mod": lambda s, b, h, i, j: s - (i - j) * 0.125 * (b + h)} if with_mod else {}
+    upstream = torch.randn(60, H, D).to(dtype)
+
+    def packed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return mr.attention_varlen(q, k, v, starts, **options, **mods)
+
+    def stored(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        sequence = torch.searchsorted(starts[1:], torch.arange(60), right=True)
+        first = starts[sequence]
+
+        def score_mod(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+            within = (i - first[i]) - (j - first[j])
+            return s - within * 0.125 * (sequence[i] + h) if with_mod else s
+
+        def mask_mod(b: Any, h: Any, i: Any, j: Any) -> Any:
+            return (sequence[i] == sequence[j]) & (sequence[i] < 3)
+
+        one = (t.transpose(0, 1)[None] for t in (q, k, v))
+        out: Tensor = dropped(*one, **options, score_mod=score_mod, mask_mod=mask_mod)
+        return out[0].transpose(0, 1)
+
+    def differentiated(function: Any, dtype: torch.dtype) -> list[Tensor]:
+        leaves = [t.to(dtype).requires_grad_() for t in given]
+        out = function(*leaves)
+        return [out.detach(), *torch.autograd.grad(out, leaves, upstream.to(dtype))]
+
+    ours, base = differentiated(packed, dtype), differentiated(stored, dtype)
+    exact = differentiated(stored, torch.float64)
+    failures = []
+    for name, y, ref, b in zip(("out", "dq", "dk", "dv"), ours, exact, base, strict=True):
+        failures += accuracy_failures(name, y, ref, b, dtype, H * 60)
+    assert not failures, "\n".join(failures)
 
 
 def test_explain() -> None:

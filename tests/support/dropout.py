@@ -31,7 +31,7 @@ def dropped(
     seed: int,
     scale: float | None = None,
     causal: bool = False,
-    window: tuple[int, int] | None = None,
+    window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
@@ -59,7 +59,8 @@ def dropped(
     mask_mod = mask_mod if block_mask is None else block_mask.mask_mod
     if mask_mod is not None:
         kept = kept & mask_mod(b, h, i, j)
-    left, right = window or (columns, 0 if causal else columns)
+    left, right = window or (None, 0 if causal else None)
+    left, right = (columns if side is None else side for side in (left, right))
     aligned = i + columns - rows
     kept = kept & (j >= aligned - left) & (j <= aligned + right)
     score = score.masked_fill(~kept, -math.inf)

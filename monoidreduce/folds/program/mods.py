@@ -59,7 +59,8 @@ BIAS, BOOL_BIAS, SEED = torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, 1, dtype=to
 STAND_INS = (KINDS, LINES, BIAS, BOOL_BIAS, SEED)
 Mod = Callable[..., Any]
 # Options of a call that are part of its program: the softcap, or 0; the kind of the bias, "real", "bool" or
-# ""; and the probability of dropout. Not a NamedTuple, which `_dynamo.read` does not open.
+# ""; and the probability of dropout. If torch.compile made a number an input of the graph, it is a tensor.
+# Not a NamedTuple, which `_dynamo.read` does not open.
 Beside = tuple[float, str, float]
 ALONE: Beside = (0.0, "", 0.0)
 
@@ -161,7 +162,7 @@ def trace_mods(
     indices = [graph.leaf(name) for name in INDICES]
     score, keeps = graph.leaf("score"), []
     softcap, bias, dropout_p = beside
-    if softcap:
+    if isinstance(softcap, Tensor) or softcap:
         score = graph.apply("tanh", score / softcap) * softcap
     if score_mod is not None:
         name, given = ("weight", (score,)) if weights else ("score_mod", (score, *indices))
@@ -180,29 +181,27 @@ def trace_mods(
     kept = [reduce(and_, keeps).number] if keeps else []
     lines = graph.place(LINES)[1] if packed else None
     totals = [score.number]
-    if dropout_p:
+    drops = isinstance(dropout_p, Tensor) or dropout_p != 0
+    if drops:
         totals.append(_kept_of_dropout(graph, dropout_p).number)
     program = Program(tuple(graph.nodes), totals=tuple(totals), counts=tuple(kept))
     if lines is not None:
         program = in_sequences(program, lines)
     program, _ = program.pruned()
     by_both = tuple(graph.by_both.get(number) for number in range(len(graph.tensors)))
-    return Mods(program.text, tuple(graph.tensors), by_both, graph.reads, bool(dropout_p))
+    return Mods(program.text, tuple(graph.tensors), by_both, graph.reads, drops)
 
 
 def _kept_of_dropout(graph: _Trace, p: Any) -> Expression:
-    """The factor of an element's weight: 0 with probability p, otherwise 1 / (1 - p).
-
-    p: a number; or a tensor, if torch.compile made it an input of the graph.
-    """
+    """The factor of an element's weight: 0 with probability p, otherwise 1 / (1 - p)."""
     batch, head, query, key = (graph.leaf(name) for name in INDICES)
-    seed = graph.gather(SEED, ())
-    heads = graph.leaf("size", graph.first_size[-1])
+    seed, probability = graph.gather(SEED, ()), graph.expression(p)
+    heads = graph.leaf("size", graph.first_size[-1])  # behind those of captured tensors
     stream = graph.apply("index_stream", seed, batch * heads + head)
     number = graph.apply("uniform", stream, query, key)
     # Rounded to float32 as the numbers are, so that all dtypes drop the same elements.
-    least = p if isinstance(p, Tensor) else torch.tensor(p, dtype=torch.float32).item()
-    return number.where(number < least, 0.0, 1.0 / (1.0 - graph.expression(p)))
+    least = probability if isinstance(p, Tensor) else torch.tensor(p, dtype=torch.float32).item()
+    return number.where(number < least, 0.0, 1.0 / (1.0 - probability))
 
 
 def _called(name: str, function: Mod, graph: Trace, arguments: Sequence[Expression]) -> Any:
@@ -389,6 +388,7 @@ def mods_of(
 
 @lru_cache(64)
 def _without_functions(beside: Beside) -> Mods:
+    """For packed sequences too: the kernels mask them."""
     return trace_mods(None, None, beside=beside)
 
 

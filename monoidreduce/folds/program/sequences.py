@@ -41,7 +41,7 @@ def in_sequences(program: Program, first: int) -> Program:
 
     `batch` becomes the query's sequence; but in an index that depends on the key and not on the query, the
     key's. Both are equal for all kept elements, and this way gradients of tensors gathered by key stay sums
-    over queries.
+    over queries. The factor of dropout, a second total, keeps the indices of tokens.
 
     Args:
         first: number of the size that holds the offset of `line_numbers` in the table of integers.
@@ -71,8 +71,13 @@ def in_sequences(program: Program, first: int) -> Program:
             else:
                 of = placed[by or side]
                 nodes.append(graph.raw(name, *(of[i] for i in rest)))
-    totals, counts = (
-        tuple(placed["query"][number].number for number in roots)
-        for roots in (program.totals, program.counts)
-    )
+    score, *factors = program.totals
+    of_tokens: list[Expression] = []
+    for name, *rest in program.nodes if factors else ():
+        is_leaf = name in LEAVES
+        of_tokens.append(
+            graph.leaf(name, *rest) if is_leaf else graph.raw(name, *(of_tokens[i] for i in rest))
+        )
+    totals = (placed["query"][score].number, *(of_tokens[factor].number for factor in factors))
+    counts = tuple(placed["query"][number].number for number in program.counts)
     return Program(tuple(graph.nodes), totals=totals, counts=counts)
