@@ -458,9 +458,10 @@ def _register(
         in_place: like backward, but may overwrite the residuals or return them. Autograd calls it if it frees
             them afterwards.
         second: the gradients of the backward op. It is called with a gradient or None for each of its
-            results, then with its arguments, and returns a gradient or None for each argument. Without it,
-            they are those of the operator as folds of statistics (folds/as_statistics.py), if it is there;
-            otherwise a second derivative is a RuntimeError.
+            results, with whether the gradient of each upstream gradient and input is wanted, then with its
+            arguments, and returns a gradient or None for each argument. Without it, they are those of the
+            operator as folds of statistics (folds/as_statistics.py), if it is there; otherwise a second
+            derivative is a RuntimeError.
         tangents: forward mode, for an operator with `second`. It is called with a tangent or None for each
             input, then with the results, then with the arguments, and returns the tangents of the
             differentiable outputs. Without it, forward mode is that of the operator as folds of statistics,
@@ -523,7 +524,8 @@ def _register(
         if differentiated is None:
             refuse()
         args = [of if t is None else t for t, of in zip(ctx.saved_tensors, ctx.others, strict=True)]
-        return differentiated(cotangents, *args)
+        wanted = ctx.needs_input_grad[1 : 1 + grad_count + input_count]  # after the keys
+        return differentiated(cotangents, wanted, *args)
 
     def move(moved: Sequence[Tensor | None], result: Sequence[Tensor], args: Sequence[Any]) -> Any:
         assert tangents is not None
@@ -537,9 +539,9 @@ def _register(
         found: Sequence[Tensor | None] = [None] * (input_count - constant_count)
         if any(t is not None for t in along):
             assert second is not None
-            given = [*args]
+            given, wanted = [*args], [*[False] * grad_count, *args[needed_at]]
             given[needed_at] = [t is not None for t in along]
-            found = second(along, *given)[grad_count : grad_count + input_count - constant_count]
+            found = second(along, wanted, *given)[grad_count : grad_count + input_count - constant_count]
         if any(t is not None for t in upstream):
             by_upstream = backward_op(*upstream, *args[grad_count:])
             pairs = zip(by_upstream, found, args[needed_at], strict=False)

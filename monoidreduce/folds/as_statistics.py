@@ -8,7 +8,7 @@ gradients; those of statistics are in second_derivatives.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -60,6 +60,7 @@ def _gradients_of_gradients(
     name: str,
     fold: Callable[..., tuple[Tensor | None, ...]],
     cotangents: tuple[Tensor | None, ...],
+    wanted: Sequence[bool],
     *arguments: Any,
 ) -> list[Tensor | None]:
     """Those of the operator as statistics, for the arguments that autograd tracks."""
@@ -95,6 +96,7 @@ def _gradients_of_gradients(
         pairs = [(t, cotangents[i]) for t, i in zip(found, moves, strict=True) if t.requires_grad]
         if pairs:
             outputs, along = zip(*pairs, strict=True)
+            tracked = [i for i in tracked if wanted[i]]
             by = [own[i] for i in tracked]
             twice = torch.autograd.grad(outputs, by, along, create_graph=recorded, **how)
             for i, gradient in zip(tracked, twice, strict=True):

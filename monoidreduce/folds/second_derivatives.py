@@ -56,8 +56,12 @@ def tangents(directions: Inputs, results: Sequence[Tensor], *arguments: Any) -> 
     return _Direction(directions, results, *arguments).moved
 
 
-def gradients_of_gradients(cotangents: Inputs, *arguments: Any) -> list[Tensor | None]:
+def gradients_of_gradients(
+    cotangents: Inputs, wanted: Sequence[bool], *arguments: Any
+) -> list[Tensor | None]:
     """The gradients of the op `statistics_backward`: of its results times cotangents, by each argument.
+
+    wanted: for the upstream gradients and the inputs. The others' gradients may be None.
 
     Let F be the fold, g the upstream gradients and u the cotangents. Then <u, gradient of <g, F>> is
     <g, F'u>, where F'u is the derivative in the direction u, a fold. Its gradients by g and by the inputs are
@@ -74,7 +78,7 @@ def gradients_of_gradients(cotangents: Inputs, *arguments: Any) -> list[Tensor |
     if any(u is not None for u in directions):
         direction = _Direction(directions, results, *inputs, *options)
         found[:2] = [None if g is None else moved for g, moved in zip(grads, direction.moved, strict=True)]
-        found[2 : 2 + _FLOATING] = direction.gradients(*grads)
+        found[2 : 2 + _FLOATING] = direction.gradients(grads[0], grads[1], wanted[2 : 2 + _FLOATING])
     return found
 
 
@@ -165,8 +169,15 @@ class _Direction:
             return ()
         return zip(self.derived.by_scores, torch.split(sums, self.derived_widths, 1), strict=True)
 
-    def gradients(self, grad_values: Tensor | None, grad_sums: Tensor | None) -> list[Tensor | None]:
-        """The gradients of <grad_values, moved values> + <grad_sums, moved sums> by the floating inputs."""
+    def gradients(
+        self, grad_values: Tensor | None, grad_sums: Tensor | None, wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """The gradients of <grad_values, moved values> + <grad_sums, moved sums> by the floating inputs.
+
+        wanted: which of them; the others may be None.
+        """
+        if not any(wanted):
+            return [None] * _FLOATING
         row, column = self.inputs[4:6]
         values, sums, *_ = self.results
         of_found: dict[int, Tensor] = {}  # upstream gradients of the derived program's values, by place
@@ -199,7 +210,11 @@ class _Direction:
                 of_wholes.append(of_whole)
             of_program = torch.cat(of_wholes, 1)
         upstream = _stacked(of_found, self.found[0]), torch.cat(of_sums, 1) if of_sums else None
-        found = _backward(upstream, self.derived_inputs, self.found, self.derived_options)
+        parts = [part for k, p in enumerate(self.products) for part in p.parts(wanted[2 * k : 2 * k + 2])]
+        needed = [*wanted[:2], *parts, True, *wanted[5:]]  # the row data: the program's values are among them
+        if len(self.products) == 2:
+            needed = [*wanted[:4], True, wanted[5], parts[1] or parts[3]]
+        found = _backward(upstream, self.derived_inputs, self.found, self.derived_options, needed)
         gradients = [*found[:4], None, None, None]
         if len(self.products) == 1:
             gradients[2:4] = None, None
@@ -225,7 +240,7 @@ class _Direction:
         of_values = {k - before: g for k, g in from_rows.items() if k >= before}
         if of_values or of_program is not None:
             upstream = _stacked(of_values, values), of_program
-            more = _backward(upstream, self.inputs, self.results, self.options)
+            more = _backward(upstream, self.inputs, self.results, self.options, wanted)
             gradients = [_added(x, y) for x, y in zip(gradients, more, strict=True)]
         return gradients
 
@@ -244,6 +259,10 @@ class _Product:
         columns = [t for t in (b if self.of_a else None, d_b) if t is not None]
         self.rows: Any = torch.cat(rows, 1) if rows else None
         self.columns: Any = torch.cat(columns, 1) if columns else None
+
+    def parts(self, wanted: Sequence[bool]) -> tuple[bool, bool]:
+        """Whether gradients of the rows and of the columns are needed for those of a and b."""
+        return wanted[0] and self.of_b, wanted[1] and self.of_a
 
     def add_to(
         self, gradients: list[Tensor | None], at: int, d_rows: Tensor | None, d_columns: Tensor | None
@@ -276,9 +295,11 @@ def _stacked(rows: dict[int, Tensor], like: Tensor) -> Tensor:
     return torch.stack(given).to(like.dtype) if given else torch.zeros_like(like)
 
 
-def _backward(upstream: Inputs, inputs: Inputs, results: Any, options: Any) -> list[Tensor | None]:
-    """The gradients of a call of the op by its floating inputs; None for those that are None."""
-    needed = [t is not None for t in inputs]
+def _backward(
+    upstream: Inputs, inputs: Inputs, results: Any, options: Any, wanted: Sequence[bool]
+) -> list[Tensor | None]:
+    """The gradients of a call of the op by its floating inputs; None where they are not wanted."""
+    needed = [want and t is not None for want, t in zip(wanted, inputs, strict=False)] + [False, False]
     op = torch.ops.monoidreduce.statistics_backward.default
     found = op(*upstream, *inputs, *results, *options, needed)
-    return [g if wanted else None for g, wanted in zip(found, needed, strict=False)]
+    return [g if want else None for g, want in zip(found, needed, strict=False)]
