@@ -120,8 +120,8 @@ def _logsumexp_matmul(
 
 
 @lru_cache(64)
-def _token_statistics(softcap: float, top1: bool) -> Statistics:
-    """Log-sum-exp, mean, target, weighted total and largest of the logits.
+def _token_statistics(softcap: float, wanted: tuple[str, ...]) -> Statistics:
+    """Statistics of the logits, by name.
 
     by: a row's reciprocal temperature. less: a number by which its logits are smaller.
     """
@@ -133,18 +133,20 @@ def _token_statistics(softcap: float, top1: bool) -> Statistics:
         untempered = capped(score + bias)
         logit = untempered * by - less
         p = stat.softmax(logit)
-        best = {"best": stat.largest(untempered)} if top1 else {}
-        return best | {
+        found = {
             "lse": p.logsumexp,
             "mean": p.mean(logit),
             "target": stat.total(torch.where(column == label, logit, 0.0)),
             "total": stat.total(class_weight * logit),
+            "best": stat.largest(untempered),
         }
+        return {name: found[name] for name in wanted}
 
     return Statistics(statistics)
 
 
 def _tokens(
+    wanted: tuple[str, ...],
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -156,7 +158,6 @@ def _tokens(
     class_weight: Tensor | None = None,
     by: Tensor | None = None,
     less: Tensor | None = None,
-    top1: bool = False,
 ) -> Any:
     """`_token_statistics` of a call. ignored: the label of rows that have no part."""
     column = {
@@ -168,7 +169,7 @@ def _tokens(
         "less": torch.zeros_like(label, dtype=x.dtype) if less is None else less,
     }
     options: dict[str, Any] = {"ignore_index": ignored, "scale": logit_scale, "workspace": workspace}
-    return _token_statistics(softcap, top1)(x, weight, label=label, row=row, column=column, **options)
+    return _token_statistics(softcap, wanted)(x, weight, label=label, row=row, column=column, **options)
 
 
 def _linear_cross_entropy(
@@ -193,7 +194,8 @@ def _linear_cross_entropy(
     used = target != ignore_index
     label = torch.where(used, target, _NO_LABEL)
     ignored = _NO_LABEL - 1 if lse_of_ignored else _NO_LABEL
-    s = _tokens(x, weight, bias, label, ignored, logit_scale, softcap, workspace, class_weight)
+    wanted = ("lse", "target", "total") if label_smoothing else ("lse", "target")
+    s = _tokens(wanted, x, weight, bias, label, ignored, logit_scale, softcap, workspace, class_weight)
     lse, number = torch.where(used, s.lse, 0.0), max(len(weight), 1)
     of_target: Any = 1.0
     if class_weight is not None:
@@ -238,8 +240,9 @@ def _linear_log_probs(
         "by": by,
     }
     # Of logits less their log-sum-exp: so the entropy is no difference of two large numbers.
-    less = _tokens(*constants, label, _NO_LABEL, **options).lse.nan_to_num(0, 0, 0)
-    s = _tokens(x, weight, bias, label, _NO_LABEL, **options, less=less, top1=top1)
+    less = _tokens(("lse",), *constants, label, _NO_LABEL, **options).lse.nan_to_num(0, 0, 0)
+    wanted = ("lse", "mean", "target", "best") if top1 else ("lse", "mean", "target")
+    s = _tokens(wanted, x, weight, bias, label, _NO_LABEL, **options, less=less)
     log_probs, entropy = (torch.where(used, t, 0.0) for t in (s.target - s.lse, s.lse - s.mean))
     results = log_probs, entropy, torch.where(used, s.lse + less, 0.0)
     return (*results, None, s.best.index) if top1 else results
