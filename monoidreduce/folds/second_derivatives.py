@@ -110,8 +110,8 @@ class _Direction:
         if other_a is not None:
             self.products.append(_Product(other_a, other_b, *directions[2:4]))
         counts = [0 if t is None else t.shape[0] for t in (row, row_index, column)]
-        moves = self.products[0].moves, self.products[-1].moves, d_row is not None, d_column is not None
-        self.derived = tangent(program, *counts, moves)
+        moves = [product.moves and self.scale != 0 for product in (self.products[0], self.products[-1])]
+        self.derived = tangent(program, *counts, (*moves, d_row is not None, d_column is not None))
         scores: Any = [*self.inputs[:4]]
         if other_a is None:
             scores[2:] = self.products[0].rows, self.products[0].columns

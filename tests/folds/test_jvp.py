@@ -31,7 +31,7 @@ def of_leaves(fold: Any, call: Inputs) -> Function:
         def replaced(value: Any) -> Any:
             if isinstance(value, dict):
                 return {name: replaced(t) for name, t in value.items()}
-            return next(given) if value.requires_grad else value
+            return next(given) if isinstance(value, Tensor) and value.requires_grad else value
 
         results = outputs_of(fold(**{name: replaced(value) for name, value in call.items()}))
         return tuple(t for t in results if t.is_floating_point())
@@ -110,6 +110,14 @@ def test_a_linearized_function() -> None:
     u = tuple(torch.randn_like(t) for t in x)
     values, along = linearize(of_leaves(fold, call), *x)
     torch.testing.assert_close((values, along(*u)), jvp(of_leaves(fold.reference, call), x, u))
+
+
+@pytest.mark.parametrize("name", ("tempered", "renyi"))
+def test_a_scale_of_zero(name: str) -> None:
+    fold, call = fold_inputs(name, (4,), 5, 3)
+    call["scale"] = 0.0
+    x = tuple(t.detach() for t in leaves_of(call))
+    torch.testing.assert_close(*[jvp(of_leaves(of, call), x, x) for of in (fold, fold.reference)])
 
 
 def test_what_does_not_move_has_no_tangent() -> None:
