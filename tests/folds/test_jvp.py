@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from folds import FOLDS, Inputs, fold_inputs, leaves_of, outputs_of
-from forward import NESTS, Function, every, scalar
+from folds import FOLDS, Inputs, fold_inputs, leaves_of
+from forward import NESTS, Function, every, of_leaves, scalar
 from largest import LargestTensor
-from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import hessian, jacfwd, jacrev, jvp, linearize, vmap
 
@@ -20,23 +19,6 @@ from monoidreduce import stat
 F64 = torch.float64
 MOVED = [name for name in FOLDS if name not in ("of_two_scores", "ranked")]
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
-
-
-def of_leaves(fold: Any, call: Inputs) -> Function:
-    """The floating-point results as a function of the call's leaves."""
-
-    def function(*leaves: Tensor) -> tuple[Tensor, ...]:
-        given = iter(leaves)
-
-        def replaced(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {name: replaced(t) for name, t in value.items()}
-            return next(given) if isinstance(value, Tensor) and value.requires_grad else value
-
-        results = outputs_of(fold(**{name: replaced(value) for name, value in call.items()}))
-        return tuple(t for t in results if t.is_floating_point())
-
-    return function
 
 
 HOW: dict[str, Callable[[Function, Any, Any], Any]] = NESTS | {

@@ -6,11 +6,29 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from folds import Inputs, outputs_of
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import grad, jvp
 
 Function = Callable[..., tuple[Tensor, ...]]
+
+
+def of_leaves(fold: Any, call: Inputs) -> Function:
+    """The floating-point results as a function of the call's leaves."""
+
+    def function(*leaves: Tensor) -> tuple[Tensor, ...]:
+        given = iter(leaves)
+
+        def replaced(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {name: replaced(t) for name, t in value.items()}
+            return next(given) if isinstance(value, Tensor) and value.requires_grad else value
+
+        results = outputs_of(fold(**{name: replaced(value) for name, value in call.items()}))
+        return tuple(t for t in results if t.is_floating_point())
+
+    return function
 
 
 def scalar(function: Function) -> Callable[..., Tensor]:
