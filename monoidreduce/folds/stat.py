@@ -211,7 +211,8 @@ def uniform(seed: int | Tensor) -> Any:
 
     It is a function of the seed, the leading indices of the row in `a`, and the column. So it is the same in
     forward and backward passes, on every device and in every dtype, and over ranks, which are given the same
-    seed. Different seeds give independent numbers. It has no gradient.
+    seed. Different seeds give independent numbers. It has no gradient. In functions of attention (score_mod,
+    mask_mod, `attend`) rows have the indices [batch, heads, queries], and an int is part of the kernel.
 
     Args:
         seed: an int of 64 bits, or a 0-d tensor of an integer dtype, whose values need no new kernels.

@@ -176,6 +176,34 @@ def test_members_of_a_batch_have_the_same_numbers() -> None:
     torch.testing.assert_close(found, numbers(5, 6, 11).sum(1).expand(4, 6))
 
 
+@pytest.mark.parametrize("seed", (5, torch.tensor(5)), ids=("int", "tensor"))
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float32), ids=name_of)
+def test_functions_of_attention(dtype: torch.dtype, seed: Any) -> None:
+    """The numbers of a fold of rows [batch, heads, queries], or of rows within a packed sequence."""
+    B, H, M, N = 2, 3, 11, 19
+    u = numbers(5, M, N, torch.arange(B * H)).view(B, H, M, N)
+    q, k = torch.zeros(B, H, M, 4, dtype=dtype), torch.zeros(B, H, N, 4, dtype=dtype)
+    v = torch.eye(N, dtype=dtype).expand(B, H, N, N)
+    noisy = mr.attention(q, k, v, score_mod=lambda s, b, h, i, j: s + 3.0 * stat.uniform(seed))
+    torch.testing.assert_close(noisy, (3.0 * u).softmax(-1).to(dtype))
+    masked = mr.attention(q, k, v, mask_mod=lambda b, h, i, j: stat.uniform(seed) < 0.4)
+    assert torch.equal(masked != 0, u < 0.4)
+    found = mr.attend(q, k, v, weight=lambda s: s + stat.uniform(seed))
+    assert torch.equal(found.float(), u)
+    starts = torch.tensor([0, 4, 11])
+    one = [t[0].transpose(0, 1) for t in (q, k[:, :, :M], v[:, :, :M, :M])]
+    packed = mr.attention_varlen(*one, starts, mask_mod=lambda b, h, i, j: stat.uniform(seed) < 0.4)
+    for sequence, (first, last) in enumerate(((0, 4), (4, 11))):
+        within = packed[first:last, :, first:last].transpose(0, 1) != 0
+        of_sequence = numbers(5, last - first, last - first, sequence * H + torch.arange(H))
+        assert torch.equal(within, of_sequence < 0.4)
+
+
+def test_block_masks_have_no_random_numbers() -> None:
+    with pytest.raises(mr.TraceError, match="uniform in a block mask"):
+        mr.block_mask(lambda b, h, i, j: stat.uniform(1) < 0.5, None, None, 8, 8)
+
+
 REFUSED: dict[str, Any] = {"a float": 1.0, "a bool": True, "too large": 2**63, "of reals": torch.tensor(1.0)}
 REFUSED |= {"with axes": torch.tensor([1]), "a condition": torch.tensor(True), "None": None}
 

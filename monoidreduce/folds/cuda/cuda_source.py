@@ -158,9 +158,8 @@ def _lines(
     names = {nodes[number][0] for number in live}
     for number in live:
         name, value = nodes[number][0], _value(nodes[number], fused)
-        if name == "wide_uniform" and modify_scores:
-            stream, row, position = nodes[number][1:]
-            assert nodes[position] == ("position",)
+        if name == "wide_uniform" and modify_scores and nodes[nodes[number][3]] == ("position",):
+            stream, row, _ = nodes[number][1:]
             value = f"uniform<R>(x{stream}, x{row}, e.pair, e.second)"
         if f"wide_{name}" in names and name in _DATA:  # then all integers of rows (columns) are 64-bit
             value = f"saturated<I>({value})"

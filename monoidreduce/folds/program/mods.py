@@ -57,6 +57,7 @@ KINDS, LINES = torch.zeros(1, 1, 1, 1, dtype=torch.int64), torch.zeros(1, 4, dty
 # The bias, [B, H, M, N] or 1 in place of a size, and the seed of dropout.
 BIAS, BOOL_BIAS, SEED = torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, 1, dtype=torch.bool), torch.tensor(0)
 STAND_INS = (KINDS, LINES, BIAS, BOOL_BIAS, SEED)
+_HEADS = -1  # stands for the number of the size that is the number of heads
 Mod = Callable[..., Any]
 # Options of a call that are part of its program: the softcap, or 0; the kind of the bias, "real", "bool" or
 # ""; and the probability of dropout. If torch.compile made a number an input of the graph, it is a tensor.
@@ -131,10 +132,12 @@ class _Trace(Trace):
         return found != 0 if kind == "bool" else found
 
     def uniform(self, seed: Any) -> Expression:
-        raise TraceError(
-            "mr.stat.uniform is for functions decorated with mr.statistics: dropout of softmax weights is "
-            "dropout_p= of mr.attention"
-        )
+        """As that of a fold whose rows are [batch, heads, queries]. An int is part of the program."""
+        batch, head, query = (self.leaf(name) for name in INDICES[:3])
+        return self._uniform(seed, batch * self.leaf("size", _HEADS) + head, query)
+
+    def _number(self, value: int) -> Expression:
+        return self.constant(value)
 
     def place(self, tensor: Tensor) -> tuple[int, int]:
         """The number of a captured tensor, and the number of its first size (its offset in the table)."""
@@ -181,24 +184,22 @@ def trace_mods(
     kept = [reduce(and_, keeps).number] if keeps else []
     lines = graph.place(LINES)[1] if packed else None
     totals = [score.number]
-    drops = isinstance(dropout_p, Tensor) or dropout_p != 0
-    if drops:
+    if isinstance(dropout_p, Tensor) or dropout_p != 0:
         totals.append(_kept_of_dropout(graph, dropout_p).number)
-    program = Program(tuple(graph.nodes), totals=tuple(totals), counts=tuple(kept))
+    # The number of heads comes behind the sizes of captured tensors, which are all known now.
+    heads = "size", _HEADS
+    nodes = tuple(("size", graph.first_size[-1]) if node == heads else node for node in graph.nodes)
+    program = Program(nodes, totals=tuple(totals), counts=tuple(kept))
     if lines is not None:
         program = in_sequences(program, lines)
     program, _ = program.pruned()
     by_both = tuple(graph.by_both.get(number) for number in range(len(graph.tensors)))
-    return Mods(program.text, tuple(graph.tensors), by_both, graph.reads, drops)
+    return Mods(program.text, tuple(graph.tensors), by_both, graph.reads, nodes != tuple(graph.nodes))
 
 
 def _kept_of_dropout(graph: _Trace, p: Any) -> Expression:
     """The factor of an element's weight: 0 with probability p, otherwise 1 / (1 - p)."""
-    batch, head, query, key = (graph.leaf(name) for name in INDICES)
-    seed, probability = graph.gather(SEED, ()), graph.expression(p)
-    heads = graph.leaf("size", graph.first_size[-1])  # behind those of captured tensors
-    stream = graph.apply("index_stream", seed, batch * heads + head)
-    number = graph.apply("uniform", stream, query, key)
+    number, probability = graph.uniform(SEED), graph.expression(p)
     # Rounded to float32 as the numbers are, so that all dtypes drop the same elements.
     least = probability if isinstance(p, Tensor) else torch.tensor(p, dtype=torch.float32).item()
     return number.where(number < least, 0.0, 1.0 / (1.0 - probability))
@@ -324,6 +325,11 @@ def kept_elements(
 ) -> Callable[[int, int, range, int], Tensor]:
     """A function (batches, heads, range of queries, keys) -> bool [B, H, queries, keys], True if kept."""
     mods = mods_of(None, mask_mod)
+    if mods.counts_heads:
+        raise TraceError(
+            "mr.stat.uniform in a block mask, whose blocks may stand for all heads: pass it in mask_mod=",
+            definition(mask_mod),
+        )
     on = mods.tensors[0].device if device is None and mods.tensors else device
     like = torch.empty(0, dtype=torch.float64, device=on)
     *of_table, sizes = tables(mods.tensors, like, (mask_mod,))

@@ -150,6 +150,10 @@ class Trace(Graph):
 
     def uniform(self, seed: Any) -> Expression:
         """The random number of each element; see `stat.uniform`."""
+        leading, row = (self.data("row", "number", (name,)) for name in ("leading", "row"))
+        return self._uniform(seed, leading, row)
+
+    def _uniform(self, seed: Any, leading: Expression, row: Expression) -> Expression:
         if (
             isinstance(seed, Tensor)
             and seed.dim() == 0
@@ -157,13 +161,16 @@ class Trace(Graph):
         ):
             of = self.expression(seed)
         elif isinstance(seed, Integral) and not isinstance(seed, bool) and -(2**63) <= int(seed) < 2**63:
-            of = self.data("row", "int64", ("number", int(seed)))
+            of = self._number(int(seed))
         else:
             raise TraceError(
                 mismatch("seed", "an int of 64 bits, or a 0-d tensor of an integer dtype", repr(seed))
             )
-        leading, row = (self.data("row", "number", (name,)) for name in ("leading", "row"))
         return self.apply("uniform", self.apply("index_stream", of, leading), row, self.leaf("position"))
+
+    def _number(self, value: int) -> Expression:
+        """A number that may differ from call to call: data, so that the program does not depend on it."""
+        return self.data("row", "int64", ("number", value))
 
     def kind_of_captured(self, tensor: Tensor) -> str:
         try:
