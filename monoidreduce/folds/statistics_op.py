@@ -210,7 +210,7 @@ def _with_most(
 ) -> Folded:
     """Add the k largest, which torch finds, to what the kernels fold."""
     (text, most), kept = _most_alone(program.text)
-    of_most, _, at = Chunked(most, tuple(operands), _kept(kept, data), scale, workspace).forward()
+    of_most, at = Chunked(most, tuple(operands), _kept(kept, data), scale, workspace).most()
     others = parse(text)
     a = operands[0]
     assert a is not None

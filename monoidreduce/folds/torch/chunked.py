@@ -8,6 +8,7 @@ are stored.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,12 +19,13 @@ from monoidreduce.folds.program.derivative import gradient
 from monoidreduce.folds.program.graph import Node
 from monoidreduce.folds.program.program import parse
 from monoidreduce.folds.torch.monoid import StatisticsMonoid
-from monoidreduce.folds.torch.reader import evaluate, with_scores
+from monoidreduce.folds.torch.reader import evaluate, largest_in_order, with_scores
 from monoidreduce.workspace import get_workspace
 
 __all__ = ["LEAST_COLUMNS", "Chunked", "product"]
 
 LEAST_COLUMNS = 256
+_MOST_AT_ONCE = 1024  # numbers of a row that are sorted together, to join chunks
 # torch.mm(..., out_dtype=), which torch has on CUDA since 2.8
 _SUMS_IN_FLOAT32 = hasattr(torch.ops.aten.mm, "dtype")
 _SCORES = ("score", "other", "third")
@@ -52,7 +54,8 @@ class Chunked:
         self.dtype = accumulation_dtype(a.dtype)
         self.data = dict(zip(("row", "column", "row_index", "column_index"), data, strict=True))
         bytes = get_workspace() if workspace is None else workspace
-        self.at_once = max(bytes // (8 * max(self.rows, 1)), LEAST_COLUMNS)
+        of_element = 24 if self.program.most else 8  # scores, and what torch makes of them at a time
+        self.at_once = max(bytes // (of_element * max(self.rows, 1)), LEAST_COLUMNS)
 
     def parts(self) -> Iterator[tuple[slice, Tensor, Callable[[Node], Tensor]]]:
         """For each chunk: its columns, its scores, and a function that gives the values of other leaves."""
@@ -106,6 +109,21 @@ class Chunked:
         values, indices = monoid.project(state)
         return values, values.new_zeros(len(self.program.softmaxes), self.rows), indices
 
+    def most(self) -> tuple[Tensor, Tensor]:
+        """The k largest values of the program's `most` and their columns, [sum of k, rows]."""
+        program = self.program
+        found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in program.most]
+        for part, score, leaf in self.parts():
+            elements = evaluate(program.nodes, program.used, with_scores(score, leaf, part.start), score)
+            for (f, k), of_chunks in zip(program.most, found, strict=True):
+                values, at = largest_in_order(elements[f].expand(score.shape), None, k)
+                of_chunks.append((values, torch.where(at < 0, at, at + part.start)))
+                if len(of_chunks) * k >= _MOST_AT_ONCE:
+                    of_chunks[:] = [_joined(of_chunks, k)]
+        joined = [_joined(of_chunks, k) for (_, k), of_chunks in zip(program.most, found, strict=True)]
+        of_values, of_columns = (torch.cat(t, 1).mT.contiguous() for t in zip(*joined, strict=True))
+        return of_values, of_columns
+
     def backward(
         self,
         known: Tensor | None,
@@ -151,6 +169,13 @@ class Chunked:
                         where = total[k] if axis == 1 else total[k, part]
                         where += elements[number].sum(axis)
         return found
+
+
+def _joined(of_chunks: Sequence[tuple[Tensor, Tensor]], k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of those of chunks that are in the order of their columns. Each: values, columns."""
+    values, columns = (torch.cat(t, 1) for t in zip(*of_chunks, strict=True))
+    order: Any = values.argsort(descending=True, stable=True)
+    return values.gather(1, order[:, :k]), columns.gather(1, order[:, :k])
 
 
 def product(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:

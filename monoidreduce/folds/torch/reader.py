@@ -153,17 +153,30 @@ def largest_in_order(values: Tensor, columns: Tensor | None, k: int) -> tuple[Te
         order = last.argsort(stable=True)
         order = order.gather(1, values.detach().gather(1, order).argsort(descending=True, stable=True))[:, :k]
         return values.gather(1, order), columns.gather(1, order)
-    known = values.detach()
-    if (
-        values.dtype == torch.float32
-    ):  # one key for value and column: topk alone leaves the order of ties open
-        bits = (known + 0.0).masked_fill(known.isnan(), math.nan).view(torch.int32).long()
-        ordered = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
-        keys = (ordered << 32) - torch.arange(n, device=values.device)
-        at: Tensor = keys.topk(k, 1).indices
-    else:
-        at = known.argsort(descending=True, stable=True)[:, :k]
+    known: Any = values.detach()
+    at = _columns_of_largest(known, k)
+    at = at.gather(1, known.gather(1, at).argsort(descending=True, stable=True))
     return values.gather(1, at), at
+
+
+def _columns_of_largest(values: Tensor, k: int) -> Any:
+    """[rows, k] the columns of the k largest values of each row, in ascending order; of equal ones the lower.
+
+    torch.topk leaves open which of equal values it takes. So it runs twice: first for the least value that is
+    among the largest, then for columns. Once is enough if no others equal the least value; on a GPU to look
+    would be to wait.
+    """
+    if values.is_cpu:
+        found = values.topk(k, 1)
+        if ((values >= found.values[:, -1:]).sum(1) == k).all():
+            return found.indices.sort(1).values
+    n, integers = values.shape[1], torch.int64 if values.dtype == torch.float64 else torch.int32
+    bits = (values + 0.0).masked_fill(values.isnan(), math.nan).view(integers)
+    keys = torch.where(bits < 0, -(bits & torch.iinfo(integers).max), bits)  # in the order of the numbers
+    least = keys.topk(k, 1).values[:, -1:]
+    backwards = torch.arange(n, 0, -1, dtype=torch.int32, device=values.device)
+    by_column = torch.where(keys >= least, backwards, 0) + torch.where(keys > least, n, 0)
+    return by_column.topk(k, 1).indices.sort(1).values
 
 
 def _largest(values: Tensor) -> tuple[Tensor, Tensor]:
