@@ -134,6 +134,7 @@ def over_ranks(
     def prepare() -> tuple[tuple[Call, bool, Checked], Facts]:
         sharding.check(operator, "method", "layout", "length", "grad_dtype")
         checked = check(whole)
+        sharding.refuse_forward_mode(operator, (*checked.tensors, checked.of_rows, sinks))
         q, k, v, *_ = checked.tensors
         with_lse = check_bool("return_lse", return_lse) or checked.of_rows is not None or sinks is not None
         in_full = sinks is not None or checked.of_rows is not None

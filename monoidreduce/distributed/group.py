@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from monoidreduce._ops.memory import contiguous
+from monoidreduce._ops.registry import refuse_forward_mode
 from monoidreduce._validate import mismatch
 from monoidreduce.distributed.messages import NO_CALL, Arrival, Call, Channel, Facts
 from monoidreduce.ranks import Ranks, RanksOrGroup, as_ranks, check_fields, check_group
@@ -206,6 +207,11 @@ class Sharding:
     def check(self, operator: str, *used: str) -> None:
         """Raise ValueError if an option that the operator does not use differs from its default."""
         check_fields(self.ranks, operator, used)
+
+    def refuse_forward_mode(self, operator: str, tensors: Iterable[Any]) -> None:
+        """Raise NotImplementedError if one of the tensors has a tangent and there are several ranks."""
+        if self.group.size > 1:
+            refuse_forward_mode(f"{operator} over ranks", tensors)
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -103,6 +103,7 @@ class Sharded:
         def prepare() -> tuple[Sharded, Facts]:
             sharding.check("mlp" if is_mlp else operator, *used)
             tensors, options = check()
+            sharding.refuse_forward_mode(operator, tensors)
             name = names[1]
             columns = sharding.columns(name, tensors[1])
             own = tensors

@@ -61,6 +61,8 @@ def statistics_over_ranks(
         most_numbers("b", columns.all)
         traced, tensors = of._traced(call)
         call.check_captured(traced, tensors, columns.all)
+        moving = (*operands, *row.values(), *column.values(), *tensors)
+        sharding.refuse_forward_mode(of.__name__, moving)  # type: ignore[attr-defined]
 
         names = ("a", "b", "other_a", "other_b", "label", "ignore_index", "scale")
         given = (*zip(names, (*operands, label, ignore_index, scale), strict=True), *row.items())

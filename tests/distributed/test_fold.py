@@ -128,5 +128,35 @@ def _twice(group: Any) -> str:
     return ""
 
 
+def _in_forward_mode(group: Any) -> list[str]:
+    x, weight, q = torch.randn(6, 4), torch.randn(5, 4), torch.randn(1, 2, 6, 4)
+    target, told = torch.randint(10, (6,)), []
+
+    @mr.statistics
+    def log_sum_exp(score: Any) -> Any:
+        return {"lse": mr.stat.softmax(score).logsumexp}
+
+    calls: tuple[tuple[Any, torch.Tensor], ...] = (
+        (lambda x: mr.linear_cross_entropy(x, weight, target, ranks=group), x),
+        (lambda x: mr.logsumexp_matmul(x, weight, ranks=group), x),
+        (lambda x: mr.mlp(x, weight, weight.T.contiguous(), ranks=group), x),
+        (lambda q: mr.attention(q, q, q, ranks=group), q),
+        (lambda x: log_sum_exp(x, weight, ranks=group).lse, x),
+    )
+    for call, t in calls:
+        with torch.autograd.forward_ad.dual_level():
+            try:
+                call(torch.autograd.forward_ad.make_dual(t, t))
+            except NotImplementedError as error:
+                told.append(str(error).partition(" (")[0])
+    return told
+
+
+def test_forward_mode_is_refused_by_name() -> None:
+    names = ("linear_cross_entropy", "logsumexp_matmul", "mlp", "attention", "log_sum_exp")
+    expected = [f"{name} over ranks cannot be differentiated in forward mode" for name in names]
+    assert on_ranks(2, _in_forward_mode) == [expected] * 2
+
+
 def test_is_differentiable_once() -> None:
     assert all("can be differentiated once" in text for text in on_ranks(2, _twice))
