@@ -26,10 +26,7 @@ def _over_ranks(*options: str) -> dict[str, str]:
 OF_COLUMNS = _over_ranks("classes", "sequence_parallel", "grad_dtype")
 OF_POSITIONS = _over_ranks("method", "layout", "length", "grad_dtype")
 # Only modules lack these keywords.
-OF_MODULES = {
-    "ranks": "call the function instead: modules compute on one rank",
-    "dropout_p": "call the function instead, with 0 where the model is not in training",
-}
+OF_MODULES = {"ranks": "call the function instead: modules compute on one rank"}
 
 # For each operator: an old keyword, or one of another library -> a hint.
 MEANT = {

@@ -302,11 +302,12 @@ def workspace_bytes(workspace: int | None) -> int | None:
 
 
 class AttentionTensors(TypedDict, total=False):
-    """Optional tensors of `attention`. `nn.Attention` takes them in a call too."""
+    """Optional tensors of `attention`, and the seed. `nn.Attention` takes them in a call too."""
 
     bias: Tensor | None
     sinks: Tensor | None
     block_mask: BlockMask | None
+    seed: int | Tensor | None
 
 
 class AttentionOptions(TypedDict, total=False):
@@ -319,13 +320,12 @@ class AttentionOptions(TypedDict, total=False):
     score_mod: ScoreMod | None
     mask_mod: MaskMod | None
     compensated: bool
+    dropout_p: float
 
 
 class AttentionKeywords(AttentionTensors, AttentionOptions, total=False):
     """All keywords of `attention` but return_lse, which decides the type of its result."""
 
-    dropout_p: float
-    seed: int | Tensor | None
     ranks: RanksOrGroup | None
 
 

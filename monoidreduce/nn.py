@@ -121,7 +121,8 @@ def _of(function: Callable[..., Any], options: type, tensors: type) -> Callable[
 class Attention(_Operator, Generic[Result]):
     """`monoidreduce.attention`: q [B, H, M, F], k [B, Hkv, N, F], v [B, Hkv, N, D] -> [B, H, M, D].
 
-    Options, and tensors that are passed by name, are the keywords of the function.
+    Options, and what a call passes by name, are the keywords of the function. There is dropout in training
+    alone, as in `torch.nn.Dropout`.
     """
 
     @overload
@@ -152,7 +153,8 @@ class Attention(_Operator, Generic[Result]):
         return (_no_elements(4),) * 3, {}
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, **named: Unpack[AttentionTensors]) -> Result:
-        result: Any = self._function(q, k, v, **named, **self.options)
+        options = self.options if self.training else {**self.options, "dropout_p": 0.0}
+        result: Any = self._function(q, k, v, **named, **options)
         return result  # type: ignore[no-any-return]
 
     if TYPE_CHECKING:

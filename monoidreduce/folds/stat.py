@@ -7,6 +7,8 @@
     largest(f), smallest(f)             the value, and the first column that has it
     largest(f, k), smallest(f, k)       the k largest or smallest values in order, and their columns
     count(condition)                    the number of columns for which it holds
+
+    distance(x, y, p=2)                 for use in these: sum_k |x_k - y_k|^p of a row's and a column's vector
     uniform(seed)                       no statistic: a random number of the element
 
 In `mean` and `total`, f may also be a payload: a datum of columns that has a vector [E] for each column, or a
@@ -19,6 +21,7 @@ a largest value is -inf and its column -1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -28,10 +31,21 @@ from torch import Tensor
 
 from monoidreduce._results import exported
 from monoidreduce.folds.program.errors import TraceError
-from monoidreduce.folds.program.graph import Payload
+from monoidreduce.folds.program.graph import Payload, Vector
 from monoidreduce.folds.program.program import MOST
 
-__all__ = ["Extremum", "Softmax", "Statistic", "count", "largest", "smallest", "softmax", "total", "uniform"]
+__all__ = [
+    "Extremum",
+    "Softmax",
+    "Statistic",
+    "count",
+    "distance",
+    "largest",
+    "smallest",
+    "softmax",
+    "total",
+    "uniform",
+]
 
 
 def __dir__() -> list[str]:
@@ -202,6 +216,39 @@ def _checked_k(name: str, k: int | None) -> int | None:
 def count(condition: Any) -> Any:
     """The number of columns for which the condition holds, int64."""
     return Statistic("count", _traced("count", condition, "bool"))
+
+
+def distance(x: Any, y: Any, p: float = 2) -> Any:
+    """sum_k |x_k - y_k|^p, a number of the element: the p-th power of the distance of two vectors.
+
+        laplace = mr.stat.total(torch.exp(-mr.stat.distance(x, y, p=1)))  # row={"x": x}, column={"y": y}
+
+    It is made of differences, so nothing cancels, as it does in |x|^2 - 2 <x, y> + |y|^2. Each coordinate is
+    a datum of its row or column. So there are at most 64; of more, use that sum, with <x, y> as the score.
+
+    Args:
+        x: a datum of rows with a second axis, [..., D].
+        y: a datum of columns, [V, D].
+        p: more than 0.
+    """
+    graph = _graph_for("distance")
+    if not isinstance(x, Vector) or not isinstance(y, Payload) or y.factor.constant != 1.0:
+        _refuse(
+            "distance(x, y): expected a datum of rows [..., D] and a datum of columns [V, D], as they are"
+        )
+    if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 < p < math.inf:
+        _refuse(f"distance: p: expected a number more than 0, got {p!r}")
+    if x.width > MOST:
+        _refuse(
+            f"distance: {x.name} has {x.width} coordinates, more than {MOST}: write the squared distance as "
+            "|x|^2 - 2 score + |y|^2, with the norms as data of rows and columns"
+        )
+    total = graph.constant(0.0)
+    for k in range(x.width):
+        of_row, of_column = (("coordinate", each.name, k, x.width) for each in (x, y))
+        apart = graph.data("row", "real", of_row) - graph.data("column", "real", of_column)
+        total = total + (apart * apart if p == 2 else abs(apart) if p == 1 else abs(apart) ** p)
+    return total
 
 
 def uniform(seed: int | Tensor) -> Any:

@@ -115,7 +115,7 @@ class Statistics:
                 other label outside [0, V) equals no column. A label that indexes a captured tensor follows
                 torch: negative values count from the end, others out of range are errors.
             ignore_index: the label of ignored rows.
-            row: data of rows by name, each [...].
+            row: data of rows by name, each [...]; or a vector [..., D] for `stat.distance`.
             column: data of columns by name, each [V]; or a payload [V, E], a vector for each column, of which
                 the function returns means and totals (`p.mean(v)`, `total(w * v)`).
             scale: factor of the scores.

@@ -12,7 +12,7 @@ from torch import Tensor
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._results import RESULTS
 from monoidreduce._validate import check_axes, check_factor, check_like, check_tensor, mismatch
-from monoidreduce.folds.program.arguments import ARGUMENTS, kind_of
+from monoidreduce.folds.program.arguments import ARGUMENTS, VECTOR, kind_of
 from monoidreduce.folds.program.payloads import is_attention
 from monoidreduce.folds.program.tracing import Source, Traced, described
 from monoidreduce.folds.stat import Extremum
@@ -71,7 +71,7 @@ def checked_label(label: Tensor, a: Tensor) -> Tensor:
 
 
 def _is_payload(datum: Tensor) -> bool:
-    """Whether a datum of columns has a vector for each column."""
+    """Whether a datum of columns has a vector for each column: a payload, or for `stat.distance`."""
     return datum.dim() == 2 and datum.dtype.is_floating_point
 
 
@@ -143,23 +143,25 @@ class Call:
             check_like(named, tensor, "a", self.a, (tensor.dtype,))
         elif tensor.dtype != torch.bool:
             _check_integers(named, tensor)
-        if which == "column" and tensor.dtype.is_floating_point and tensor.shape[:-1] == shape:
-            if self.scale == 0:
+        if tensor.dtype.is_floating_point and tensor.dim() and tensor.shape[:-1] == shape:
+            if self.scale == 0 and which == "column":
                 raise ValueError(
                     mismatch("scale", f"a factor other than 0 beside the payload {named}", self.scale)
                 )
-            return tensor.flatten(0, -2)
+            return tensor.reshape(math.prod(shape), tensor.shape[-1])
         if tensor.shape != shape:
-            expected = f"shape {list(shape)}"
-            if which == "column":
-                expected += f", or [{', '.join(map(str, shape))}, E] of floating-point numbers"
+            width = "E" if which == "column" else "D"
+            vectors = f"[{', '.join(map(str, (*shape, width)))}]"
+            expected = f"shape {list(shape)}, or {vectors} of floating-point numbers"
             raise ValueError(mismatch(named, expected, list(tensor.shape)))
         return tensor.reshape(-1)
 
     @property
     def kinds(self) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
         """The names and kinds of the data of rows and of columns."""
-        rows = tuple([(name, kind_of(t)) for name, t in self.row.items()])
+        rows = tuple(
+            [(name, kind_of(t) if t.dim() == 1 else f"{VECTOR}{t.shape[1]}") for name, t in self.row.items()]
+        )
         columns = [(name, "payload" if _is_payload(t) else kind_of(t)) for name, t in self.column.items()]
         return rows, tuple(columns)
 
@@ -269,8 +271,14 @@ class Call:
 
     def _vector(self, traced: Traced, tensors: tuple[Tensor, ...], kind: str, source: Source) -> Tensor:
         name, *rest = source
-        if name == "argument":
+        if name in ("argument", "coordinate"):
             data: dict[str, Tensor] = self.row if kind.startswith("row") else self.column
+            if name == "coordinate":
+                vectors, (_, k, width) = data[rest[0]], rest
+                if vectors.shape[1] != width:
+                    expected = f"{width} coordinates, as the other vector of the distance"
+                    raise ValueError(mismatch(f"column[{rest[0]!r}]", expected, vectors.shape[1]))
+                return vectors[:, k]
             return data[rest[0]]
         if name in ("label", "ignored"):
             datum = self.label if name == "label" else self.ignored
@@ -346,9 +354,8 @@ class Call:
         for kind, *at in traced.outputs:
             if kind == "payload":
                 of_sum = vectors[at[0]]
-                results.append(
-                    of_sum.unflatten(0, self.given.shape[:-1]) if self.given.dim() != 2 else of_sum
-                )
+                leading = self.given.shape[:-1]
+                results.append(of_sum if len(leading) == 1 else of_sum.reshape(*leading, of_sum.shape[1]))
             elif kind in ("logsumexp", "value"):
                 results.append(of_rows(value_of[at[0]]))
             elif kind == "index":

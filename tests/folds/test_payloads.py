@@ -246,7 +246,7 @@ def test_arguments() -> None:
             attention(A, B, column={"v": data})
     with pytest.raises(ValueError, match=r"scale: expected a factor other than 0 beside the payload"):
         kernel_sum(A, B, column={"v": V}, scale=0.0)
-    with pytest.raises(ValueError, match=r"row\['v'\]: expected shape \[4\]"):
+    with pytest.raises(mr.TraceError, match="v has a vector for each row, which is only for"):
         attention(A, B, row={"v": torch.randn(4, 2)})
 
 

@@ -46,7 +46,7 @@ def tensors(function: object) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     x, weight = torch.randn(5, 8), torch.randn(11, 8)
     if function is mr.attention:
         q, k = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 7, 8)
-        return (q, k, k), {"bias": torch.randn(5, 7)}
+        return (q, k, k), {"bias": torch.randn(5, 7), "seed": torch.tensor(3)}
     if function is mr.linear_cross_entropy:
         return (x, weight, torch.tensor([0, 2, 4, 6, 10])), {
             "bias": torch.randn(11),
@@ -76,6 +76,17 @@ def test_a_module_is_the_function_with_its_options(module: torch.nn.Module, func
     of_calls = set(inspect.signature(type(module).forward).parameters) - {"self"}
     assert set(signature) - set(options) - OVER_RANKS == of_calls
     assert all(f"{name}={value!r}" in repr(module) for name, value in module.options.items())
+
+
+def test_dropout_of_attention_in_training_alone() -> None:
+    q, k, v = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 7, 8), torch.randn(1, 2, 7, 3)
+    module = mr.nn.Attention(dropout_p=0.5, causal=True)
+    dropped = mr.attention(q, k, v, causal=True, dropout_p=0.5, seed=3)
+    assert torch.equal(module(q, k, v, seed=3), dropped)
+    for seed in (None, 3):
+        assert torch.equal(module.eval()(q, k, v, seed=seed), mr.attention(q, k, v, causal=True))
+    with pytest.raises(ValueError, match="dropout_p: expected a number from 0 to below 1"):
+        mr.nn.Attention(dropout_p=1.0)
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -16,10 +16,11 @@ from monoidreduce._validate import is_dtensor
 from monoidreduce.folds.program.errors import TraceError, user_line
 from monoidreduce.folds.program.operations import DTYPES
 
-__all__ = ["ARGUMENTS", "ROW_INDICES", "arguments", "definition", "kind_of"]
+__all__ = ["ARGUMENTS", "ROW_INDICES", "VECTOR", "arguments", "definition", "kind_of"]
 
 ARGUMENTS = ("score", "other", "row", "column", "label", "head", "batch")
 ROW_INDICES = ("row", "label", "head", "batch")
+VECTOR = "vector of "  # with the width, the kind of a datum of rows with a second axis
 
 
 def arguments(function: Callable[..., Any]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import torch
 from monoidreduce.folds.program.errors import TraceError, user_line
 from monoidreduce.folds.program.operations import LEAVES, OPERATIONS
 
-__all__ = ["Expression", "Graph", "Part", "Payload"]
+__all__ = ["Expression", "Graph", "Part", "Payload", "Vector"]
 
 Node = tuple[Any, ...]
 CONDITION = "expected a number, got a condition: write torch.where(condition, 1., 0.)"
@@ -57,7 +57,7 @@ class Graph:
         """The expression for an operand in user code: an expression or a number."""
         if isinstance(value, Expression):
             return value
-        if isinstance(value, (Part, Payload)):
+        if isinstance(value, (Part, Payload, Vector)):
             value.refuse()
         if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
             value = value.item()
@@ -501,3 +501,35 @@ class Payload:
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = torch.overrides.resolve_name(function) or getattr(function, "__name__", "torch")
         next(x for x in (*args, *(kwargs or {}).values()) if isinstance(x, cls)).refuse(name)
+
+
+class Vector:
+    """A row's vector [D], which `mr.stat.distance` reads.
+
+    name: of the datum of rows. width: D.
+    """
+
+    def __init__(self, name: str, width: int) -> None:
+        self.name, self.width = name, width
+
+    def refuse(self, *_: Any) -> NoReturn:
+        raise TraceError(
+            f"{self.name} has a vector for each row, which is only for mr.stat.distance({self.name}, y), "
+            "with y a datum of columns. A product of vectors is a score: pass them as a and b, or as other_a "
+            "and other_b"
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = refuse
+    __pow__ = __rpow__ = __matmul__ = __rmatmul__ = __neg__ = __abs__ = __bool__ = __float__ = refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __and__ = __or__ = __invert__ = refuse
+    __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __xor__ = __getitem__ = __len__ = __iter__ = refuse
+    __hash__ = object.__hash__
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.refuse()
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        next(x for x in (*args, *(kwargs or {}).values()) if isinstance(x, cls)).refuse()

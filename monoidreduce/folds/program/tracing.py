@@ -28,6 +28,7 @@ from monoidreduce.folds import stat
 from monoidreduce.folds.program.arguments import (
     ARGUMENTS,
     ROW_INDICES,
+    VECTOR,
     arguments,
     definition,
     kind_of,
@@ -35,7 +36,7 @@ from monoidreduce.folds.program.arguments import (
 from monoidreduce.folds.program.chance import OUTSIDE as OUTSIDE_OF_IT
 from monoidreduce.folds.program.chance import Watched, draws, refuse_draws_of_numpy
 from monoidreduce.folds.program.errors import TraceError, line_of
-from monoidreduce.folds.program.graph import Expression, Graph, Node, Payload
+from monoidreduce.folds.program.graph import Expression, Graph, Node, Payload, Vector
 from monoidreduce.folds.program.program import Program, reachable
 from monoidreduce.folds.program.vocabulary import METHODS
 
@@ -53,9 +54,10 @@ __all__ = [
 
 OF_ROWS, OF_COLUMNS = {"row", "row_index"}, {"column", "column_index", "position"}
 OF_ELEMENTS = {"score", "other"}
-# The source of a datum: ("argument", name); (name,) for one of ROW_INDICES; ("leading",), the number of the
-# row's leading indices but the last; ("ignored",), which is 1 for ignored rows; ("number", n), the same n for
-# all rows; or ("tensor", number of the captured tensor, nodes of its indices).
+# The source of a datum: ("argument", name); ("coordinate", name, k, D), coordinate k of a vector [D]; (name,)
+# for one of ROW_INDICES; ("leading",), the number of the row's leading indices but the last; ("ignored",),
+# which is 1 for ignored rows; ("number", n), the same n for all rows; or ("tensor", number of the captured
+# tensor, nodes of its indices).
 Source = tuple[Any, ...]
 
 
@@ -231,12 +233,14 @@ def trace(function: Callable[..., Any], rows: Mapping[str, str], columns: Mappin
     """Trace a function. rows, columns: names and kinds of the data of rows and of columns."""
     names, at = arguments(function), definition(function)
     graph = Trace()
-    given: dict[str, Expression | Payload] = {}
+    given: dict[str, Expression | Payload | Vector] = {}
     for name in names:
         if name in rows or name in columns:
             of, kinds = ("row", rows) if name in rows else ("column", columns)
             if kinds[name] == "payload":
                 given[name] = Payload(name, graph.constant(1.0))
+            elif kinds[name].startswith(VECTOR):
+                given[name] = Vector(name, int(kinds[name].removeprefix(VECTOR)))
             else:
                 given[name] = graph.data(of, kinds[name], ("argument", name))
         elif name in ("score", "other"):
