@@ -55,7 +55,10 @@ class Chunked:
         self.data = dict(zip(("row", "column", "row_index", "column_index"), data, strict=True))
         bytes = get_workspace() if workspace is None else workspace
         of_element = 24 if self.program.most else 8  # scores, and what torch makes of them at a time
-        self.at_once = max(bytes // (of_element * max(self.rows, 1)), LEAST_COLUMNS)
+        most = bytes // (of_element * max(self.rows, 1))
+        self.at_once = max(
+            most // LEAST_COLUMNS * LEAST_COLUMNS, LEAST_COLUMNS
+        )  # aligned, for torch's products
 
     def parts(self) -> Iterator[tuple[slice, Tensor, Callable[[Node], Tensor]]]:
         """For each chunk: its columns, its scores, and a function that gives the values of other leaves."""

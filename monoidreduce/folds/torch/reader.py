@@ -175,8 +175,10 @@ def _columns_of_largest(values: Tensor, k: int) -> Any:
     keys = torch.where(bits < 0, -(bits & torch.iinfo(integers).max), bits)  # in the order of the numbers
     least = keys.topk(k, 1).values[:, -1:]
     backwards = torch.arange(n, 0, -1, dtype=torch.int32, device=values.device)
-    by_column = torch.where(keys >= least, backwards, 0) + torch.where(keys > least, n, 0)
-    return by_column.topk(k, 1).indices.sort(1).values
+    by_column = (backwards + (keys > least).int() * n) * (
+        keys >= least
+    )  # 32 bits take half of the time of 64
+    return by_column.topk(k, 1).indices.int().sort(1).values.long()
 
 
 def _largest(values: Tensor) -> tuple[Tensor, Tensor]:
