@@ -56,7 +56,8 @@ def modified_attention(
     packed sequences. seed: of dropout, 0-d.
     """
     kind = "" if bias is None else "bool" if bias.dtype == torch.bool else "real"
-    beside = softcap_value(softcap), kind, dropout_p
+    # Without dropout a constant, also where the compiler has a symbol for dropout_p.
+    beside = softcap_value(softcap), kind, 0.0 if seed is None else dropout_p
     given = (q, k, v, mods, causal, scale, window)
     out, lse, _ = _call(
         *given,

@@ -11,10 +11,12 @@ from torch import Tensor
 
 import monoidreduce as mr
 from monoidreduce.folds import statistics_op
+from monoidreduce.folds.program.program import parse
 from monoidreduce.folds.torch.monoid import StatisticsMonoid
 
 
-@pytest.mark.parametrize("name", FOLDS)
+# States of the k largest are in order: test_most.py has their laws.
+@pytest.mark.parametrize("name", [name for name in FOLDS if not parse(program_of(name)[0]).most])
 def test_laws(name: str) -> None:
     monoid = StatisticsMonoid(program_of(name)[0])
     columns = iter(range(1 << 30))

@@ -21,6 +21,13 @@ struct Unseen {
   __device__ __forceinline__ void operator()(int, float) {}
 };
 
+// Multiplies x by the factor of element i's weight, if there is dropout. A function of its own: the NVRTC of
+// CUDA 12.4 looks for members in an `if constexpr` of a generic lambda even where it is false.
+template <class Scores>
+__device__ __forceinline__ void drop_weight(const Scores& scores, int i, float& x) {
+  if constexpr (DropsWeights<Scores>) x *= scores.factor(i);
+}
+
 // Backward for a fragment that Scores::prepare or prepare_transposed has prepared. `tile` becomes the
 // payload's weights (for attention, p). `u`, on entry <G_i, v_j> (for attention, dP), becomes the derivative
 // with respect to the dot product (dS times the scale). residual(i) is the RowResidual of element i's row.
@@ -38,12 +45,12 @@ __device__ __forceinline__ void pull_fragment(const M& m, const Scores& scores, 
       const R x(tile[i]);
       const Element<R> e{scores.value(x, i), R(0), 0, -1};
       const auto row = residual(i);
-      if constexpr (DropsWeights<Scores>) u[i] *= scores.factor(i);
+      drop_weight(scores, i, u[i]);
       const PayloadPull<R> pulled = pull(m, e, row.product, row.upstream, R(u[i]) * scores.unit());
       see(i, pulled.score.x);
       u[i] = scores.chain(pulled.score, x, i).x;
       tile[i] = pulled.weight.x;
-      if constexpr (DropsWeights<Scores>) tile[i] *= scores.factor(i);
+      drop_weight(scores, i, tile[i]);
     }
   });
 }
