@@ -76,7 +76,7 @@ def attend(
     k: Tensor,
     v: Tensor,
     *,
-    weight: Callable[[Any], Any],
+    weight: Callable[..., Any],
     normalized: bool = False,
     causal: bool = False,
     window: Window | None = None,
@@ -88,10 +88,12 @@ def attend(
 
         mr.attend(q, k, v, weight=lambda score: torch.sigmoid(score - math.log(n)))
         mr.attend(q, k, v, weight=lambda score: score**4, normalized=True)
+        mr.attend(q, k, v, weight=lambda score, head, q_idx, kv_idx: score * decay[head] ** (q_idx - kv_idx))
 
     Args:
         q, k, v: [B, H, M, F], [B, Hkv, N, F] and [B, Hkv, N, D], as in `attention`.
-        weight: a function of one score; it is traced like score_mod of `attention`.
+        weight: a function of one score, or of several arguments that it names: score, batch, head, q_idx and
+            kv_idx. It is traced like score_mod of `attention`, and may capture tensors in the same way.
         normalized: divide by the sum of a query's weights; if that is 0, out is 0. float16 inputs are
             computed in float32, because weights and their sums may exceed float16's range.
         causal, window, scale, mask_mod, block_mask: as in `attention`.

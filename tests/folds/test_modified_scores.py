@@ -244,11 +244,18 @@ def test_compiles_and_hardly_spills(
     assert "C75" not in image.log  # products that wait for each other
 
 
-WEIGHTS = (lambda s: torch.sigmoid(s - 5.0), lambda s: torch.relu(s) ** 2, lambda s: s**4)
+WEIGHTS = (
+    lambda s: torch.sigmoid(s - 5.0),
+    lambda s: torch.relu(s) ** 2,
+    lambda s: s**4,
+    lambda score, head, q_idx, kv_idx: torch.sigmoid(score - 0.1 * (head + 1) * (q_idx - kv_idx)),
+)
 
 
 @pytest.mark.parametrize(("tier", "which", "width"), sampled(KERNELS, SAMPLE))
-@pytest.mark.parametrize("weight", sampled(WEIGHTS, WEIGHTS[:1]), ids=("sigmoid", "relu2", "power"))
+@pytest.mark.parametrize(
+    "weight", sampled(WEIGHTS, WEIGHTS[::3]), ids=("sigmoid", "relu2", "power", "indices")
+)
 def test_weights_compile_and_hardly_spill(
     nvrtc: None, weight: Any, tier: str, which: str, width: int
 ) -> None:

@@ -106,10 +106,16 @@ def test_libraries_of_a_process_share_no_statics(tmp_path: Path) -> None:
         assert not [name for name, kind in kinds.items() if kind == "u"]  # unique in a process
 
 
+def of_indices(score: Any, kv_idx: Any, head: Any) -> Any:
+    return torch.tanh(score) * (1.0 + 0.25 * head) - 0.02 * kv_idx
+
+
+@pytest.mark.parametrize(
+    "weight", (lambda s: 1.0 + torch.tanh(s) - 0.5 * s, of_indices), ids=("score", "indices")
+)
 @pytest.mark.parametrize("masked", (False, True))
-def test_weights(masked: bool, tmp_path: Path) -> None:
+def test_weights(masked: bool, weight: Any, tmp_path: Path) -> None:
     """The weights of attend may be negative, and are not 0 beyond the last key."""
-    weight = lambda s: 1.0 + torch.tanh(s) - 0.5 * s  # noqa: E731
     mask = (lambda b, h, i, j: (i + j) % 5 != 1) if masked else None
     traced, shape = mods_of(weight, mask, weights=True), SHAPES[0]
     library = host_simt.compiled(traced.text, tmp_path, weights=True)
@@ -117,7 +123,9 @@ def test_weights(masked: bool, tmp_path: Path) -> None:
     scores = scores_data((None, None), [], shape[3:5])
     options: dict[str, Any] = {"scale": -0.3, "deterministic": False}
     found = host_simt.attention(library, tensors, upstream, scores, **options)
-    call = lambda *t: dense(*t, None, mask, weight=weight, scale=-0.3)  # noqa: E731
+    kv_idx, head = torch.arange(shape[4], dtype=F64), torch.arange(shape[1], dtype=F64)[:, None, None]
+    of = weight if weight is not of_indices else lambda s: of_indices(s, kv_idx, head)
+    call = lambda *t: dense(*t, None, mask, weight=of, scale=-0.3)  # noqa: E731
     assert_near(found, expected(call, tensors, upstream, weights=True), weights=True)
 
 
@@ -213,12 +221,14 @@ def test_compiles_and_hardly_spills(nvrtc: None, make: Any, which: str, dtype: t
     assert_hardly_spills(mods_of(case.score_mod, case.mask_mod).text, which, dtype)
 
 
-WEIGHTS = (lambda s: torch.sigmoid(s - 5.0), lambda s: torch.relu(s) ** 2, lambda s: s**4)
+WEIGHTS = (lambda s: torch.sigmoid(s - 5.0), lambda s: torch.relu(s) ** 2, lambda s: s**4, of_indices)
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, F64), ids=str)
 @pytest.mark.parametrize("which", (FORWARD, BACKWARD))
-@pytest.mark.parametrize("weight", sampled(WEIGHTS, WEIGHTS[:1]), ids=("sigmoid", "relu2", "power"))
+@pytest.mark.parametrize(
+    "weight", sampled(WEIGHTS, WEIGHTS[:1]), ids=("sigmoid", "relu2", "power", "indices")
+)
 def test_weights_compile_and_hardly_spill(nvrtc: None, weight: Any, which: str, dtype: torch.dtype) -> None:
     text = mods_of(weight, lambda b, h, i, j: i >= j, weights=True).text
     assert_hardly_spills(text, which, dtype, weights=True)

@@ -77,6 +77,37 @@ def check(
     assert not failures, "\n".join(failures)
 
 
+def of_indices(score: Any, q_idx: Any, kv_idx: Any, head: Any) -> Any:
+    return torch.sigmoid(score - 0.03 * (head + 1) * (q_idx - kv_idx).abs())
+
+
+def check_of_indices(dtype: torch.dtype, gpu: torch.device) -> None:
+    _, H, _, M, N, *_ = SHAPES[0]
+    head, q_idx, kv_idx = (torch.arange(n, device=gpu) for n in (H, M, N))
+    given = q_idx[:, None], kv_idx, head[:, None, None]
+    leaves, composed = operands(SHAPES[0], dtype, gpu), of_torch(lambda s: of_indices(s, *given), None, {})
+    out = mr.attend(*leaves, weight=of_indices)
+    upstream = upstream_gradient(out)
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    results = [(out, leaves), (composed(*wide), wide), (composed(*leaves), leaves)]
+    found = [(y, *torch.autograd.grad(y, of, upstream.to(y.dtype))) for y, of in results]
+    failures: list[str] = []
+    for name, *of in zip(("out", "d_q", "d_k", "d_v"), *found, strict=True):
+        failures += accuracy_failures(name, *of, dtype, max(M, N))
+    assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+def test_weights_of_indices(dtype: torch.dtype, gpu: torch.device) -> None:
+    check_of_indices(dtype, gpu)
+
+
+@SIMT
+@pytest.mark.parametrize("dtype", WIDE, ids=name_of)
+def test_weights_of_indices_on_simt(dtype: torch.dtype, gpu: torch.device) -> None:
+    check_of_indices(dtype, gpu)
+
+
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_weights(name: str, dtype: torch.dtype, gpu: torch.device) -> None:

@@ -51,6 +51,7 @@ __all__ = [
 NOTHING, PARTLY, WHOLLY = 0, 1, 2  # of a block of scores, what a mask keeps: BlockMask.kinds
 
 INDICES = ("batch", "head", "query", "position")
+ARGUMENTS = ("score", "batch", "head", "q_idx", "kv_idx")  # of score_mod
 MOST_SIZES = 24  # ModifiedScoresData::kMostSizes (device/program/score_element.h)
 # Stand-ins for tensors of a call: BlockMask.kinds, and `line_numbers` of packed sequences.
 KINDS, LINES = torch.zeros(1, 1, 1, 1, dtype=torch.int64), torch.zeros(1, 4, dtype=torch.int64)
@@ -158,7 +159,7 @@ def trace_mods(
     """Trace the program of a call. A function that is None leaves scores unchanged, or keeps all elements.
 
     block: (queries, keys) of a block, if block kinds (KINDS) decide in which blocks mask_mod applies.
-    weights: score_mod is `weight` of `attend`, a function of the score only.
+    weights: score_mod is `weight` of `attend`, a function of the score, or of what it names.
     packed: for packed sequences.
     """
     graph = _Trace()
@@ -168,7 +169,9 @@ def trace_mods(
     if isinstance(softcap, Tensor) or softcap:
         score = graph.apply("tanh", score / softcap) * softcap
     if score_mod is not None:
-        name, given = ("weight", (score,)) if weights else ("score_mod", (score, *indices))
+        name, given = "score_mod", (score, *indices)
+        if weights:
+            name, given = "weight", _named_by_weight(score_mod, given)
         score = _score(score_mod, graph, _called(name, score_mod, graph, given))
     if mask_mod is not None:
         keep = _condition(mask_mod, graph, _called("mask_mod", mask_mod, graph, indices))
@@ -205,6 +208,25 @@ def _kept_of_dropout(graph: _Trace, p: Any) -> Expression:
     return number.where(number < least, 0.0, 1.0 / (1.0 - probability))
 
 
+def _named_by_weight(weight: Mod, given: tuple[Expression, ...]) -> tuple[Expression, ...]:
+    """What `weight` of `attend` is called with: the score, or each of its arguments by name.
+
+    given: the score, batch, head, query and key.
+    """
+    try:
+        signature = inspect.signature(weight)
+    except ValueError:  # a built-in function, such as one of torch
+        return given[:1]
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    wanted = [p.name for p in signature.parameters.values() if p.default is p.empty and p.kind in kinds]
+    if len(wanted) <= 1:  # of any name
+        return given[:1]
+    if not set(wanted) <= set(ARGUMENTS):
+        expected = f"a function of the score, or of arguments among {', '.join(ARGUMENTS)}"
+        raise TraceError(mismatch("weight", expected, f"one {signature}"), definition(weight))
+    return tuple(given[ARGUMENTS.index(name)] for name in wanted)
+
+
 def _called(name: str, function: Mod, graph: Trace, arguments: Sequence[Expression]) -> Any:
     try:
         signature = inspect.signature(function)
@@ -213,7 +235,7 @@ def _called(name: str, function: Mod, graph: Trace, arguments: Sequence[Expressi
     try:
         signature.bind(*arguments)
     except TypeError:
-        names = ["score", "batch", "head", "q_idx", "kv_idx"]
+        names: Sequence[str] = ARGUMENTS
         names = names[1:] if name == "mask_mod" else names[: len(arguments)]
         wanted = f"a function ({', '.join(names)})"
         raise TraceError(mismatch(name, wanted, f"one {signature}"), definition(function)) from None
