@@ -1,7 +1,8 @@
 # Every target sets up what it needs in a local virtual environment.
 #   make demo      train a small language model with and without monoidreduce, compare
 #   make test      lint, build, documents, C++ law suite, Python tests, packaging tests
-#   make test-release  what `make test` leaves to a release: tests of tools, exhaustive ones, torch 2.6, an isolated build
+#   make test-more     tests of tools and exhaustive ones, which `make test` leaves out
+#   make test-release  what `make test` leaves to a release: these, torch 2.6, an isolated build
 #                  (a release is `make test-all` and `make build`)
 #   make test-all  both
 #   make docs      the site of the documents, in build/site
@@ -44,10 +45,10 @@ TEST_ENVIRONMENT := $(patsubst %,$(VENV)/%.done,test cute nvrtc integrations lib
 TESTING := PATH='$(CURDIR)/$(BIN)':$$PATH
 
 # Two processes of tests have two threads each: on two processors, threads that spin as they wait take half of the time.
-test test-release sanitize: export OMP_WAIT_POLICY = passive
+test test-more test-release sanitize: export OMP_WAIT_POLICY = passive
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-release test-all build lint docs bench sanitize clean
+.PHONY: demo test test-more test-release test-all build lint docs bench sanitize clean
 
 # The installed package is run and tested from build/, where the source folder monoidreduce/ does not hide it.
 demo: $(VENV)/demo.done
@@ -79,10 +80,13 @@ test: lint docs $(TEST_ENVIRONMENT)
 	$(BIN)/ctest --test-dir $(CPP_TESTS) --output-on-failure --parallel 2
 	cd build && $(TESTING) MONOIDREDUCE_DIST='$(CURDIR)/$(TESTED)' ../$(BIN)/pytest $(PYTEST) -m 'not release'
 
-# What is left of the tests, those marked `oldest` with the oldest torch, and a wheel that is built as an index builds it.
-test-release: $(TEST_ENVIRONMENT) $(OLDEST)/test.done $(VENV)/isolated.done
-	cd build && ../$(OLDEST)/bin/pytest $(PYTEST) -m oldest
+# The tests that are left out of `make test`.
+test-more: $(TEST_ENVIRONMENT)
 	cd build && $(TESTING) MONOIDREDUCE_DIST='$(CURDIR)/$(TESTED)' ../$(BIN)/pytest $(PYTEST) -m release
+
+# These, the tests marked `oldest` with the oldest torch, and a wheel that is built as an index builds it.
+test-release: test-more $(OLDEST)/test.done $(VENV)/isolated.done
+	cd build && ../$(OLDEST)/bin/pytest $(PYTEST) -m oldest
 	cd build && MONOIDREDUCE_DIST='$(CURDIR)/$(ISOLATED)' ../$(BIN)/pytest -c '$(CURDIR)/pyproject.toml' \
 	  '$(CURDIR)/tests/packaging/test_contents.py'
 

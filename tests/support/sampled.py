@@ -1,4 +1,4 @@
-"""Exhaustive parametrizations: a sample in `make test`, all of them in `make test-release`."""
+"""Exhaustive parametrizations: a sample in `make test`, all of them in `make test-more`."""
 
 from __future__ import annotations
 
