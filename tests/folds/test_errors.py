@@ -343,7 +343,10 @@ def four(score, batch, head, q_idx):  # type: ignore[no-untyped-def]
             lambda *t: mr.attention(*t, mask_mod=lambda q_idx, kv_idx: q_idx >= kv_idx),
             "mask_mod: expected a function (batch, head, q_idx, kv_idx), got one (q_idx, kv_idx)",
         ),
-        (lambda *t: mr.attend(*t, weight=four), "weight: expected a function (score), got one (score, batch"),
+        (
+            lambda *t: mr.attend(*t, weight=lambda score, key: score),
+            "weight: expected a function of the score, or of arguments among score, batch",
+        ),
         (lambda *t: mr.attend(*t, weight=torch.cumsum), "cumsum() missing 1 required positional argument"),
         (
             lambda *t: mr.attention(*t, score_mod=lambda s, *_: stat.total(s)),
