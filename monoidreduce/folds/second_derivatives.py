@@ -267,7 +267,7 @@ class _Product:
     def add_to(
         self, gradients: list[Tensor | None], at: int, d_rows: Tensor | None, d_columns: Tensor | None
     ) -> None:
-        """Add the parts of a and b in gradients of rows and columns to those of a and b, at `at`."""
+        """Add the parts of a and b in d_rows and d_columns to `gradients[at]` and the next."""
         if self.of_b and d_rows is not None:  # narrow, as vmap has no rule for a slice of all
             part = d_rows.narrow(1, d_rows.shape[1] - self.width, self.width)
             gradients[at] = _added(gradients[at], part)

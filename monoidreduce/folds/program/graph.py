@@ -454,7 +454,38 @@ class Part:
         cls._refuse_vectors(torch.overrides.resolve_name(function) or getattr(function, "__name__", "torch"))
 
 
-class Payload:
+class _Vectors:
+    """A datum with a vector for each row or column.
+
+    Every operation that a subclass does not have calls `refuse`, which raises TraceError.
+    """
+
+    name: str
+
+    def refuse(self, *_: Any) -> NoReturn:
+        raise NotImplementedError
+
+    def _refused(self, *_: Any) -> NoReturn:
+        self.refuse()
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refused
+    __pow__ = __rpow__ = __matmul__ = __rmatmul__ = __neg__ = __abs__ = __bool__ = __float__ = _refused
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __and__ = __or__ = __invert__ = _refused
+    __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __xor__ = _refused
+    __getitem__ = __len__ = __iter__ = _refused
+    __hash__ = object.__hash__
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.refuse()
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        next(x for x in (*args, *(kwargs or {}).values()) if isinstance(x, cls)).refuse()
+
+
+class Payload(_Vectors):
     """A column's vector [E], times a number of the element: what `mean` and `total` fold to a vector.
 
     name: of the datum of columns. factor: the number, an expression.
@@ -463,15 +494,15 @@ class Payload:
     def __init__(self, name: str, factor: Expression) -> None:
         self.name, self.factor = name, factor
 
-    def __mul__(self, number: Any) -> Payload:
+    def __mul__(self, number: Any) -> Payload:  # type: ignore[override]
         return self._times(number, "mul")
 
-    __rmul__ = __mul__
+    __rmul__ = __mul__  # type: ignore[assignment]
 
-    def __truediv__(self, number: Any) -> Payload:
+    def __truediv__(self, number: Any) -> Payload:  # type: ignore[override]
         return self._times(number, "div")
 
-    def __neg__(self) -> Payload:
+    def __neg__(self) -> Payload:  # type: ignore[override]
         return Payload(self.name, -self.factor)
 
     def _times(self, number: Any, name: str) -> Payload:
@@ -486,24 +517,8 @@ class Payload:
             "select, and two statistics for a sum"
         )
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __rtruediv__ = __pow__ = __rpow__ = refuse
-    __matmul__ = __rmatmul__ = __abs__ = __bool__ = __float__ = __getitem__ = __len__ = __iter__ = refuse
-    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __and__ = __or__ = __invert__ = refuse
-    __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __xor__ = refuse
-    __hash__ = object.__hash__
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        self.refuse()
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = torch.overrides.resolve_name(function) or getattr(function, "__name__", "torch")
-        next(x for x in (*args, *(kwargs or {}).values()) if isinstance(x, cls)).refuse(name)
-
-
-class Vector:
+class Vector(_Vectors):
     """A row's vector [D], which `mr.stat.distance` reads.
 
     name: of the datum of rows. width: D.
@@ -518,18 +533,3 @@ class Vector:
             "with y a datum of columns. A product of vectors is a score: pass them as a and b, or as other_a "
             "and other_b"
         )
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = refuse
-    __pow__ = __rpow__ = __matmul__ = __rmatmul__ = __neg__ = __abs__ = __bool__ = __float__ = refuse
-    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __and__ = __or__ = __invert__ = refuse
-    __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __xor__ = __getitem__ = __len__ = __iter__ = refuse
-    __hash__ = object.__hash__
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        self.refuse()
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        next(x for x in (*args, *(kwargs or {}).values()) if isinstance(x, cls)).refuse()

@@ -133,7 +133,10 @@ class _Trace(Trace):
         return found != 0 if kind == "bool" else found
 
     def uniform(self, seed: Any) -> Expression:
-        """As that of a fold whose rows are [batch, heads, queries]. An int is part of the program."""
+        """The random number of an element (`stat.uniform`); its row has the indices [batch, head, query].
+
+        A seed that is an int becomes a constant of the program.
+        """
         batch, head, query = (self.leaf(name) for name in INDICES[:3])
         return self._uniform(seed, batch * self.leaf("size", _HEADS) + head, query)
 

@@ -175,7 +175,7 @@ class Chunked:
 
 
 def _joined(of_chunks: Sequence[tuple[Tensor, Tensor]], k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of those of chunks that are in the order of their columns. Each: values, columns."""
+    """The k largest of all chunks, from those of each: (values, columns), in the order of chunks."""
     values, columns = (torch.cat(t, 1) for t in zip(*of_chunks, strict=True))
     order: Any = values.argsort(descending=True, stable=True)
     return values.gather(1, order[:, :k]), columns.gather(1, order[:, :k])
