@@ -71,7 +71,8 @@ def hard(score, row, column, beta):
 
 
 def hard_negatives(x, y, beta=1.0, temperature=0.5):
-    """InfoNCE whose negatives weigh exp(beta score) (Robinson et al., 2021)."""
+    """InfoNCE with negatives weighted by exp(beta score), so that hard ones
+    count more (Robinson et al., 2021)."""
     row = {"beta": x.new_full((len(x),), beta)}
     s = hard(x, y, row=row, scale=1 / temperature)
     negatives = math.log(len(y) - 1) + s.weighted - s.weight

@@ -239,7 +239,8 @@ def _linear_log_probs(
         "workspace": others[-1],
         "by": by,
     }
-    # Of logits less their log-sum-exp: so the entropy is no difference of two large numbers.
+    # The log-sum-exp is subtracted from the logits first, so that the entropy is not a difference of two
+    # large numbers.
     less = _tokens(("lse",), *constants, label, _NO_LABEL, **options).lse.nan_to_num(0, 0, 0)
     wanted = ("lse", "mean", "target", "best") if top1 else ("lse", "mean", "target")
     s = _tokens(wanted, x, weight, bias, label, _NO_LABEL, **options, less=less)

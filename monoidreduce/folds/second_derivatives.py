@@ -235,7 +235,8 @@ class _Direction:
             gradients[5] = _stacked(from_columns, column)
         if self.widths and found[6] is not None:
             gradients[6] = torch.cat(torch.split(found[6], self.derived_widths, 1)[1::2], 1)
-        # The row data of the derived program are those of the program, their directions, and its values.
+        # The derived program's row data are, in this order: the program's row data, their directions, and the
+        # program's values.
         before = 0 if row is None else 2 * row.shape[0]
         of_values = {k - before: g for k, g in from_rows.items() if k >= before}
         if of_values or of_program is not None:

@@ -297,7 +297,7 @@ def _in_dtype_of_sums(program: Program, operands: Operands, payload: Tensor) -> 
 
 
 def _with_score(operands: Operands, rows: Tensor, columns: Tensor) -> tuple[Tensor | None, ...]:
-    """The operands of the program's scores, followed by `rows` and `columns` as those of one more score."""
+    """The pairs of operands of all scores: the program's own, then (rows, columns) for one score more."""
     own = operands[:2] if operands[2] is None else operands
     return *own, rows, columns
 
