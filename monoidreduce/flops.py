@@ -70,7 +70,9 @@ def _score_flops(fold: Fold, given: Given) -> tuple[int, int]:
     """FLOPs of the scores, and of the second scores."""
 
     def of(rows: Shape | None, columns: Shape | None) -> int:
-        return 2 * math.prod(rows) * columns[-2] if rows is not None and columns is not None else 0
+        if rows is None or columns is None:
+            return 0
+        return 2 * math.prod(rows) * _columns_of_row(columns, given)
 
     others = (None if name is None else given[name] for name in (fold.other_a, fold.other_b))
     return of(given[fold.a], given[fold.b]), of(*others)
@@ -81,8 +83,15 @@ def _payload_flops(fold: Fold, given: Given) -> int:
     if fold.payload is None or given[fold.payload] is None:
         return 0
     rows, columns, payload = (given[name] for name in (fold.a, fold.b, fold.payload))
-    flops: int = 2 * math.prod(rows[:-1]) * columns[-2] * payload[-2 if fold.transposed else -1]
+    pairs = math.prod(rows[:-1]) * _columns_of_row(columns, given)
+    flops: int = 2 * pairs * payload[-2 if fold.transposed else -1]
     return flops
+
+
+def _columns_of_row(columns: Shape, given: Given) -> int:
+    """How many columns a row meets. batches: folds whose columns are one after another."""
+    batches: int = given.get("batches", 1)
+    return columns[-2] // max(batches, 1)
 
 
 _COUNTER = "torch.utils.flop_counter"

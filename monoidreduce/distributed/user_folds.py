@@ -107,7 +107,7 @@ def statistics_over_ranks(
         column_index = positions if column_index is None else torch.cat((column_index, positions))
 
     payload, widths = call.payload_of(traced)
-    program, monoid, options = parse(text), StatisticsMonoid(text), (text, widths, call.scale, workspace)
+    program, monoid, options = parse(text), StatisticsMonoid(text), (text, widths, 1, call.scale, workspace)
 
     def combine(gathered: list[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         values, sums, low, indices = gathered

@@ -7,6 +7,7 @@ gradients; those of statistics are in second_derivatives.py.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -321,20 +322,20 @@ def _of_heads(
     of_rows = () if seen is None else seen.repeat(1, heads // max(shared, 1))
     row = dict(zip(("first", "stop"), of_rows, strict=False))
     by = 1 / math.sqrt(max(width, 1)) if scale is None else scale
-    outs, lses = [], []
-    for b in range(batch):
-        for h in range(shared):
-            rows = q[b].reshape(shared, -1, width)[h]  # of the heads that share this one
-            if bias is None:
-                out, lse = fold._by_folds(rows, k[b, h], row=row, column={"v": v[b, h]}, scale=by)
-            else:
-                of_rows = bias[b].reshape(shared, -1, bias.shape[3])[h]
-                out, lse = _with_bias(fold, rows, k[b, h], v[b, h], of_rows, row, by)
-            outs.append(out)
-            lses.append(lse)
-    if not outs:
-        return q.new_zeros(batch, heads, queries, v.shape[3]), q.new_zeros(batch, heads, queries)
-    out, lse = torch.cat(outs).view(*q.shape[:3], -1), torch.cat(lses).view(q.shape[:3])
+    rows = q.reshape(batch, shared, heads // max(shared, 1) * queries, width)  # of the heads that share keys
+    if bias is None:
+        row = {name: t.expand(rows.shape[:-1]) for name, t in row.items()}
+        out, lse = fold._by_folds(rows, k, row=row, column={"v": v}, scale=by)
+    else:
+        of_rows = bias.reshape(*rows.shape[:-1], bias.shape[3])
+        of_heads = [
+            _with_bias(fold, rows[at], k[at], v[at], of_rows[at], row, by)
+            for at in itertools.product(range(batch), range(shared))
+        ]
+        if not of_heads:
+            return q.new_zeros(batch, heads, queries, v.shape[3]), q.new_zeros(batch, heads, queries)
+        out, lse = (torch.cat(t) for t in zip(*of_heads, strict=True))
+    out, lse = out.reshape(*q.shape[:3], -1), lse.reshape(q.shape[:3])
     if sinks is None:
         return out, lse
     empty = lse == -math.inf

@@ -44,7 +44,7 @@ register(
     "statistics",
     inputs="Tensor a, Tensor b, Tensor? other_a, Tensor? other_b, Tensor? row, Tensor? column, "
     "Tensor? payload, Tensor? row_index, Tensor? column_index",
-    options="str program, SymInt[] widths, float scale, int? workspace",
+    options="str program, SymInt[] widths, SymInt batches, float scale, int? workspace",
     outputs="values, sums, low, indices",
     differentiable="values, sums",
     residuals="values, sums, low, indices",

@@ -71,7 +71,7 @@ def gradients_of_gradients(
         RuntimeError: the program has two scores and payloads, so its derivative has four scores.
     """
     grads, inputs, results = arguments[:2], arguments[2:11], arguments[11:15]
-    options, needed = arguments[15:19], arguments[19]
+    options, needed = arguments[15:20], arguments[20]
     of_needed = zip(cotangents, needed, strict=False)
     directions = [u if wanted else None for u, wanted in of_needed][:_FLOATING]
     found: list[Tensor | None] = [None] * len(arguments)
@@ -96,8 +96,8 @@ class _Direction:
     """
 
     def __init__(self, directions: Inputs, results: Sequence[Tensor], *arguments: Any) -> None:
-        self.inputs, self.results, self.options = arguments[:-4], results, arguments[-4:]
-        program, widths, self.scale, workspace = self.options
+        self.inputs, self.results, self.options = arguments[:-5], results, arguments[-5:]
+        program, widths, batches, self.scale, workspace = self.options
         a, b, other_a, other_b, row, column, payload, row_index, column_index = self.inputs
         *_, d_row, d_column, d_payload = directions[:_FLOATING]
         if why := obstacle(self.inputs, program):
@@ -135,7 +135,7 @@ class _Direction:
             self._kept("row_index", row_index, indices[: len(self.program.largest)]),
             self._kept("column_index", column_index),
         )
-        self.derived_options = self.derived.text, self.derived_widths, self.scale, workspace
+        self.derived_options = self.derived.text, self.derived_widths, batches, self.scale, workspace
         self.found = call_op("statistics", *self.derived_inputs, *self.derived_options)
         self.moved = self._moved(*self.found[:2])
 

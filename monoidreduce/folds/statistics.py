@@ -22,8 +22,8 @@ from monoidreduce.folds.explain import explain_fold
 from monoidreduce.folds.program.arguments import arguments
 from monoidreduce.folds.program.errors import TraceError
 from monoidreduce.folds.program.tracing import Traced, traced_in_graph, traced_now
-from monoidreduce.folds.statistics_call import Call, joined
-from monoidreduce.folds.statistics_op import leave_out, obstacle
+from monoidreduce.folds.statistics_call import Call
+from monoidreduce.folds.statistics_op import AXES, joined, leave_out, obstacle, parts_of
 from monoidreduce.folds.torch import reader
 from monoidreduce.functional import (
     attention,
@@ -186,11 +186,9 @@ class Statistics:
             out, lse = attention(q, k, v, scale=call.scale, return_lse=True)
             none = call.a.new_empty(0, len(call.a), dtype=torch.int64)
             return traced, lse.view(1, -1), lse.new_zeros(()), none, out.flatten(0, 2)
-        found = [
-            call_op("statistics", *inputs, traced.text, widths, call.scale, workspace_bytes(workspace))
-            for inputs, widths in call.inputs(traced, tensors)
-        ]
-        values, sums, low, indices = found[0] if len(found) == 1 else joined(found)
+        inputs, widths = call.inputs(traced, tensors)
+        options = (traced.text, widths, call.batches, call.scale, workspace_bytes(workspace))
+        values, sums, low, indices = call_op("statistics", *inputs, *options)
         return traced, values, low, indices, sums
 
     def _check_fits(self, call: Call, traced: Traced, tensors: tuple[Tensor, ...]) -> None:
@@ -219,11 +217,11 @@ class Statistics:
         """The same statistics by plain torch, with all scores stored, in the accumulation dtype."""
         call = Call(self, a, b, other_a, other_b, label, ignore_index, row or {}, column or {}, scale)
         traced, tensors = self._traced(call)
+        inputs, widths = call.inputs(traced, tensors)
         parts = [
-            self._reference(traced, inputs, widths, call.scale)
-            for inputs, widths in call.inputs(traced, tensors)
+            self._reference(traced, part, widths, call.scale) for part in parts_of(inputs, AXES, call.batches)
         ]
-        values, sums, indices = parts[0] if len(parts) == 1 else joined(parts)
+        values, sums, indices = joined(parts, (1, 0, 1))
         return call.named(traced, values, indices, sums)
 
     def _reference(

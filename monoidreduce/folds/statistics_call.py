@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +22,7 @@ from monoidreduce.functional import INTEGERS, _like_rows, _operands, _per_row, _
 if TYPE_CHECKING:
     from monoidreduce.folds.statistics import Statistics
 
-__all__ = ["Call", "checked_label", "checked_operands", "joined"]
+__all__ = ["Call", "checked_label", "checked_operands"]
 
 
 def checked_operands(
@@ -193,24 +193,11 @@ class Call:
 
     def inputs(
         self, traced: Traced, tensors: tuple[Tensor, ...]
-    ) -> Iterator[tuple[tuple[Tensor | None, ...], list[int]]]:
-        """The inputs of the op, and the widths of its payload sums, for each batch of columns."""
+    ) -> tuple[tuple[Tensor | None, ...], list[int]]:
+        """The inputs of the op, and the widths of its payload sums."""
         payload, widths = self.payload_of(traced)
         row, column, row_index, column_index = self.data_of(traced, tensors)
-        inputs = (*self.operands_of(traced), row, column, payload, row_index, column_index)
-        if self.batches == 1:
-            yield inputs, widths
-            return
-        count = max(self.batches, 1)  # without batches there is one fold, of nothing
-        rows, columns = len(self.a) // count, len(self.b) // count
-        sizes = (rows, columns, rows, columns, rows, columns, columns, rows, columns)
-        axes = (0, 0, 0, 0, 1, 1, 0, 1, 1)
-        for i in range(count):
-            parts = [
-                None if t is None else t.narrow(axis, i * size, size)
-                for t, axis, size in zip(inputs, axes, sizes, strict=True)
-            ]
-            yield tuple(parts), widths
+        return (*self.operands_of(traced), row, column, payload, row_index, column_index), widths
 
     def attention_inputs(self, traced: Traced) -> list[Tensor]:
         """Queries, keys and values, [batches, 1 head, rows or columns, width]."""
@@ -371,9 +358,3 @@ class Call:
                     )
                 results.append(Extremum(-value if kind == "smallest" else value, index))
         return getattr(RESULTS, traced.result)(*results)
-
-
-def joined(found: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """The values, payload sums and integers of all batches."""
-    of_results = zip(*found, strict=True)
-    return tuple(torch.cat(parts, 0 if i == 1 else 1) for i, parts in enumerate(of_results))

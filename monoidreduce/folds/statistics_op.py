@@ -7,10 +7,11 @@ over the rows. So both are forward passes of other programs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,15 +30,18 @@ from monoidreduce.folds.operands import Data, Operands, Tables, place
 from monoidreduce.folds.program.derivative import Sums, column_sums, row_sums
 from monoidreduce.folds.program.errors import TraceError
 from monoidreduce.folds.program.integers import most_numbers
-from monoidreduce.folds.program.payloads import may_exclude, weights, with_score
+from monoidreduce.folds.program.payloads import is_mean, may_exclude, weights, with_score
 from monoidreduce.folds.program.program import Program, parse
 from monoidreduce.folds.program.variance import deviations
 from monoidreduce.folds.torch.chunked import Chunked
 from monoidreduce.workspace import get_workspace
 
 Folded = tuple[Tensor, Tensor, Tensor]  # values, low words of log-sum-exps, indices
+# The axes of the op's inputs that have rows or columns, and those of its results that have rows.
+AXES = (0, 0, 0, 0, 1, 1, 0, 1, 1)
+_AXES_OF_RESULTS = (1, 0, 1, 1)
 
-__all__ = ["backward", "fold", "forward", "leave_out", "results", "totals"]
+__all__ = ["AXES", "backward", "fold", "forward", "joined", "leave_out", "parts_of", "results", "totals"]
 
 
 def _has_kernels(a: Tensor) -> bool:
@@ -82,11 +86,27 @@ def results(
     column_index: Tensor | None,
     program: str,
     widths: list[int],
+    batches: int,
     scale: float,
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     values, low, indices = _results(parse(program), a)
     return values, _sums(a, payload), low, indices
+
+
+def parts_of(tensors: Sequence[Tensor | None], axes: Sequence[int], batches: int) -> Iterator[Any]:
+    """The tensors of each batch. axes: the axis along which a tensor has those of all batches."""
+    count = max(batches, 1)  # without batches there is one fold, of nothing
+    for i in range(count):
+        yield [
+            None if t is None else t.narrow(axis, i * (size := t.shape[axis] // count), size)
+            for t, axis in zip(tensors, axes, strict=True)
+        ]
+
+
+def joined(parts: Sequence[Sequence[Tensor]], axes: Sequence[int]) -> tuple[Tensor, ...]:
+    """The tensors of all batches, from those of each."""
+    return tuple(torch.cat(of_parts, axis) for *of_parts, axis in zip(*parts, axes, strict=True))
 
 
 def _results(program: Program, a: Tensor) -> Folded:
@@ -133,10 +153,39 @@ def forward(
     column_index: Tensor | None,
     program: str,
     widths: list[int],
+    batches: int,
     scale: float,
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    of, widths = parse(program), widths or []  # AOTInductor passes an empty list as None
+    """Fold each batch of rows with its batch of columns.
+
+    a, b and all others have those of all batches, one after another: [batches * N, D], [batches * V, D].
+    """
+    inputs = (a, b, other_a, other_b, row, column, payload, row_index, column_index)
+    options: Any = (program, widths or [], scale, workspace)  # AOTInductor passes an empty list as None
+    if batches == 1:
+        return _forward(*inputs, *options)
+    found = [_forward(*part, *options) for part in parts_of(inputs, AXES, batches)]
+    values, sums, low, indices = joined(found, _AXES_OF_RESULTS)
+    return values, sums, low, indices
+
+
+def _forward(
+    a: Tensor,
+    b: Tensor,
+    other_a: Tensor | None,
+    other_b: Tensor | None,
+    row: Tensor | None,
+    column: Tensor | None,
+    payload: Tensor | None,
+    row_index: Tensor | None,
+    column_index: Tensor | None,
+    program: str,
+    widths: list[int],
+    scale: float,
+    workspace: int | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    of = parse(program)
     if (other_a is not None) != (of.scores == 2):
         raise ValueError("other_a, other_b: expected them for a program of two scores, and for no other")
     if len(widths) != len(of.payloads) or sum(widths) != (0 if payload is None else payload.shape[1]):
@@ -263,9 +312,16 @@ def _write_sum(
     lse = low = by  # not read if the sum is a total
     if softmax >= 0:
         lse, low = folded[0][sum(map(len, of.softmaxes[:softmax]))], folded[1][softmax]
+    further = []  # columns beside the vectors
+    # On a GPU the log-sum-exp and the weights may come from kernels that round scores differently. The sum of
+    # float32 weights is then off by more than their rounding errors, so the mean is divided by it.
+    by_weights = a.is_cuda and vectors.dtype.itemsize > 2 and is_mean(of, number)
+    if by_weights:
+        further.append(torch.ones_like(vectors[:, :1]))
     if may_exclude(program, number):  # 0 times a vector that is not finite would be NaN
-        not_finite = (~vectors.isfinite()).any(1, keepdim=True)
-        vectors = torch.cat((vectors.nan_to_num(0, 0, 0), not_finite.to(vectors.dtype)), 1)
+        further.append((~vectors.isfinite()).any(1, keepdim=True).to(vectors.dtype))
+        vectors = vectors.nan_to_num(0, 0, 0)
+    vectors = torch.cat((vectors, *further), 1) if further else vectors
     text, kept = weights(program, number, _count(row))
     known = torch.cat([t for t in (row, torch.stack((lse, low, by))) if t is not None])
     unread = vectors.new_zeros(1, vectors.shape[1]).expand(len(a), -1)  # the rows of a score that has no use
@@ -277,8 +333,11 @@ def _write_sum(
     assert result is not None
     width = to.shape[1]
     to.copy_(result[:, :width])
-    if vectors.shape[1] > width:
-        to.masked_fill_(result[:, width, None] != 0, torch.nan)
+    if by_weights:
+        whole = result[:, width, None]
+        to.div_(whole.masked_fill(whole == 0, 1))
+    if may_exclude(program, number):
+        to.masked_fill_(result[:, -1:] != 0, torch.nan)
 
 
 def _in_dtype_of_sums(program: Program, operands: Operands, payload: Tensor) -> Operands:
@@ -320,10 +379,45 @@ def backward(
     indices: Tensor,
     program: str,
     widths: list[int],
+    batches: int,
     scale: float,
     workspace: int | None,
     needed: Sequence[bool],
     unrounded: bool = False,
+) -> list[Tensor]:
+    inputs = (a, b, other_a, other_b, row, column, payload, row_index, column_index)
+    tensors: Any = (grad_values, grad_sums, *inputs, values, sums, low, indices)
+    options: Any = (program, widths or [], scale, workspace, needed, unrounded)
+    if batches == 1:
+        return _backward(*tensors, *options)
+    axes = (*_AXES_OF_RESULTS[:2], *AXES, *_AXES_OF_RESULTS)
+    found = [_backward(*part, *options) for part in parts_of(tensors, axes, batches)]
+    # A gradient that is not needed has one axis, of no elements.
+    return list(joined(found, [min(axis, t.dim() - 1) for axis, t in zip(AXES, found[0], strict=False)]))
+
+
+def _backward(
+    grad_values: Tensor | None,
+    grad_sums: Tensor | None,
+    a: Tensor,
+    b: Tensor,
+    other_a: Tensor | None,
+    other_b: Tensor | None,
+    row: Tensor | None,
+    column: Tensor | None,
+    payload: Tensor | None,
+    row_index: Tensor | None,
+    column_index: Tensor | None,
+    values: Tensor,
+    sums: Tensor,
+    low: Tensor,
+    indices: Tensor,
+    program: str,
+    widths: list[int],
+    scale: float,
+    workspace: int | None,
+    needed: Sequence[bool],
+    unrounded: bool,
 ) -> list[Tensor]:
     data, of = (row, column, row_index, column_index), parse(program)
     inputs = (a, b, other_a, other_b, row, column, payload)

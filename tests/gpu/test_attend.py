@@ -78,7 +78,7 @@ def check(
 
 
 def of_indices(score: Any, q_idx: Any, kv_idx: Any, head: Any) -> Any:
-    return torch.sigmoid(score - 0.03 * (head + 1) * (q_idx - kv_idx).abs())
+    return torch.sigmoid(score - 2**-5 * (head + 1) * (q_idx - kv_idx).abs())  # exact in float32 too
 
 
 def check_of_indices(dtype: torch.dtype, gpu: torch.device) -> None:

@@ -133,6 +133,20 @@ def test_a_folded_mlp_has_fourteen_units_of_twelve() -> None:
     torch.testing.assert_close(found, tuple(expected))
 
 
+def test_batches_count_as_their_folds() -> None:
+    @mr.statistics
+    def f(score: Any, v: Any) -> dict[str, Any]:
+        return {"mean": mr.stat.softmax(2 * score).mean(v)}
+
+    a, b, v = torch.randn(3, 5, 4), torch.randn(3, 7, 4), torch.randn(3, 7, 2)
+    counts = []
+    for rows, columns, vectors in ((a, b, v), (a[0], b[0], v[0])):
+        with FlopCounterMode(display=False) as flops:
+            f(rows, columns, column={"v": vectors})
+        counts.append(flops.get_total_flops())
+    assert counts == [3 * 2 * 5 * 7 * (4 + 2), 2 * 5 * 7 * (4 + 2)]
+
+
 def test_every_op_has_a_formula() -> None:
     ops = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("monoidreduce::")]
     assert ops

@@ -22,7 +22,7 @@ from monoidreduce.folds.program.derivative import ALWAYS, selected
 from monoidreduce.folds.program.graph import Expression, Graph
 from monoidreduce.folds.program.program import Program, parse, reachable
 
-__all__ = ["is_attention", "may_exclude", "weights", "with_score"]
+__all__ = ["is_attention", "is_mean", "may_exclude", "weights", "with_score"]
 
 
 @lru_cache(256)
@@ -85,16 +85,16 @@ def with_score(text: str, number: int) -> tuple[str, int]:
     return derived.text, place
 
 
+def is_mean(program: Program, number: int) -> bool:
+    """Whether payload sum `number` is the mean of the vectors themselves by a softmax."""
+    softmax, factor = program.payloads[number]
+    return softmax >= 0 and program.nodes[factor] == ("real", (1.0).hex())
+
+
 def is_attention(program: Program) -> bool:
     """Whether a program is attention itself: the mean of a payload by softmax(score), and the log-sum-exp."""
     others = (program.totals, program.largest, program.counts, program.ignored is not None)
     if any(others) or len(program.softmaxes) != 1 or len(program.payloads) != 1:
         return False
-    ((log_weight, *means),), ((softmax, factor),) = program.softmaxes, program.payloads
-    one = ("real", (1.0).hex())
-    return (
-        not means
-        and softmax == 0
-        and program.nodes[log_weight] == ("score",)
-        and program.nodes[factor] == one
-    )
+    ((log_weight, *means),) = program.softmaxes
+    return not means and program.nodes[log_weight] == ("score",) and is_mean(program, 0)
