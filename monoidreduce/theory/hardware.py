@@ -12,9 +12,21 @@ import torch
 from monoidreduce import _C
 from monoidreduce._validate import check_choice, check_finite, check_int, mismatch
 
-__all__ = ["CPU", "HARDWARE", "Hardware", "Link", "Measured", "Processor", "find", "find_gpu", "load"]
+__all__ = [
+    "CPU",
+    "HARDWARE",
+    "NETWORKS",
+    "Hardware",
+    "Link",
+    "Measured",
+    "Processor",
+    "find",
+    "find_gpu",
+    "load",
+]
 
 MIB = 1 << 20
+GIB = 1 << 30
 OLDEST = (8, 0)  # lowest compute capability that kernels are built for
 # Range of valid numbers. A tile of a contraction needs two multiprocessors; no GPU has nearly 1024.
 MULTIPROCESSORS = 2, 1024
@@ -88,6 +100,7 @@ class Hardware:
         measured: measured rates; None if there are none.
         within: collectives within a node of `joined` devices; None if not measured.
         between: one device's share of the network between nodes; None if unknown.
+        float8: dense FLOP/s of products of 8-bit floating-point numbers; None if the device has none.
 
     Raises:
         TypeError, ValueError: a rate or size is not finite and positive; or a GPU's compute capability is
@@ -109,9 +122,10 @@ class Hardware:
     measured: Measured | None = None
     within: Link | None = None
     between: Link | None = None
+    float8: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("peak", "bandwidth", "memory", "link"):
+        for name in ("peak", "bandwidth", "memory", "link") + ("float8",) * (self.float8 is not None):
             _check_rate(name, getattr(self, name))
         for name in ("axes", "joined"):
             _check_count(name, getattr(self, name))
@@ -192,13 +206,16 @@ _NVLINK_4 = Link(
     latency=3.4e-5,
     source="all-gathers of NCCL 2.28.3 between two H200s that 18 NVLinks join, as an H100 has them",
 )
-# From data sheets; not measured.
-_CONNECTX_7 = Link(
-    rate=5e10,
-    latency=1.4e-5,
-    source="NVIDIA's data sheets of DGX H100 and H200, 400 Gb/s a GPU; latency of NCCL's own cost model, a "
-    "step of a ring over a network",
-)
+_STEP = "latency of NCCL's own cost model, a step of a ring over a network"
+# One device's share of the networks between nodes, at line rate, each way. From data sheets; not measured.
+NETWORKS: dict[str, Link] = {
+    "infiniband-hdr": Link(2.5e10, 1.4e-5, f"200 Gb/s a GPU, NVIDIA's data sheet of DGX A100; {_STEP}"),
+    "infiniband-ndr": Link(5e10, 1.4e-5, f"400 Gb/s a GPU, NVIDIA's data sheets of DGX H100, H200; {_STEP}"),
+    "roce-200": Link(2.5e10, 1.4e-5, f"200 Gb/s of Ethernet a GPU; {_STEP}"),
+    "roce-400": Link(5e10, 1.4e-5, f"400 Gb/s of Ethernet a GPU, The Llama 3 Herd of Models, 3.3.1; {_STEP}"),
+    "omnipath-50": Link(6.25e9, 1.4e-5, f"4 links of 100 Gb/s a node of 8 GPUs, as BLOOM's cluster; {_STEP}"),
+    "dcn": Link(6.25e9, 1.4e-5, f"How to Scale Your Model, section 2: a chip of TPU v4 or v5p; {_STEP}"),
+}
 
 _ENTRIES = (
     Hardware(
@@ -214,6 +231,22 @@ _ENTRIES = (
         shared=163 << 10,
         multiprocessors=108,
         capability=(8, 0),
+        between=NETWORKS["infiniband-hdr"],
+    ),
+    Hardware(
+        name="a100-80gb",
+        peak=3.12e14,
+        bandwidth=2.039e12,
+        memory=80e9,
+        link=3e11,
+        axes=1,
+        joined=8,
+        source="NVIDIA's data sheet of the 80 GB SXM module",
+        l2=40 * MIB,
+        shared=163 << 10,
+        multiprocessors=108,
+        capability=(8, 0),
+        between=NETWORKS["infiniband-hdr"],
     ),
     Hardware(
         name="h100",
@@ -237,7 +270,43 @@ _ENTRIES = (
             "see of the 134 MB that attention's backward pass clears, in the same file",
         ),
         within=_NVLINK_4,
-        between=_CONNECTX_7,
+        between=NETWORKS["infiniband-ndr"],
+        float8=1.979e15,
+    ),
+    Hardware(
+        name="h100-hbm2e",
+        peak=9.89e14,
+        bandwidth=2.4e12,
+        memory=96 * GIB,
+        link=4.5e11,
+        axes=1,
+        joined=8,
+        source="torchtitan's benchmarks of December 2024: SXM modules with 96 GB of HBM2e, limited to 500 W; "
+        "the rest as h100",
+        l2=50 * MIB,
+        shared=227 << 10,
+        multiprocessors=132,
+        capability=(9, 0),
+        within=_NVLINK_4,
+        between=NETWORKS["infiniband-ndr"],
+        float8=1.979e15,
+    ),
+    Hardware(
+        name="h800",
+        peak=9.89e14,
+        bandwidth=3.35e12,
+        memory=80e9,
+        link=2e11,
+        axes=1,
+        joined=8,
+        source="h100 with NVLinks of 400 GB/s, both ways together; 400 Gb/s of InfiniBand a GPU as in "
+        "Insights into DeepSeek-V3, section 4",
+        l2=50 * MIB,
+        shared=227 << 10,
+        multiprocessors=132,
+        capability=(9, 0),
+        between=NETWORKS["infiniband-ndr"],
+        float8=1.979e15,
     ),
     Hardware(
         name="h200",
@@ -258,7 +327,8 @@ _ENTRIES = (
             source="product_gflops and copy_gbytes of bench/results/nvidia_h200_cuda_overhead.json",
         ),
         within=_NVLINK_4,
-        between=_CONNECTX_7,
+        between=NETWORKS["infiniband-ndr"],
+        float8=1.979e15,
     ),
     Hardware(
         name="b200",
@@ -273,6 +343,19 @@ _ENTRIES = (
         shared=227 << 10,
         multiprocessors=148,
         capability=(10, 0),
+        between=NETWORKS["infiniband-ndr"],
+        float8=4.5e15,
+    ),
+    Hardware(
+        name="v4",
+        peak=2.75e14,
+        bandwidth=1.228e12,
+        memory=32 * GIB,
+        link=9e10,
+        axes=3,
+        joined=16**3,
+        source="How to Scale Your Model, section 2; Google's page of TPU v4",
+        between=NETWORKS["dcn"],
     ),
     Hardware(
         name="v5p",
@@ -284,6 +367,7 @@ _ENTRIES = (
         joined=16 * 20 * 28,
         source="Rooflines and Scaling, section 2; the rest from Google's page of TPU v5p, whose 1.2e12 "
         "bytes/s between chips, in both directions, are more than the paper's 5.4e11 sent over three axes",
+        between=NETWORKS["dcn"],
     ),
 )
 
@@ -291,6 +375,7 @@ HARDWARE: dict[str, Hardware] = {entry.name: entry for entry in _ENTRIES}
 # Device names as torch reports them. Other modules with these chips, such as PCIe cards, have other rates.
 _DEVICES = {
     "NVIDIA A100-SXM4-40GB": "a100",
+    "NVIDIA A100-SXM4-80GB": "a100-80gb",
     "NVIDIA H100 80GB HBM3": "h100",
     "NVIDIA H200": "h200",
     "NVIDIA B200": "b200",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import signal
@@ -95,7 +96,7 @@ PLAN = ["plan", "--hardware", "v5p", "--model", "llama3-8b", "--batch", "1e6"]
         ),
         (["demo", "--plot", "short/plot.png"], "cannot be written: Not a directory"),
         (["demo", "--plot", "x" * 300 + ".png"], "cannot be written: File name too long"),
-        (["plan"], "the following arguments are required: --hardware, --model, --batch, --mesh"),
+        (["plan"], "the following arguments are required: --hardware, --model, --batch"),
         (
             [*PLAN, "--mesh", "fsdp=8", "--hardware", "abacus"],
             "argument --hardware: invalid choice: 'abacus'",
@@ -103,27 +104,30 @@ PLAN = ["plan", "--hardware", "v5p", "--model", "llama3-8b", "--batch", "1e6"]
         ([*PLAN, "--mesh", "fsdp=8", "--batch", "0"], "argument --batch: '0', expected a number above 0"),
         (
             [*PLAN, "--mesh", "ep=8"],
-            "argument --mesh: 'ep=8', expected STRATEGY[=SIZE][:AXES],... with each of dp,",
+            "argument --mesh: 'ep=8', expected STRATEGY[=SIZE][:LINKS],... with each of dp,",
         ),
-        ([*PLAN, "--mesh", "tp=2,tp=4"], "argument --mesh: 'tp=2,tp=4', expected STRATEGY[=SIZE][:AXES],..."),
+        (
+            [*PLAN, "--mesh", "tp=2,tp=4"],
+            "argument --mesh: 'tp=2,tp=4', expected STRATEGY[=SIZE][:LINKS],...",
+        ),
         ([*PLAN, "--mesh", "tp=0"], "argument --mesh: '0', expected a whole number from 1 to 1000000"),
         ([*PLAN, "--mesh", "tp=2:x"], "argument --mesh: 'x', expected a number above 0"),
         ([*PLAN, "--mesh", "tp=2:4"], "links: expected at most the 3 of v5p in all, got 4"),
         ([*PLAN, "--mesh", "tp=3"], "tp: expected a divisor of heads 32, got 3"),
-        ([*PLAN, "--mesh", "tp=2", "--mfu", "2"], "mfu: expected a number above 0, at most 1, got 2.0"),
         (
             [*PLAN, "--mesh", "tp:1"],
             "argument --mesh: expected the sizes of all strategies, or none and --chips",
         ),
         (
             [*PLAN, "--mesh", "tp:1", "--chips", "7"],
-            "mesh: expected strategies that share the chips: links of v5p join at most 8960, and tp divides "
-            "32 heads and a hidden width of 14336, got tp:1 of 7 chips",
+            "mesh: expected strategies that share the chips (tp: expected a divisor of heads 32, got 7), got",
         ),
         (
-            [*PLAN, "--hardware", "h100", "--mesh", "fsdp:1,tp:1", "--chips", "64"],
-            "links: expected at most the 1 of h100 in all, got 2 (fsdp 1, tp 1)",
+            [*PLAN, "--mesh", "tp=2", "--overlap", "ep"],
+            "argument --overlap: 'ep', expected some of dp, fsdp,",
         ),
+        ([*PLAN, "--mesh", "tp=2", "--network", "wifi"], "argument --network: invalid choice: 'wifi'"),
+        ([*PLAN, "--model", "llama9", "--mesh", "tp=2"], "model: expected one of llama3-8b,"),
         (
             [*PLAN, "--mesh", "tp=2", "--tokens", "-15e12"],
             "argument --tokens: '-15e12', expected a number above 0",
@@ -266,10 +270,20 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_plan_compares_meshes_before_it_prints_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*PLAN, "--mesh", "fsdp:2,tp:1", "--chips", "64", "--tokens", "1e12", "--remat"]) == 0
+    arguments = ["--mesh", "fsdp:2,tp:1", "--chips", "64", "--tokens", "1e12", "--recompute", "full"]
+    assert main([*PLAN, *arguments]) == 0
     table, plan = capsys.readouterr().out.split("\n\n", 1)
     assert len(table.splitlines()) == 1 + 6  # tp divides 32 heads
     assert plan.startswith("llama3-8b, 8.03e+09 parameters, on 64 x v5p: fsdp ") and " days\n" in plan
+
+
+def test_plan_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PLAN, "--mesh", "fsdp=8", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["mesh"] == {"fsdp": 8} and found["model"] == "llama3-8b" and found["seconds"]["step"] > 0
+    assert main([*PLAN, "--chips", "64", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["why"] and found["others"] and found["chips"] == 64
 
 
 # bench

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from monoidreduce._validate import check_int, mismatch
-from monoidreduce.theory.hardware import Hardware, Link
+from monoidreduce.theory.hardware import Hardware
+from monoidreduce.theory.plan.wires import Wire
 
 __all__ = ["Group", "Send"]
 
@@ -30,18 +31,13 @@ class Send:
 
 
 @dataclass(frozen=True)
-class Group:
-    """A group of ranks and the time of collectives between them.
+class Group(Wire):
+    """A group of ranks and their collectives.
 
-    within, between: links within a node, and between nodes. size: bytes of an element. sum: bytes of an
-    element of the accumulation dtype.
+    hardware: of each rank. size: bytes of an element. sum: bytes of an element of the accumulation dtype.
     """
 
-    ranks: int
     hardware: Hardware
-    within: Link
-    between: Link
-    nodes: int
     size: int
     sum: int
 
@@ -56,31 +52,21 @@ class Group:
             raise ValueError(mismatch("ranks", expected, ranks))
         nodes = -(-ranks // hardware.joined)
         sums = 8 if dtype == torch.float64 else 4
-        return cls(ranks, hardware, hardware.within, hardware.between, nodes, dtype.itemsize, sums)
+        return cls(ranks, nodes, hardware.within, hardware.between, hardware, dtype.itemsize, sums)
 
     def chunk(self, count: int) -> int:
         """Size of the largest shard of `count`, as torch.chunk splits it."""
         return -(-count // self.ranks)
 
-    def _seconds(self, bytes: float, of_network: float) -> float:
-        """Time to send `bytes` over the links within nodes and, at the same time, `of_network` bytes a device
-        over the network."""
-        latency = self.within.latency + (self.nodes - 1) * self.between.latency
-        return latency + max(bytes / self.within.rate, of_network / self.between.rate)
-
     def gather(self, what: str, whole: float) -> Send:
-        """An all-gather by a ring over all ranks. A node receives other nodes' parts through the network
-        ports of all its devices."""
+        """An all-gather by a ring over all ranks."""
         sent = whole * (self.ranks - 1) / self.ranks
-        of_network = whole * (self.nodes - 1) / self.ranks
-        return Send(what, "all-gather", sent, self._seconds(sent, of_network))
+        return Send(what, "all-gather", sent, self.gather_seconds(whole))
 
     def exchange(self, what: str, buffer: float) -> Send:
         """An all-to-all: each rank's buffer has one part for every rank."""
-        in_node = self.ranks // self.nodes
-        of_network = buffer * (self.ranks - in_node) / self.ranks
-        seconds = self._seconds(buffer * (in_node - 1) / self.ranks, of_network)
-        return Send(what, "all-to-all", buffer * (self.ranks - 1) / self.ranks, seconds)
+        sent = buffer * (self.ranks - 1) / self.ranks
+        return Send(what, "all-to-all", sent, self.exchange_seconds(buffer))
 
     def all_reduce(self, what: str, whole: float) -> Send:
         """A reduce-scatter and an all-gather."""
@@ -88,12 +74,8 @@ class Group:
         return Send(what, "all-reduce", 2 * half.bytes, 2 * half.seconds)
 
     def step(self, what: str, bytes: float) -> Send:
-        """A send to the next rank of a ring. Over several nodes the slowest pair counts: two ranks of
-        different nodes."""
-        latency, rate = self.within.latency, self.within.rate
-        if self.nodes > 1:
-            latency, rate = latency + self.between.latency, min(rate, self.between.rate)
-        return Send(what, "step", bytes, latency + bytes / rate)
+        """A send to the next rank of a ring."""
+        return Send(what, "step", bytes, self.send_seconds(bytes))
 
     def total(self, what: str, elements: float, own: bool, rounded: bool = False) -> tuple[list[Send], float]:
         """`sum_over_ranks` of `elements`: its collectives, and the bytes that a rank moves in its own memory.

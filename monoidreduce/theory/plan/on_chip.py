@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import torch
 
-from monoidreduce._validate import mismatch
 from monoidreduce.theory.costs.cost import cost, cost_of_shard
 from monoidreduce.theory.costs.sizes import call_of
 from monoidreduce.theory.hardware import Hardware
@@ -17,8 +16,6 @@ from monoidreduce.theory.plan.transformer import Model
 from monoidreduce.workspace import get_workspace, workspace
 
 __all__ = ["Taken", "check_operators", "operators_of"]
-
-_DTYPES = {2: torch.bfloat16, 4: torch.float32}  # dtype by bytes of an element
 
 
 class Taken(NamedTuple):
@@ -29,16 +26,12 @@ class Taken(NamedTuple):
     memory: int
 
 
-def check_operators(hardware: Hardware, activations: float) -> None:
-    """Raise ValueError unless `mr.cost` knows the hardware, and elements of `activations` bytes."""
+def check_operators(hardware: Hardware) -> None:
+    """Raise ValueError unless `mr.cost` knows the hardware."""
     hardware.facts()
-    if activations not in _DTYPES:
-        raise ValueError(mismatch("precision", "activations of 2 or 4 bytes beside cost", activations))
 
 
-def operators_of(
-    model: Model, mesh: Mesh, tokens: float, length: float, activations: float
-) -> dict[str, Taken]:
+def operators_of(model: Model, mesh: Mesh, tokens: float, length: float) -> dict[str, Taken]:
     """Cost of a layer's attention and feedforward, and of the loss, on the slowest chip.
 
     Sizes that do not divide evenly are rounded up, so a chip has whole sequences. If sequences are sharded, a
@@ -47,9 +40,8 @@ def operators_of(
 
     Args:
         model, mesh: as in `Plan`.
-        tokens: tokens of a chip.
+        tokens: tokens of a chip in one forward pass.
         length: tokens of a sequence.
-        activations: bytes of an element.
     """
     tp, context, classes = mesh.size("tp"), mesh.size("context"), mesh.size("tp", "vocab")
     heads, whole = model.heads // tp, ceil(length)
@@ -60,7 +52,7 @@ def operators_of(
     rows = ceil(tokens)
 
     def taken(operator: str, shard: bool = False, **sizes: int) -> Taken:
-        return _taken(operator, mesh.hardware, _DTYPES[int(activations)], shard, get_workspace(), **sizes)
+        return _taken(operator, mesh.hardware, torch.bfloat16, shard, get_workspace(), **sizes)
 
     attention = [
         taken(
@@ -70,7 +62,7 @@ def operators_of(
             Hkv=key_heads,
             L=queries,
             N=keys,
-            d=model.width // model.heads,
+            d=model.head_columns,
             causal=True,
         )
         for queries, keys in folds

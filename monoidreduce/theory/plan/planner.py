@@ -1,294 +1,298 @@
-"""A training step of a whole transformer on a mesh, from the formulas of the other files."""
+"""A training step of a whole transformer on a mesh: what is trained, and how it is shared."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from math import ceil
 
-from monoidreduce._validate import check_bool, mismatch
-from monoidreduce.theory.hardware import Hardware
-from monoidreduce.theory.plan._positive import check_numbers
-from monoidreduce.theory.plan.collectives import sent
-from monoidreduce.theory.plan.mesh import Mesh, meshes
+from monoidreduce._validate import check_bool, check_choice, check_int, mismatch
+from monoidreduce.theory.plan._positive import check_counts, check_numbers
+from monoidreduce.theory.plan.layer import RECOMPUTE, Layer
+from monoidreduce.theory.plan.memory import Memory, memory_of
+from monoidreduce.theory.plan.mesh import STRATEGIES, Mesh
 from monoidreduce.theory.plan.on_chip import Taken, check_operators, operators_of
-from monoidreduce.theory.plan.operators import STATE_BYTES
-from monoidreduce.theory.plan.roofline import Work
-from monoidreduce.theory.plan.strategies import Phases
+from monoidreduce.theory.plan.pipeline import SCHEDULES
+from monoidreduce.theory.plan.rates import Rates, rates_of
+from monoidreduce.theory.plan.report import table
+from monoidreduce.theory.plan.step import Step, step_of
 from monoidreduce.theory.plan.topology import PODS, is_slice
 from monoidreduce.theory.plan.transformer import Model
 
-__all__ = ["Batch", "Memory", "Plan", "Precision", "best", "plans"]
+__all__ = ["OVERLAP", "Batch", "Plan", "Precision"]
 
 DAY = 86400
+OVERLAP = ("dp", "fsdp", "context", "pipeline")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The tokens of a step, in sequences of `sequence` tokens. Both must be positive."""
+    """The tokens of a step, in sequences of `sequence` tokens.
+
+    microbatch: sequences of a replica in one forward pass; None for one sequence with a pipeline, all
+    without.
+
+    Raises TypeError or ValueError unless all are positive.
+    """
 
     tokens: float
     sequence: float
+    microbatch: float | None = None
 
     def __post_init__(self) -> None:
         check_numbers(tokens=self.tokens, sequence=self.sequence)
+        if self.microbatch is not None:
+            check_numbers(microbatch=self.microbatch)
 
 
 @dataclass(frozen=True)
 class Precision:
-    """Bytes per element.
+    """Bytes per parameter.
 
     Attributes:
-        weights, activations, gradients: in arithmetic and communication.
-        optimizer: optimizer state per parameter; the default is a float32 copy and Adam's two moments.
+        weights: in products, and as FSDP and ZeRO gather them.
+        gradients: as they are summed over microbatches.
+        optimizer: optimizer state; the default is a float32 copy of the weight and Adam's two moments.
+        sent: gradients, as chips send them.
+        float8: products of layers have 8-bit operands.
     """
 
     weights: float = 2
-    activations: float = 2
-    gradients: float = 2
+    gradients: float = 4
     optimizer: float = 12
+    sent: float = 4
+    float8: bool = False
 
     def __post_init__(self) -> None:
         check_numbers(
-            weights=self.weights,
-            activations=self.activations,
-            gradients=self.gradients,
-            optimizer=self.optimizer,
+            weights=self.weights, gradients=self.gradients, optimizer=self.optimizer, sent=self.sent
         )
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes that a chip holds during a step.
-
-    Attributes:
-        weights, gradients, optimizer: for the parameters that the chip owns.
-        gathered: FSDP's gathered weights of the largest layer, the least that section 2.3 allows.
-        activations: saved for backward; with remat, one input per layer. Hidden values of feedforward layers,
-            scores and logits are not counted, because this library's operators do not store them.
-        workspace: peak scratch memory of one of these operators, by `mr.cost`; 0 if the plan has cost=False.
-    """
-
-    weights: float
-    gradients: float
-    optimizer: float
-    gathered: float
-    activations: float
-    workspace: float = 0
+        check_bool("float8", self.float8)
 
     @property
-    def total(self) -> float:
-        state = self.weights + self.gradients + self.optimizer
-        return state + self.gathered + self.activations + self.workspace
+    def updated(self) -> float:
+        """Bytes that an update moves: state is read and written, gradients read, weights written."""
+        return 2 * self.optimizer + self.gradients + self.weights
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A training step of `model` on `mesh`, as one chip executes it (sections 1.4 and 2).
+    """A training step of `model` on `mesh`, as the slowest chip executes it.
 
-    Matrix products and causal attention are counted; their traffic to the chip's own memory is not (footnote
-    4). The axes communicate independently of each other, overlapped with arithmetic as far as that lasts.
     What each strategy shards and sends:
 
-    - dp: tokens. Gradients are all-reduced.
-    - fsdp: tokens and state. Weights are all-gathered in both phases, gradients reduce-scattered.
-    - tp: heads, hidden widths and classes. Activations are all-reduced twice per layer and phase; for the
-      classes it also sends what vocab does.
-    - vocab: classes of head and embedding; its chips compute the layers redundantly. Activations are
-      all-reduced once per phase, and in forward also the loss's states.
-    - context: sequences. Keys and values are all-gathered in both phases, their gradients reduce-scattered,
-      and gradients of weights all-reduced.
+    - dp: tokens. Gradients are all-reduced once a step.
+    - fsdp: tokens and state, the state also between the chips of context. Weights are all-gathered in both
+      phases, gradients reduce-scattered; with a pipeline once a step.
+    - tp: heads, hidden widths and classes. Activations are all-reduced twice per layer and phase.
+    - vocab: classes of head and embedding; its chips compute the layers redundantly.
+    - context: sequences. Keys and values are all-gathered in both phases, their gradients reduce-scattered.
+    - pipeline: layers. Activations are sent to the next stage.
+    - expert: tokens, and the experts of a layer. Tokens are sent to their experts and back.
 
     Attributes:
         model, batch, mesh: what is trained, on which chips.
-        precision: bytes per element.
-        mfu: the fraction of peak FLOP/s that arithmetic alone reaches, above 0 and at most 1.
-        remat: layers run again in backward, with their all-reduces; only their inputs are saved.
-        cost: take the times of attention, feedforward layers and the loss from `mr.cost` for the chip's part
-            of them. Then mfu concerns the other products, and memory includes the workspace of these
-            operators.
+        precision: bytes per parameter.
+        recompute: what backward runs again: "none", "attention" (its core, if scores are stored),
+            "alternate" (every second product, and all that is cheap), "full" (layers, of which the input
+            alone is kept).
+        sequence_parallel: the chips of a tp group share norms, residuals and their activations.
+        overlap: strategies whose collectives run beside arithmetic.
+        zero: 0, or what replicas along dp, context and expert share: 1 the optimizer's state, 2 also
+            gradients.
+        schedule: of a pipeline: "1f1b", "gpipe" or "dualpipe".
+        chunks: parts of the model on each chip of a pipeline; more than one interleave.
+        stored_scores: attention stores its scores.
+        dropout: masks of dropout are kept.
+        fused_loss: the loss makes no copies of logits in float32.
+        cost: attention, feedforward layers and the loss are this library's: their times are those of
+            `mr.cost`, and neither hidden values nor logits are stored.
+        rates: fractions of published rates; None for those that runs on this hardware reach (`rates_of`).
 
-    Raises TypeError or ValueError if mfu is out of range, if the tp chips do not divide the heads and the
-    hidden width, or if `cost` is set and `mr.cost` does not know the chip or the bytes of activations.
+    Raises TypeError or ValueError for values that are not as above, if the tp chips do not divide the heads
+    and the hidden width, if stages are more than layers, or if `cost` is set and `mr.cost` does not know the
+    chip.
     """
 
     model: Model
     batch: Batch
     mesh: Mesh
     precision: Precision = field(default_factory=Precision)
-    mfu: float = 1.0
-    remat: bool = False
+    recompute: str = "none"
+    sequence_parallel: bool = True
+    overlap: tuple[str, ...] = OVERLAP
+    zero: int = 0
+    schedule: str = "1f1b"
+    chunks: int = 1
+    stored_scores: bool = False
+    dropout: bool = False
+    fused_loss: bool = False
     cost: bool = False
+    rates: Rates | None = None
 
     def __post_init__(self) -> None:
-        check_bool("remat", self.remat)
-        if check_bool("cost", self.cost):
-            check_operators(self.mesh.hardware, self.precision.activations)
-        check_numbers(mfu=self.mfu)
-        if self.mfu > 1:
-            raise ValueError(mismatch("mfu", "a number above 0, at most 1", self.mfu))
-        tp = self.mesh.size("tp")
-        for name, size in (("heads", self.model.heads), ("hidden", self.model.hidden)):
+        check_choice("recompute", self.recompute, RECOMPUTE)
+        check_choice("schedule", self.schedule, SCHEDULES)
+        for name in ("sequence_parallel", "stored_scores", "dropout", "fused_loss", "cost"):
+            check_bool(name, getattr(self, name))
+        for strategy in self.overlap:
+            check_choice("overlap", strategy, STRATEGIES)
+        if check_int("zero", self.zero, "0, 1 or 2") not in (0, 1, 2):
+            raise ValueError(mismatch("zero", "0, 1 or 2", self.zero))
+        check_counts(chunks=self.chunks)
+        model, tp, stages = self.model, self.mesh.size("tp"), self.mesh.size("pipeline")
+        if self.cost:
+            check_operators(self.mesh.hardware)
+            if model.experts or model.latent or stages > 1:
+                raise ValueError(mismatch("cost", "a dense model without a pipeline", self.cost))
+        for name, size in (("heads", model.heads), ("hidden", model.hidden)):
             if size % tp:
                 raise ValueError(mismatch("tp", f"a divisor of {name} {size}", tp))
+        if stages * self.chunks > model.layers:
+            expected = f"at most the {model.layers} layers in stages and chunks"
+            raise ValueError(mismatch("pipeline", expected, f"{stages} x {self.chunks}"))
+        experts = self.mesh.size("expert")
+        if experts > 1 and (model.experts is None or model.experts.count % experts):
+            expected = f"a divisor of the experts, {model.experts.count if model.experts else 0}"
+            raise ValueError(mismatch("expert", expected, experts))
 
-    # What a chip holds
+    @property
+    def reached(self) -> Rates:
+        """The fractions of published rates that count."""
+        return self.rates or rates_of(self.mesh.hardware)
+
+    # What a chip computes
+
+    @property
+    def replicas(self) -> int:
+        """Parts of the batch that different chips compute at the same time."""
+        return self.mesh.size("dp", "fsdp", "expert")
+
+    @property
+    def microbatch(self) -> float:
+        """Sequences of a replica in one forward pass."""
+        sequences = self.batch.tokens / self.batch.sequence / self.replicas
+        if self.batch.microbatch is None:
+            return min(sequences, 1) if self.mesh.size("pipeline") > 1 else sequences
+        return min(self.batch.microbatch, sequences)
+
+    @property
+    def microbatches(self) -> int:
+        """Forward and backward passes of a step."""
+        passes = self.batch.tokens / self.batch.sequence / self.replicas / self.microbatch
+        return max(ceil(passes - 1e-9), 1)
+
+    @property
+    def microbatch_tokens(self) -> float:
+        """Tokens that a chip computes in one forward pass. All chips along tp and vocab compute the same
+        tokens."""
+        return self.microbatch * self.batch.sequence / self.mesh.size("context")
 
     @property
     def tokens(self) -> float:
-        """Tokens that a chip computes in a step. All chips along tp and vocab compute the same tokens."""
-        return self.batch.tokens / self.mesh.size("dp", "fsdp", "context")
+        """Tokens that a chip computes in a step."""
+        return self.batch.tokens / self.replicas / self.mesh.size("context")
+
+    @property
+    def stages(self) -> tuple[tuple[tuple[tuple[Layer, float], ...], bool], ...]:
+        """The stages that may be the longest: their layers by kind, and whether the head is among them.
+
+        Where stages do not divide the layers, the last stage is one of the shorter ones.
+        """
+        stages = self.mesh.size("pipeline")
+        layers, rest = divmod(self.model.layers, stages)
+        if stages == 1:
+            return ((self._kinds(layers), True),)
+        return ((self._kinds(layers + bool(rest)), False), (self._kinds(layers), True))
+
+    @property
+    def stage_layers(self) -> tuple[tuple[Layer, float], ...]:
+        """The kinds of layers of the stage with most layers, and how many there are of each."""
+        return self.stages[0][0]
+
+    def _kinds(self, layers: int) -> tuple[tuple[Layer, float], ...]:
+        dense = self.model.dense_layers / self.model.layers
+        kinds = ((False, dense), (True, 1 - dense))
+        return tuple((self._layer(sparse), layers * share) for sparse, share in kinds if share)
+
+    def _layer(self, sparse: bool) -> Layer:
+        return Layer(
+            self.model,
+            sparse,
+            self.microbatch_tokens,
+            self.batch.sequence,
+            self.mesh.size("tp"),
+            self.mesh.size("expert"),
+            self.sequence_parallel,
+            self.stored_scores,
+            self.dropout,
+        )
+
+    def kept(self, layer: Layer) -> float:
+        """Bytes of activations that a layer keeps for backward."""
+        if self.cost and self.recompute != "full":
+            return layer.kept_by_folds()
+        return layer.kept(self.recompute)
 
     @property
     def chip_parameters(self) -> float:
-        """Parameters that a chip computes with, counting FSDP's weights as gathered."""
-        layers = self.model.layers * self.model.layer_parameters
-        classes = self.model.parameters - layers
-        return layers / self.mesh.size("tp") + classes / self.mesh.size("tp", "vocab")
+        """Parameters of the fullest chip, counting FSDP's as gathered: a stage, and embedding or head."""
+        blocks = sum(count * layer.parameters for layer, count in self.stage_layers)
+        ends = 1 if self.model.tied or self.mesh.size("pipeline") > 1 else 2
+        return blocks + ends * self.model.head_parameters / self.mesh.size("tp", "vocab")
 
     @property
-    def memory(self) -> Memory:
-        model, mesh, precision = self.model, self.mesh, self.precision
-        owned, tp = self.chip_parameters / mesh.size("fsdp"), mesh.size("tp")
-        largest = max(model.layer_parameters / tp, model.head_parameters / mesh.size("tp", "vocab"))
-        # Saved per layer and token: inputs and outputs of two norms; queries, keys, values and their output.
-        kept = 4 * model.width + 2 * (model.width + model.kv_width) / tp
-        return Memory(
-            weights=precision.weights * owned,
-            gradients=precision.gradients * owned,
-            optimizer=precision.optimizer * owned,
-            gathered=precision.weights * largest if mesh.size("fsdp") > 1 else 0,
-            activations=precision.activations
-            * self.tokens
-            * model.layers
-            * (model.width if self.remat else kept),
-            workspace=max((taken.memory for taken in self._operators.values()), default=0),
-        )
-
-    # What a chip does
+    def expert_parameters(self) -> float:
+        """Those of `chip_parameters` that are of routed experts."""
+        return sum(count * layer.expert_parameters for layer, count in self.stage_layers)
 
     @property
-    def compute(self) -> tuple[float, float]:
-        """FLOPs of a chip, forward and backward."""
-        model, tp = self.model, self.mesh.size("tp")
-        layers = model.layers * (2 * model.layer_parameters + 2 * self.batch.sequence * model.width) / tp
-        forward = self.tokens * (layers + 2 * model.head_parameters / self.mesh.size("tp", "vocab"))
-        return forward, (3 if self.remat else 2) * forward
+    def state_axes(self) -> tuple[str, ...]:
+        """The strategies whose chips share all state: FSDP's, and the context's beside it."""
+        return ("fsdp", "context") if any(axis.strategy == "fsdp" for axis in self.mesh.axes) else ()
 
     @property
-    def sends(self) -> dict[str, tuple[float, float]]:
-        """Bytes that a chip sends for each strategy, forward and backward."""
-        return {
-            axis.strategy: self._sent_by(axis.strategy) if axis.size > 1 else (0, 0)
-            for axis in self.mesh.axes
-        }
-
-    def _sent_by(self, strategy: str) -> tuple[float, float]:
-        model, precision = self.model, self.precision
-        weights, gradients = (
-            precision.weights * self.chip_parameters,
-            precision.gradients * self.chip_parameters,
-        )
-        owned_gradients = sent("all-reduce", gradients / self.mesh.size("fsdp"))
-        activations = sent("all-reduce", precision.activations * self.tokens * model.width)
-        states = sent("all-reduce", STATE_BYTES * self.tokens)
-        if strategy == "dp":
-            return 0, owned_gradients
-        if strategy == "fsdp":
-            gathered = sent("all-gather", weights)
-            return gathered, gathered + sent("reduce-scatter", gradients)
-        if (
-            strategy == "vocab"
-        ):  # forward: embedded tokens, and states of the loss; backward: the gradient of the head's input
-            return activations + states, activations
-        if strategy == "tp":
-            layers = 2 * model.layers * activations
-            return layers + activations + states, (2 if self.remat else 1) * layers + activations
-        shards = (
-            2 * model.layers * self.tokens * self.mesh.size("context") * model.kv_width / self.mesh.size("tp")
-        )
-        keys_and_values = sent("all-gather", precision.activations * shards)
-        return keys_and_values, 2 * keys_and_values + owned_gradients
-
-    def phases(self, strategy: str) -> Phases:
-        """A chip's FLOPs with the bytes of one strategy.
-
-        They give its interconnect intensity (equation 7).
-        """
-        works = (Work(flops, bytes) for flops, bytes in zip(self.compute, self.sends[strategy], strict=True))
-        return Phases(*works)
-
-    # How long it takes
+    def replica_axes(self) -> tuple[str, ...]:
+        """The strategies whose chips have the same weights, outside of `state_axes`."""
+        return tuple(name for name in ("dp", "context", "expert") if name not in self.state_axes)
 
     @property
-    def _operators(self) -> dict[str, Taken]:
+    def state_chips(self) -> int:
+        """Number of chips that share all state."""
+        return self.mesh.size(*self.state_axes)
+
+    @property
+    def owned_parameters(self) -> float:
+        """Parameters whose optimizer state the chip has."""
+        experts = self.expert_parameters
+        shared = self.chip_parameters - experts
+        if self.zero:
+            replicas = self.mesh.size(*self.replica_axes)
+            shared, experts = shared / replicas, experts * self.mesh.size("expert") / replicas
+        return (shared + experts) / self.state_chips
+
+    @cached_property
+    def operators(self) -> dict[str, Taken]:
         """Costs of a layer's operators and of the loss, by name; empty without `cost`."""
         if not self.cost:
             return {}
-        length, activations = self.batch.sequence, self.precision.activations
-        return operators_of(self.model, self.mesh, self.tokens, length, activations)
+        return operators_of(self.model, self.mesh, self.microbatch_tokens, self.batch.sequence)
 
-    @property
-    def operator_seconds(self) -> dict[str, tuple[float, float]]:
-        """The parts of `compute_seconds`: each operator, and "products" for the rest.
+    # What comes of it
 
-        Empty without `cost`.
-        """
-        found = {}
-        for name, (forward, backward, _) in self._operators.items():
-            of_layers = name != "loss"
-            times, again = self.model.layers if of_layers else 1, forward if self.remat and of_layers else 0
-            found[name] = times * forward, times * (backward + again)
-        if found:
-            parameters = self.model.layers * self.model.projection_parameters / self.mesh.size("tp")
-            seconds = 2 * self.tokens * parameters / (self.mesh.hardware.peak * self.mfu)
-            found["products"] = seconds, (3 if self.remat else 2) * seconds
-        return found
+    @cached_property
+    def step(self) -> Step:
+        """The step, part by part."""
+        return step_of(self)
 
-    @property
-    def compute_seconds(self) -> tuple[float, float]:
-        """Seconds of arithmetic alone, forward and backward."""
-        if found := self.operator_seconds:
-            forward, backward = (sum(times) for times in zip(*found.values(), strict=True))
-        else:
-            rate = self.mesh.hardware.peak * self.mfu
-            forward, backward = (flops / rate for flops in self.compute)
-        return forward, backward
-
-    @property
-    def send_seconds(self) -> dict[str, tuple[float, float]]:
-        """Seconds of communication alone, for each strategy, forward and backward."""
-        rates = {axis.strategy: axis.links * self.mesh.hardware.link for axis in self.mesh.axes}
-        return {
-            name: (forward / rates[name], backward / rates[name])
-            for name, (forward, backward) in self.sends.items()
-        }
-
-    @property
-    def _times(self) -> tuple[dict[str, float], dict[str, float]]:
-        times = {"compute": self.compute_seconds, **self.send_seconds}
-        forward, backward = ({name: both[phase] for name, both in times.items()} for phase in (0, 1))
-        return forward, backward
-
-    @property
-    def bound(self) -> tuple[str, str]:
-        """What takes longest in forward and in backward: "compute", or a strategy."""
-        forward, backward = self._times
-        return max(forward, key=forward.__getitem__), max(backward, key=backward.__getitem__)
+    @cached_property
+    def memory(self) -> Memory:
+        """What the fullest chip holds."""
+        return memory_of(self)
 
     @property
     def step_seconds(self) -> float:
-        """Seconds of a step: forward, then backward, each as long as its slowest part."""
-        return sum(max(times.values()) for times in self._times)
-
-    @property
-    def overlapped_seconds(self) -> float:
-        """The longer phase alone (equation 6). `Phases.overlapped_seconds` says what that assumes."""
-        return max(max(times.values()) for times in self._times)
-
-    @property
-    def communication_seconds(self) -> float:
-        """Seconds of a step if there were no arithmetic: the slowest strategy of each phase."""
-        return sum(max(seconds, default=0) for seconds in zip(*self.send_seconds.values(), strict=True))
+        return self.step.seconds
 
     @property
     def tokens_per_second(self) -> float:
@@ -296,11 +300,8 @@ class Plan:
         return self.batch.tokens / self.step_seconds
 
     @property
-    def step_mfu(self) -> float:
-        """MFU of the step including communication (equation 3).
-
-        Recomputation does not count as useful FLOPs.
-        """
+    def mfu(self) -> float:
+        """MFU of the step (equation 3). What runs again, and masked scores, do not count as useful FLOPs."""
         tokens, length = self.batch.tokens, self.batch.sequence
         useful = self.model.gemm_flops(tokens) + self.model.attention_flops(tokens, length)
         return useful / (self.mesh.chips * self.mesh.hardware.peak * self.step_seconds)
@@ -314,11 +315,10 @@ class Plan:
     def notes(self) -> tuple[str, ...]:
         """Reasons why the plan cannot be carried out as it is."""
         found = []
-        replicas = self.mesh.size("dp", "fsdp")
-        if self.batch.tokens < replicas * self.batch.sequence:
+        if self.batch.tokens < self.replicas * self.batch.sequence:
             found.append(
                 f"{self.batch.tokens / self.batch.sequence:.0f} sequences of {self.batch.sequence:g} tokens "
-                f"for {replicas} shards of the batch: shorten them, or shard them too (context)"
+                f"for {self.replicas} shards of the batch: shorten them, or shard them too (context)"
             )
         hardware = self.mesh.hardware
         if (pod := PODS.get(hardware.name)) and not is_slice(self.mesh.joined, pod):
@@ -328,7 +328,7 @@ class Plan:
                 f"{shape}"
             )
         for axis in self.mesh.axes:
-            if 1 < axis.size < 2 ** int(axis.links):
+            if self.mesh.is_torus and 1 < axis.size < 2 ** int(axis.physical):
                 found.append(f"{axis.strategy}: {axis.size} chips do not lie along {axis.links:g} axes")
         if self.memory.total > hardware.memory:
             found.append(
@@ -337,92 +337,5 @@ class Plan:
         return tuple(found)
 
     def __str__(self) -> str:
-        """A table like Table 3 with the numbers of this plan."""
-        hardware, batch = self.mesh.hardware, self.batch
-        lines = [
-            f"{self.mesh}",
-            f"{batch.tokens:.4g} tokens a step, {self.tokens:.4g} a chip, in sequences of {batch.sequence:g}",
-            "",
-            f"{'':<10}{'forward':>26}{'backward':>26}{'intensity':>13}{'needed':>9}",
-            f"{'compute':<10}{_columns('FLOP', self.compute, self.compute_seconds)}",
-        ]
-        for name, (forward, backward) in self.operator_seconds.items():
-            lines.append(f"  {name:<11}{forward:>21.3g} s{backward:>24.3g} s")
-        rate = max(flops / of for flops, of in zip(self.compute, self.compute_seconds, strict=True))
-        for axis in self.mesh.axes:
-            name = axis.strategy
-            intensity = self.phases(name).intensity
-            needed = rate / (axis.links * hardware.link)
-            sends = _columns("B", self.sends[name], self.send_seconds[name])
-            lines.append(f"{name:<10}{sends}{intensity:>13.0f}{needed:>9.0f}")
-        memory = ", ".join(f"{name} {size:.3g}" for name, size in vars(self.memory).items() if size)
-        lines += [
-            f"{'bound':<10}{self.bound[0]:>26}{self.bound[1]:>26}",
-            "",
-            f"step      {self.step_seconds:.3g} s, {self.tokens_per_second:.3g} tokens/s, "
-            f"MFU {self.step_mfu:.1%}",
-            f"memory    {self.memory.total:.3g} B a chip: {memory}",
-            *(f"note      {note}" for note in self.notes),
-        ]
-        return "\n".join(lines)
-
-
-def _columns(unit: str, amounts: tuple[float, float], seconds: tuple[float, float]) -> str:
-    both = zip(amounts, seconds, strict=True)
-    return "".join(f"{amount:>11.3g} {unit:<4}{second:>8.3g} s" for amount, second in both)
-
-
-def plans(
-    model: Model,
-    batch: Batch,
-    hardware: Hardware,
-    chips: int,
-    links: Mapping[str, float],
-    *,
-    precision: Precision | None = None,
-    mfu: float = 1.0,
-    remat: bool = False,
-    cost: bool = False,
-) -> list[Plan]:
-    """Plans for all meshes of `chips`, shortest step first; ties by least communication.
-
-    links: the strategies, with the number of physical axes of each. Meshes whose tp size does not divide the
-    heads and the hidden width are left out. Other arguments are those of `Plan`.
-
-    Raises TypeError or ValueError for an argument that is not as above, and if no mesh is left.
-    """
-    tp_divides = (mesh for mesh in meshes(hardware, chips, links) if _divides(mesh.size("tp"), model))
-    found = [Plan(model, batch, mesh, precision or Precision(), mfu, remat, cost) for mesh in tp_divides]
-    if not found:
-        strategies = ",".join(f"{name}:{of:g}" for name, of in links.items())
-        expected = (
-            f"strategies that share the chips: links of {hardware.name} join at most {hardware.joined}, "
-            f"and tp divides {model.heads} heads and a hidden width of {model.hidden}"
-        )
-        raise ValueError(mismatch("mesh", expected, f"{strategies or 'none'} of {chips} chips"))
-    return sorted(found, key=lambda plan: (plan.step_seconds, plan.communication_seconds))
-
-
-def _divides(tp: int, model: Model) -> bool:
-    return model.heads % tp == 0 and model.hidden % tp == 0
-
-
-def best(candidates: Iterable[Plan], memory: float | None = None) -> Plan:
-    """The plan with the shortest step that fits into `memory` bytes per chip (None: the chip's own memory).
-
-    Raises ValueError if none fits, or if there are no candidates.
-    """
-    found = list(candidates)
-    if not found:
-        raise ValueError(mismatch("candidates", "at least one plan", "none"))
-    fit = [
-        plan
-        for plan in found
-        if plan.memory.total <= (plan.mesh.hardware.memory if memory is None else memory)
-    ]
-    if not fit:
-        least = min(found, key=lambda plan: plan.memory.total)
-        room = least.mesh.hardware.memory if memory is None else memory
-        expected = f"at least {least.memory.total:.3g} bytes, which {least.mesh} needs"
-        raise ValueError(mismatch("memory", expected, f"{room:.3g}"))
-    return min(fit, key=lambda plan: (plan.step_seconds, plan.communication_seconds))
+        """The mesh, the step part by part, and memory."""
+        return table(self)

@@ -259,7 +259,7 @@ def test_a_module_and_a_gpu_of_ones_own() -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"hardware": "abacus"}, "hardware: expected one of a100, h100"),
+        ({"hardware": "abacus"}, "hardware: expected one of a100, a100-80gb, h100"),
         ({"hardware": "v5p"}, "hardware: expected a GPU of NVIDIA's, got v5p"),
         ({}, "hardware: expected the name of a GPU, or tensors on one that hardware.py has, got meta"),
         ({"hardware": "h100", "needed": ["d_q"]}, "needed: expected names among q, k, v, got d_q"),
@@ -317,7 +317,7 @@ def test_measured_rates_are_checked(rates: tuple[float, ...], complaint: str) ->
         ("NVIDIA H200", "h200"),
         ("NVIDIA B200", "b200"),
         ("NVIDIA A100-SXM4-40GB", "a100"),
-        ("NVIDIA A100-SXM4-80GB", None),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
         ("NVIDIA H100 PCIe", None),
         ("NVIDIA H100 NVL", None),
         ("NVIDIA GH200 480GB", None),

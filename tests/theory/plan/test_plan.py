@@ -129,11 +129,6 @@ def test_gemm_flops_of_the_paper() -> None:
     assert model.attention_flops(tokens, 4096) == 6 * model.layers * tokens * 4096 * width
 
 
-def test_sizes_of_known_models() -> None:
-    published = {"llama3-8b": 8.03e9, "llama3-70b": 70.6e9, "llama3-405b": 405.9e9}
-    assert {name: model.parameters for name, model in MODELS.items()} == pytest.approx(published, rel=1e-3)
-
-
 def test_attention_overhead_of_llama3_70b() -> None:
     model = as_in_the_paper("llama3-70b")
     assert model.balanced_length == pytest.approx(8192 * (4 + 3 * 3.5) + 128256 / 80, rel=1e-12)

@@ -7,18 +7,21 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from statistics import median
 
 import pytest
 
 from monoidreduce.__main__ import main
-from monoidreduce.plan import HARDWARE, MODELS, Batch, plans
+from monoidreduce.plan import HARDWARE, MODELS, RUNS, Batch, plans, rates_of
 from monoidreduce.theory.plan.figure import save_figure
+from monoidreduce.theory.plan.runs import bounds
 
 pytestmark = pytest.mark.release  # a test of tools
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "planner.md"
-TEXT = PAGE.read_text(encoding="utf-8").replace("\\\n", "")  # commands in one line
-COMMANDS = re.findall(r"```console\n\$ python -m monoidreduce (.*)\n((?:.*\n)*?)```", TEXT)
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+TEXT = (DOCS / "planner.md").read_text(encoding="utf-8").replace("\\\n", "")  # commands in one line
+RUNS_PAGE = (DOCS / "published_runs.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"```console\n\$ python -m monoidreduce (.*)\n((?:.*\n)*?)```", TEXT + RUNS_PAGE)
 
 
 def test_examples() -> None:
@@ -28,7 +31,7 @@ def test_examples() -> None:
 
 
 def test_there_are_commands() -> None:
-    assert len(COMMANDS) == 3
+    assert len(COMMANDS) == 6
 
 
 @pytest.mark.parametrize(("command", "printed"), COMMANDS)
@@ -40,19 +43,17 @@ def test_commands(command: str, printed: str, capsys: pytest.CaptureFixture[str]
 # The picture
 
 COMPARED = shlex.split(
-    "plan --hardware h100 --model llama3-8b --batch 1e6 --mesh fsdp:0.11,tp:1 --chips 64 --mfu 0.5"
+    "plan --hardware h100 --model llama3-8b --batch 1e6 --mesh fsdp,tp --chips 64 --microbatch 1"
 )
 
 
 def test_the_command_of_the_picture_is_that_of_the_table() -> None:
     (named,) = re.findall(r"drawn by `python -m monoidreduce (plan [^`]*) --plot (docs/assets/[^`]*)`", TEXT)
     assert shlex.split(named[0]) == COMPARED
-    assert (Path(__file__).resolve().parents[3] / named[1]).is_file() and named[1].removeprefix(
-        "docs/"
-    ) in TEXT
+    assert (DOCS.parent / named[1]).is_file() and named[1].removeprefix("docs/") in TEXT
 
 
-@pytest.mark.parametrize("mesh", [COMPARED, [*COMPARED[:-6], "--mesh", "fsdp=16:0.11,tp=4"]])
+@pytest.mark.parametrize("mesh", [COMPARED, [*COMPARED[:-6], "--mesh", "fsdp=16,tp=4"]])
 def test_the_command_draws(mesh: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "plan.png"
@@ -62,15 +63,13 @@ def test_the_command_draws(mesh: list[str], tmp_path: Path, capsys: pytest.Captu
     assert main(mesh) == 0 and capsys.readouterr().out == drawn
 
 
-def test_the_bars_are_the_seconds(tmp_path: Path) -> None:
+def test_the_bars_are_the_parts_of_a_step(tmp_path: Path) -> None:
     """As text of an SVG: a label for each mesh, and a legend of what is drawn."""
     pytest.importorskip("matplotlib")
-    found = plans(
-        MODELS["llama3-8b"], Batch(1e6, 4096), HARDWARE["h100"], 64, {"fsdp": 0.11, "tp": 1}, mfu=0.5
-    )
+    found = plans(MODELS["llama3-8b"], Batch(1e6, 4096, 1), HARDWARE["h100"], 64, ("fsdp", "tp"))
     save_figure(tmp_path / "plan.svg", found)
     text = (tmp_path / "plan.svg").read_text()
-    for label in ("arithmetic", "links of fsdp", "links of tp", "step", "fsdp 16, tp 4", "fsdp 64, tp 1"):
+    for label in ("products", "attention", "waits for fsdp", "waits for tp", "optimizer", "fsdp 16", "tp 4"):
         assert f"<!-- {label} -->" in text
 
 
@@ -84,3 +83,24 @@ def test_a_picture_without_matplotlib(
     assert stop.value.code == 2 and out == "" and not list(tmp_path.iterdir())
     refusal = "argument --plot: matplotlib is not installed: pip install matplotlib"
     assert err == f"python -m monoidreduce plan: error: {refusal}\n"
+
+
+# The bounds that the page of runs states
+
+
+def test_stated_bounds() -> None:
+    for what, fitted in (("fitted to", True), ("held out", False)):
+        runs = [run for run in RUNS if run.fitted == fitted]
+        middle, worst = bounds(runs)
+        assert f"| {what} | {len(runs)} | {middle:.1%} | {worst:.1%} |" in RUNS_PAGE
+    memory = [abs(run.memory_error) for run in RUNS if run.memory_error is not None]
+    errors = f"{median(memory):.1%} in the median and {max(memory):.1%} at worst."
+    assert f"for {len(memory)} runs. Its error is {errors}" in RUNS_PAGE
+
+
+def test_stated_constants() -> None:
+    rates = [rates_of(HARDWARE[name]) for name in ("a100", "h100", "v4")]
+    products = " | ".join(f"{of.matmul:.2f}" for of in rates)
+    assert f"| of the peak, by large products | {products} |" in RUNS_PAGE
+    assert f"| of the peak, by fused attention | {rates[0].attention} | {rates[1].attention} |" in RUNS_PAGE
+    assert all(f"- {run.source.split(',')[0]}: " in RUNS_PAGE for run in RUNS if run.assumed)

@@ -1,0 +1,62 @@
+"""The planner agrees with published runs: the bounds that docs/planner.md states."""
+
+from __future__ import annotations
+
+import re
+from statistics import median
+
+import pytest
+
+from monoidreduce.plan import RUNS, Run
+from monoidreduce.theory.plan.runs import bounds, table_of_runs
+
+FITTED = [run for run in RUNS if run.fitted]
+HELD_OUT = [run for run in RUNS if not run.fitted]
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+def test_every_run(run: Run) -> None:
+    assert abs(run.error) < 0.30
+    if run.memory_error is not None:
+        assert abs(run.memory_error) < 0.20
+    assert run.source and run.seconds > 0
+
+
+def test_runs_that_were_held_out() -> None:
+    assert len(HELD_OUT) > 2 * len(FITTED) and len(FITTED) >= 20
+    middle, worst = bounds(HELD_OUT)
+    assert middle < 0.07 and worst < 0.30
+    signed = median(run.error for run in HELD_OUT)
+    assert abs(signed) < 0.05  # neither optimistic nor pessimistic
+
+
+def test_no_constant_is_fitted_to_one_run() -> None:
+    """What each fitted constant of `rates.py` is of, and how many fitted runs depend on it."""
+    kinds = {
+        "an A100": lambda run: run.plan.mesh.hardware.name.startswith("a100"),
+        "an H100 in bfloat16": lambda run: hopper(run) and not run.plan.precision.float8,
+        "an H100 in float8": lambda run: hopper(run) and run.plan.precision.float8,
+        "the limit of 500 W": lambda run: run.plan.mesh.hardware.name == "h100-hbm2e",
+        "a TPU": lambda run: run.plan.mesh.is_torus,
+    }
+
+    def hopper(run: Run) -> bool:
+        return run.plan.mesh.hardware.name.startswith("h100")
+
+    for kind, of in kinds.items():
+        assert sum(map(of, FITTED)) >= 2, kind
+        assert sum(map(of, HELD_OUT)) >= 2, kind
+
+
+def test_names_are_unique_within_a_source() -> None:
+    names = [(run.source, run.name) for run in RUNS]
+    assert len(set(names)) == len(names)
+
+
+def test_the_table() -> None:
+    text = table_of_runs(RUNS)
+    assert all(run.name in text and run.source in text for run in RUNS)
+    assert len(re.findall(r"\d\.\d+ s", text)) >= len(RUNS)
+    for what, runs in (("fitted to", FITTED), ("held out", HELD_OUT)):
+        middle, worst = bounds(runs)
+        assert f"{len(runs)} runs {what}: errors of {middle:.1%} in the median, {worst:.1%} at worst" in text
