@@ -103,12 +103,18 @@ def constants_of(kernel: str, width: int, among: dict[str, tuple[Constants, ...]
 
 
 def makespan(
-    jobs: Counter[int], workers: int, tile_seconds: float, job_seconds: float, shared: int = 0
+    jobs: Counter[int],
+    workers: int,
+    tile_seconds: float,
+    job_seconds: float,
+    shared: int = 0,
+    sections: tuple[int, int] = (1, 1),
 ) -> float:
     """The time until the last worker is done, when free workers take jobs in turn, longest first.
 
     jobs: number of jobs by their number of tiles. shared: number of the last jobs (all of equal length then)
-    that are split evenly over all workers.
+    that are split evenly over all workers. sections: (heads, heads of a section). Jobs of a section are taken
+    before those of the next one.
     """
     if shared:
         ((tiles, count),) = jobs.items()
@@ -121,8 +127,12 @@ def makespan(
     if len(jobs) <= 1:
         return -(-count // workers) * longest
     ends = [0.0] * workers
-    for tiles in sorted(jobs.elements(), reverse=True):
-        heapq.heapreplace(ends, ends[0] + tiles * tile_seconds + job_seconds)
+    heads, section = sections
+    for first in range(0, heads, section):
+        here = min(section, heads - first)
+        for tiles in sorted(jobs, reverse=True):
+            for _ in range(jobs[tiles] * here // heads):
+                heapq.heapreplace(ends, ends[0] + tiles * tile_seconds + job_seconds)
     return max(ends)
 
 
@@ -142,7 +152,7 @@ def time_of(work: Work, hardware: Hardware, constants: Constants | None = None, 
         workers = hardware.multiprocessors // work.workers
         tile_seconds = work.flops * max(work.width, known.width) * workers / (peak * known.share)
         of_job, of_all = (0.0, known.job_seconds) if work.overlapped else (known.job_seconds, 0.0)
-        compute = makespan(work.jobs, workers, tile_seconds, of_job, work.shared) + of_all
+        compute = makespan(work.jobs, workers, tile_seconds, of_job, work.shared, work.sections) + of_all
     at_once = read + written if work.overlapped and not work.kernel else 0.0
     launch = GAP_SECONDS + max(START_SECONDS - at_once, 0.0) + PASS_SECONDS * first
     return Time(compute, read, written, launch, known is None or bool(known.fitted))

@@ -21,8 +21,8 @@ from itertools import islice
 
 __all__ = ["Job", "Step", "job_steps", "read_by", "tile_steps"]
 
-# (stationary tile, its head, head of the streamed operand, range of its tiles).
-Job = tuple[int, int, int, range]
+# (stationary tile, its head, head of the streamed operand, its tiles; a range or a tuple).
+Job = tuple[int, int, int, Sequence[int]]
 Block = tuple[str, int, int]  # (operand, head, tile)
 Step = dict[Block, int]  # bytes of each block that some job reads in a step
 

@@ -8,7 +8,7 @@ cost of partial tiles is part of the kernel's constants.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -48,6 +48,7 @@ class Work:
         read, written: bytes of DRAM.
         workers: multiprocessors that share a job.
         shared: number of the last jobs that are split evenly over all blocks.
+        sections: (heads, heads whose jobs are taken before those of the next heads).
         overlapped: a job loads while the previous one ends; for a kernel that only moves bytes: they move
             from its start, so the fixed duration of a kernel overlaps with them.
         exposed: reading is not overlapped with jobs, because they are as short as their first loads.
@@ -65,6 +66,7 @@ class Work:
     written: int
     workers: int = 1
     shared: int = 0
+    sections: tuple[int, int] = (1, 1)
     overlapped: bool = False
     exposed: bool = False
     steps: int = 0
@@ -216,15 +218,30 @@ class _Problem:
         stay, stream = _bytes(self.launch, staying), _bytes(self.launch, streamed)
         if tile is None or self.plan.packing is not None or not (stay and stream):
             return stay, stream
-        fold = _Fold(self.band, by_rows, tile, self.heads, self.group if by_rows else 1)
+        shared, turns = (self.group, 1) if by_rows else (1, self.group)
+        section = 1 if self.band.all else self.section(by_rows, streamed)
+        fold = _Fold(self.band, by_rows, tile, self.heads, shared, turns, section)
         return stay, _streamed(fold, stay, stream, gpu)
 
+    def section(self, by_rows: bool, streamed: str) -> int:
+        """The number of heads whose jobs are taken before those of the next ones (sections.h)."""
+        of_head = max(_bytes(self.launch, streamed) // self.heads, 1)
+        return max(_C.SECTION_BYTES // of_head, 1) * (self.group if by_rows else 1)
+
     def work(
-        self, name: str, tile: tuple[int, int] | None, products: int, by_rows: bool, read: int, written: int
+        self,
+        name: str,
+        tile: tuple[int, int] | None,
+        products: int,
+        by_rows: bool,
+        streamed: str,
+        read: int,
+        written: int,
     ) -> Work:
         """The work of a kernel with `products` matrix products per tile of the band.
 
-        tile: (stationary lines, streamed lines), if the plan has one. read, written: DRAM bytes.
+        tile: (stationary lines, streamed lines), if the plan has one. streamed: operand names. read, written:
+        DRAM bytes.
         """
         group, all_heads = (1, self.heads * self.group) if by_rows else (self.group, self.heads)
         packing = self.plan.packing
@@ -249,6 +266,7 @@ class _Problem:
             read=read,
             written=written,
             shared=self.plan.split_jobs,
+            sections=(all_heads, min(self.section(by_rows, streamed), all_heads)),
             l2=(_asked(jobs, tile, 2 * self.width * 2), added * (products == 5)),  # two operands of 16 bits
         )
 
@@ -257,8 +275,9 @@ class _Problem:
 class _Fold:
     """The jobs of a kernel, as a key for caching.
 
-    tile: (stationary lines, streamed lines). heads: heads of the streamed operand; `group` stationary heads
-    use each.
+    tile: (stationary lines, streamed lines). heads: key heads. group: stationary heads that use one of them.
+    turns: query heads that stream past a stationary tile of a key head, one after another. section: heads
+    whose jobs are taken before those of the next ones.
     """
 
     band: Band
@@ -266,14 +285,16 @@ class _Fold:
     tile: tuple[int, int]
     heads: int
     group: int
+    turns: int
+    section: int
 
-    def jobs(self, passed: list[range], heads: int, section: int) -> Iterator[Job]:
+    def jobs(self, passed: Sequence[Sequence[int]], heads: int) -> Iterator[Job]:
         """The jobs of the first `heads` heads, in the order in which blocks take them.
 
-        passed: the tiles that stream past each tile. section: number of heads that take turns, job by job.
+        passed: the tiles that stream past each tile.
         """
         band = self.band.rows, self.band.columns, self.band.left, self.band.right
-        for tile, head in _C.job_order(*band, self.by_rows, len(passed), heads, section):
+        for tile, head in _C.job_order(*band, self.by_rows, len(passed), heads, self.section):
             yield tile, head, head // self.group, passed[tile]
 
 
@@ -282,9 +303,9 @@ def _streamed(fold: _Fold, stay: int, stream: int, gpu: Hardware) -> int:
     """DRAM bytes read of the streamed operand. stay, stream: total bytes of both operands."""
     band, (staying, streaming) = fold.band, fold.tile
     lines, others = (band.rows, band.columns) if fold.by_rows else (band.columns, band.rows)
-    heads, of_head = fold.heads * fold.group, stream // fold.heads
+    heads, of_head = fold.heads * fold.group, stream // (fold.heads * fold.turns)
     longest = band.longest(fold.by_rows, staying)
-    step = streaming * _tiles(_tiles(longest, _STEPS), streaming)
+    step = streaming * _tiles(_tiles(longest * fold.turns, _STEPS), streaming)
     many = _tiles(_tiles(lines, staying) * _tiles(longest, step), _STEPS_OF_HEAD)
     weight = Fraction(many)
     if longest * of_head > gpu.kept * others:  # nothing stays cached between jobs: merge `many` jobs into one
@@ -297,13 +318,19 @@ def _streamed(fold: _Fold, stay: int, stream: int, gpu: Hardware) -> int:
         for tile in (*alike[:skipped], *alike[len(alike) - skipped :]):
             passed[tile] = range(0)
         weight = Fraction(max(len(alike), 1), max(len(alike) - 2 * skipped, 1))
-    section = 1 if band.all else max(_C.SECTION_BYTES // of_head, 1) * fold.group
-    together = max(section, fold.group)
+    together = max(fold.section, fold.group)
     some = min(together * _tiles(_JOBS, together * len(passed)), heads)  # the other heads read as much
+    parts = _parts(others, step, of_head // others)
+    in_turn = [
+        passes
+        if fold.turns == 1
+        else tuple(turn * len(parts) + n for turn in range(fold.turns) for n in passes)
+        for passes in passed
+    ]
     steps = job_steps(
-        fold.jobs(passed, some, section),
+        fold.jobs(in_turn, some),
         _parts(lines, staying, stay // (heads * lines)),
-        _parts(others, step, of_head // others),
+        parts * fold.turns,
         gpu.facts().multiprocessors,
     )
     read = sum(size for (operand, *_), size in read_by(steps, gpu.kept).items() if operand == "streams")
@@ -317,7 +344,7 @@ def _forward(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     read = sum(problem.read(True, tile, "q x", "k v w1 w2", gpu)) + _bytes(launch, "bias bias1 bias2")
     written, name = _bytes(launch, "out lse lse_low out_low"), launch.name + problem.scores
     splits = 1 if problem.plan.packing is None else problem.plan.packing[2]
-    yield problem.work(name, tile, 2, True, read, scratch if splits > 1 else written)
+    yield problem.work(name, tile, 2, True, "k v w1 w2", read, scratch if splits > 1 else written)
     if splits > 1:
         yield Work("combine_splits", "", 0, 0.0, Counter(), scratch, written, steps=splits)
     if "q" in launch.arguments and problem.partial and problem.plan.tensor_cores:
@@ -354,7 +381,7 @@ def _gradients(launch: Launch, problem: _Problem, gpu: Hardware) -> Iterator[Wor
         stay, stream = problem.read(False, tile, of_columns, streamed, gpu)
         evicted = stream * sums // max(_bytes(launch, streamed), 1)
         written, products = evicted + _bytes(launch, " ".join(columns)), 5 if rows in a else 4
-        yield problem.work(name, tile, products, False, stay + stream + biases, written)
+        yield problem.work(name, tile, products, False, streamed, stay + stream + biases, written)
         return
     narrow = " alone" * (problem.width <= 128)  # has its own constants: it is not as slow as a width of 256
     tile = plan.streamed_tile or plan.tile
@@ -365,7 +392,8 @@ def _gradients(launch: Launch, problem: _Problem, gpu: Hardware) -> Iterator[Wor
         operands = (of_rows, of_columns) if by_rows else (of_columns, of_rows)
         read = sum(problem.read(by_rows, tile, *operands, gpu)) + biases
         written = _bytes(launch, gradient)
-        yield problem.work(f"{name}/{gradient}{narrow}", tile, products, by_rows, read, written)
+        kernel = f"{name}/{gradient}{narrow}"
+        yield problem.work(kernel, tile, products, by_rows, operands[1], read, written)
 
 
 def _clusters(gpu: Hardware) -> int:

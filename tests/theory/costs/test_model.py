@@ -40,6 +40,18 @@ def test_the_longest_jobs_go_first() -> None:
     assert makespan(Counter({5: 1, 4: 1, 3: 1, 2: 1, 1: 1}), 2, 1.0, 0.0) == 8
 
 
+def test_a_section_goes_before_the_next_one() -> None:
+    """Two heads of a long and a short job each: together the long ones first, alone one after the other."""
+    jobs = Counter({6: 2, 2: 2})
+    assert makespan(jobs, 2, 1.0, 0.0, sections=(2, 2)) == 8
+    assert makespan(jobs, 2, 1.0, 0.0, sections=(2, 1)) == 2 + 6
+
+
+def test_three_heads_in_sections_of_two() -> None:
+    """6 and 6, then 2 and 2; the third head's 6 and 2 come last."""
+    assert makespan(Counter({6: 3, 2: 3}), 2, 1.0, 0.0, sections=(3, 2)) == 8 + 6
+
+
 def test_no_jobs_take_no_time() -> None:
     assert makespan(Counter(), 4, 2.0, 0.0) == 0
 
