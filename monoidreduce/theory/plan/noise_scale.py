@@ -40,11 +40,12 @@ class NoiseScale:
 
     Raises:
         TypeError or ValueError: unless 0 < small < big, 0 <= average < 1, some parameter requires a gradient,
-        and
-            `big` is a multiple of the samples that all processes compute in one pass.
+            and `big` is a multiple of the samples that all processes compute in one pass; and for sharded
+            parameters (`fully_shard`, FullyShardedDataParallel, DTensors), of which no process has a whole
+            gradient.
         ValueError: on entry, if a parameter has a gradient already.
         RuntimeError: at the end of the block, if the number of backward passes that reached the parameters is
-            not the number that `big` needs. This happens for models with sharded parameters (FSDP).
+            not the number that `big` needs.
     """
 
     def __init__(self, model: nn.Module, small: int, big: int, *, average: float = 0.99) -> None:
@@ -59,6 +60,9 @@ class NoiseScale:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not self._parameters:
             raise ValueError(mismatch("model", "a parameter that requires a gradient", "none"))
+        if sharded := _sharding(model):
+            expected = "whole parameters, with DistributedDataParallel or without"
+            raise ValueError(mismatch("model", expected, sharded))
         self._group = model.process_group if isinstance(model, DistributedDataParallel) else None
         self._world = self._group.size() if self._group is not None else 1
         if small >= big or big % (small * self._world):
@@ -159,3 +163,13 @@ class NoiseScale:
             return b_simple
         check_numbers(lambda_=lambda_)
         return math.sqrt(lambda_ * b_simple)
+
+
+def _sharding(model: nn.Module) -> str:
+    """What shards parameters of the model; "" if nothing does. By names: imports of these take long."""
+    for module in model.modules():
+        if type(module).__name__ == "FullyShardedDataParallel":
+            return "FSDP (FullyShardedDataParallel)"
+        if hasattr(module, "set_requires_gradient_sync"):  # what fully_shard adds to a module
+            return "FSDP2 (fully_shard)"
+    return "DTensors" if any(hasattr(parameter, "placements") for parameter in model.parameters()) else ""

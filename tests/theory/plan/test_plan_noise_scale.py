@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import socket
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed
 import torch.multiprocessing
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_module
 from torch.nn.parallel import DistributedDataParallel
 
 from monoidreduce.plan import NoiseScale, estimate_noise
@@ -155,6 +159,23 @@ def test_sizes_that_are_refused(options: dict[str, float], complaint: str) -> No
         NoiseScale(quadratic(), **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="model: expected a parameter that requires a gradient"):
         NoiseScale(nn.ReLU(), small=1, big=2)
+
+
+def test_sharded_parameters_are_refused_by_name(tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        sharded = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        fully_shard(sharded, mesh=mesh)
+        with pytest.raises(
+            ValueError, match=r"model: expected whole parameters, .*, got FSDP2 \(fully_shard\)"
+        ):
+            NoiseScale(sharded, small=1, big=2)
+        whole = distribute_module(nn.Linear(4, 4), mesh)
+        with pytest.raises(ValueError, match=r"expected whole parameters, .*, got DTensors"):
+            NoiseScale(whole, small=1, big=2)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def _rank(rank: int, port: int, samples: Tensor, start: Quadratic) -> None:
