@@ -376,36 +376,41 @@ def _nvidia() -> Iterator[Run]:
         {size: MODELS[f"llama{version}-{size}"] for size in sizes}
         for version, sizes in ((2, ("7b", "13b", "70b")), (3, ("8b", "70b", "405b")))
     )
-    # source, model; GPUs, batch, microbatch, sequence, tp, stages, context, chunks, tokens/s of a GPU, fitted
+    # source, model, hardware; batch, microbatch, sequence; stages, replicas, context and tp; chunks; ZeRO,
+    # where 3 is FSDP; tokens/s of a GPU; fitted
     rows = (
-        (nemo, "GPT-3 5B", five, 64, 2048, 4, 2048, 1, 1, 1, 1, 22521, False),
-        (nemo, "GPT-3 20B", twenty, 64, 256, 2, 2048, 2, 1, 1, 1, 5851, True),
-        (nemo, "GPT-3 175B", gpt3, 128, 256, 1, 2048, 4, 8, 1, 6, 726, False),
-        (nemo, "GPT-3 175B", gpt3, 512, 2048, 2, 2048, 4, 8, 1, 6, 782, True),
-        (nemo, "Llama 2 7B", llama2["7b"], 8, 128, 1, 4096, 1, 1, 1, 1, 16847, True),
-        (nemo, "Llama 2 13B", llama2["13b"], 16, 128, 1, 4096, 1, 4, 1, 10, 8646, False),
-        (nemo, "Llama 2 70B", llama2["70b"], 64, 128, 1, 4096, 4, 4, 1, 20, 1707, False),
-        (nemo, "Llama 3 8B", llama3["8b"], 8, 128, 1, 8192, 1, 1, 2, 1, 12036, False),
-        (nemo, "Llama 3 70B", llama3["70b"], 64, 128, 1, 8192, 4, 4, 2, 5, 1533, True),
-        (bridge, "Llama 3 70B", llama3["70b"], 64, 128, 1, 8192, 4, 8, 1, 5, 1602, False),
-        (bridge, "Llama 3 405B", llama3["405b"], 1024, 512, 1, 8192, 8, 8, 2, 8, 292, False),
+        (nemo, "GPT-3 5B", five, "h100", 2048, 4, 2048, (1, 64, 1, 1), 1, 1, 22521, False),
+        (nemo, "GPT-3 20B", twenty, "h100", 256, 2, 2048, (1, 32, 1, 2), 1, 1, 5851, True),
+        (nemo, "GPT-3 175B", gpt3, "h100", 256, 1, 2048, (8, 4, 1, 4), 6, 1, 726, False),
+        (nemo, "GPT-3 175B", gpt3, "h100", 2048, 2, 2048, (8, 16, 1, 4), 6, 1, 782, True),
+        (nemo, "Llama 2 7B", llama2["7b"], "h100", 128, 1, 4096, (1, 8, 1, 1), 1, 1, 16847, True),
+        (nemo, "Llama 2 13B", llama2["13b"], "h100", 128, 1, 4096, (4, 4, 1, 1), 10, 1, 8646, False),
+        (nemo, "Llama 2 70B", llama2["70b"], "h100", 128, 1, 4096, (4, 4, 1, 4), 20, 1, 1707, False),
+        (nemo, "Llama 3 8B", llama3["8b"], "h100", 128, 1, 8192, (1, 4, 2, 1), 1, 1, 12036, False),
+        (nemo, "Llama 3 70B", llama3["70b"], "h100", 128, 1, 8192, (4, 2, 2, 4), 5, 1, 1533, True),
+        (bridge, "Llama 3 8B", llama3["8b"], "h100", 128, 1, 8192, (1, 8, 1, 1), 1, 3, 14451, False),
+        (bridge, "Llama 3 70B", llama3["70b"], "h100", 128, 1, 8192, (8, 2, 1, 4), 5, 1, 1602, False),
+        (bridge, "Llama 3 405B", llama3["405b"], "h100", 512, 1, 8192, (8, 8, 2, 8), 8, 1, 292, False),
+        (bridge, "Llama 3 8B", llama3["8b"], "b200", 128, 2, 8192, (1, 8, 1, 1), 1, 1, 30624, False),
+        (bridge, "Llama 3 405B", llama3["405b"], "b200", 64, 1, 8192, (8, 2, 2, 4), 8, 1, 661, False),
     )
-    for source, name, model, gpus, batch, micro, length, tp, stages, context, chunks, rate, fitted in rows:
+    for source, name, model, hardware, batch, micro, length, sizes, chunks, zero, rate, fitted in rows:
+        names = "pipeline", "fsdp" if zero == 3 else "dp", "context", "tp"
         plan = _plan(
             model,
-            "h100",
+            hardware,
             batch * length,
             length,
-            dict(pipeline=stages, dp=gpus // tp // stages // context, context=context, tp=tp),
+            dict(zip(names, sizes, strict=True)),
             microbatch=micro,
-            chunks=min(chunks, model.layers // stages),
-            zero=1,
+            chunks=min(chunks, model.layers // sizes[0]),
+            zero=zero % 3,
             precision=Precision(float8=True),
             overlap=(*OVERLAP, "tp"),
         )
-        year = ", 2025" if source == bridge else ""
+        gpus, year = plan.mesh.chips, ", 2025" if source == bridge else ""
         yield Run(
-            f"{name}, {gpus} H100, float8{year}",
+            f"{name}, {gpus} {hardware.upper()}, float8{year}",
             source,
             plan,
             batch * length / (gpus * rate),

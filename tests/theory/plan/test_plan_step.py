@@ -187,6 +187,15 @@ def test_tensor_parallelism_blocks_forward() -> None:
     assert tiny(model=replace(TINY, parallel=True), tp=2).step.links["tp"] < plain.links["tp"]
 
 
+def test_vocabulary_parallelism_shares_the_head_alone() -> None:
+    alone, shared = tiny().step, tiny(vocab=4).step
+    assert shared.arithmetic["products"] == alone.arithmetic["products"]
+    assert shared.arithmetic["loss"].total == pytest.approx(alone.arithmetic["loss"].total / 4)
+    sums, states = 2 * 2 * 1024 * 32 * 3 / 4 / 1e9, 2 * 12 * 1024 * 3 / 4 / 1e9
+    waits = shared.waits["vocab"]
+    assert (waits.forward, waits.backward) == (pytest.approx(sums + states), pytest.approx(sums))
+
+
 @pytest.mark.parametrize(
     ("schedule", "chunks", "waits"), [("1f1b", 1, 1.0), ("gpipe", 1, 1.0), ("1f1b", 2, 0.5)]
 )
