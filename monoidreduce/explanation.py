@@ -134,7 +134,12 @@ def cpu_tiles(operands: dict[str, Tensor | None], bias_gradient: bool = False) -
 
 
 # Kernels of a part of a pass of an MLP, and the pass.
-_PARTS = {"mlp_hidden": "mlp_forward", "gated_hidden": "mlp_forward", "gated_gradient": "mlp_backward"}
+_PARTS = {
+    "mlp_hidden": "mlp_forward",
+    "gated_hidden": "mlp_forward",
+    "gated_gradient": "mlp_backward",
+    "statistics_payload": "statistics_fold",
+}
 
 
 def _pass_name(kernel: str) -> str:

@@ -133,6 +133,7 @@ void define_plan(py::module_& m) {
                              })
       .def_readonly("narrow", &Plan::narrow)
       .def_readonly("owned_rows", &Plan::owned_rows)
+      .def_readonly("payload_slabs", &Plan::payload_slabs)
       .def_readonly("clusters", &Plan::clusters)
       .def_property_readonly("keeps", can(&Capabilities::keeps))
       .def_property_readonly("skips_rows", can(&Capabilities::skips_rows))

@@ -72,6 +72,7 @@ class Plan:
     computed: tuple[bool, bool, bool]
     narrow: bool
     owned_rows: OwnedRows | None
+    payload_slabs: int
     clusters: int
     tier: str
     can: Capabilities

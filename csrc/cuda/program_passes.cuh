@@ -45,7 +45,8 @@ ProgramData data_of(const Call& x) {
           .scale = x.scale,
           .tables = tables_of(x)};
 }
-inline StatisticsResults results_of(const StatisticsFold& x) {
+template <class Call>
+StatisticsResults results_of(const Call& x) {
   return {x.values.data, x.low.data, static_cast<std::int64_t*>(x.indices.data), x.a.size[0],
           x.b.size[0] == 0 ? -1 : 0};
 }

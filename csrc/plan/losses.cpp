@@ -181,8 +181,11 @@ Plan plan(const StatisticsFold& given, const DeviceFacts& gpu, const Launch& lau
     plan.scratch = plan.owned_rows->splits * p.rows() * x.state_words;
   if (plan.choice.family == Family::kSm80)
     plan.scratch = fold_floats(two ? tiles::kSm80Distillation : tiles::kSm80Loss, x.state_words, p, gpu);
-  if (plan.choice.family == Family::kSm90)
+  if (plan.choice.family == Family::kSm90) {
     plan.scratch = fold_floats(two ? tiles::kSm90Distillation : tiles::kSm90Loss, x.state_words, p, gpu);
+    const std::int64_t slabs = parts_of(p.width(), tiles::kSlab) + parts_of(p.other_width(), tiles::kSlab);
+    if (slabs <= tiles::kRowSlabs) plan.payload_slabs = two ? tiles::kPayloadSlabs - 1 : tiles::kPayloadSlabs;
+  }
   return plan;
 }
 template <>

@@ -62,6 +62,10 @@ inline constexpr TileSize kNarrow{128, 128};
 inline constexpr std::int64_t kRowBytes = 64, kRowVector = 16, kRowThreads = 128, kGroupRows = 4,
                               kRowColumns = 64, kRowBlocks = 16;
 
+// Hopper's pass of a program with payload sums (device/resident/fold_payload_sm90.cuh): elements of a slab, the most slabs that
+// the rows of both scores may have, and slabs of the payload that a kernel adds up.
+inline constexpr std::int64_t kSlab = 64, kRowSlabs = 6, kPayloadSlabs = 3;
+
 // The MLP's forward pass on sm_80, for 16-bit types and for floats, by width. blocks: how many an SM runs at a time.
 struct ForwardSizes {
   int rows, columns, blocks;

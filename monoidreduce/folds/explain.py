@@ -104,9 +104,15 @@ def explanation_of(
     if program is not None and program.most:
         reasons.append("torch finds the k largest, and their gradient, in chunks of columns of the workspace")
     if program is not None and program.payloads:
-        of_one = "a payload sum is the gradient of a fold with one more score"
-        of_two = "torch computes payload sums of two scores, and their gradients, in chunks of columns"
-        reasons.append(of_two if program.scores == 2 else of_one)
+        two = program.scores == 2
+        if any(launch.name == "statistics_payload" for launch in run.launches):
+            reasons.append("one pass folds numbers and payload sums")
+            of_one = "the gradient of a payload sum is that of a fold with one more score"
+            of_two = "torch computes the gradients of payload sums of two scores, in chunks of columns"
+        else:
+            of_one = "a payload sum is the gradient of a fold with one more score"
+            of_two = "torch computes payload sums of two scores, and their gradients, in chunks of columns"
+        reasons.append(of_two if two else of_one)
     if "program" in given:
         reasons.append("the gradient by data of rows or of columns is one more forward pass each")
     plans = (("forward", forward.plan), ("backward", backward.plan))

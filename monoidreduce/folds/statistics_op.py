@@ -25,7 +25,7 @@ from monoidreduce._ops.memory import (
     rounded_gradients,
 )
 from monoidreduce.folds.cpu.bytecode import backward_code, forward_code
-from monoidreduce.folds.cuda import cuda_passes, cuda_rows, kernels
+from monoidreduce.folds.cuda import cuda_passes, cuda_payload, cuda_rows, kernels
 from monoidreduce.folds.operands import Data, Operands, Tables, place
 from monoidreduce.folds.program.derivative import Sums, column_sums, row_sums
 from monoidreduce.folds.program.errors import TraceError
@@ -162,12 +162,34 @@ def forward(
     a, b and all others have those of all batches, one after another: [batches * N, D], [batches * V, D].
     """
     inputs = (a, b, other_a, other_b, row, column, payload, row_index, column_index)
-    options: Any = (program, widths or [], scale, workspace)  # AOTInductor passes an empty list as None
-    if batches == 1:
-        return _forward(*inputs, *options)
-    found = [_forward(*part, *options) for part in parts_of(inputs, AXES, batches)]
-    values, sums, low, indices = joined(found, _AXES_OF_RESULTS)
+    widths = widths or []  # AOTInductor passes an empty list as None
+    operands, of = (a, b, other_a, other_b), parse(program)
+    _check(of, operands, payload, widths)
+    plan = None if payload is None else cuda_payload.plan_of(program, operands, payload, widths)
+    if payload is not None and plan is not None:
+        data = (row, column, row_index, column_index)
+        found = cuda_payload.fold(program, operands, data, payload, widths, batches, scale, plan)
+    else:
+        parts: Any = parts_of(inputs, AXES, batches) if batches != 1 else [inputs]
+        options: Any = (program, widths, scale, workspace)
+        of_parts = [_forward(*part, *options) for part in parts]
+        found = of_parts[0] if batches == 1 else joined(of_parts, _AXES_OF_RESULTS)  # type: ignore[assignment]
+    values, sums, low, indices = found
+    if of.ignored is not None:
+        leave_out(of, _ignored(of, row_index), values, sums, indices)
     return values, sums, low, indices
+
+
+def _check(of: Program, operands: Operands, payload: Tensor | None, widths: list[int]) -> None:
+    """Check what a hand-written call of the op might get wrong."""
+    a, b, other_a, _ = operands
+    if (other_a is not None) != (of.scores == 2):
+        raise ValueError("other_a, other_b: expected them for a program of two scores, and for no other")
+    if len(widths) != len(of.payloads) or sum(widths) != (0 if payload is None else payload.shape[1]):
+        raise ValueError(
+            "widths: expected one for each payload sum of the program, of the columns of payload"
+        )
+    most_numbers("a, b", len(a), len(b))
 
 
 def _forward(
@@ -186,13 +208,6 @@ def _forward(
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     of = parse(program)
-    if (other_a is not None) != (of.scores == 2):
-        raise ValueError("other_a, other_b: expected them for a program of two scores, and for no other")
-    if len(widths) != len(of.payloads) or sum(widths) != (0 if payload is None else payload.shape[1]):
-        raise ValueError(
-            "widths: expected one for each payload sum of the program, of the columns of payload"
-        )
-    most_numbers("a, b", len(a), len(b))
     operands, data = (a, b, other_a, other_b), (row, column, row_index, column_index)
     has_numbers, sums = of.values or of.indices, _sums(a, payload)
     folded = _numbers(program, operands, data, scale, workspace) if has_numbers else _results(of, a)
@@ -205,8 +220,6 @@ def _forward(
                 continue
             _write_sum(program, number, operands, data, vectors, folded, scale, workspace, to)
     values, low, indices = folded
-    if of.ignored is not None:
-        leave_out(of, _ignored(of, row_index), values, sums, indices)
     return values, sums, low, indices
 
 

@@ -210,6 +210,18 @@ def test_explain_names_the_paths(fold: Any) -> None:
     assert ("in chunks of columns" in str(planned)) == by_torch
 
 
+@pytest.mark.parametrize("width, in_one_pass", ((128, True), (384, True), (448, False)))
+def test_rows_that_fit_into_shared_memory_take_one_pass(width: int, in_one_pass: bool) -> None:
+    a, b, v = (torch.empty(300, size, dtype=torch.bfloat16, device="meta") for size in (width, width, 64))
+
+    def biased(score: Any, column: Any, v: Any) -> Any:
+        return dict(mean=stat.softmax(score - column).mean(v))
+
+    planned = mr.explain(mr.statistics(biased), a, b, column={"v": v}, hardware="h100")
+    assert planned.forward == "statistics_fold/cuda/sm90/bfloat16"
+    assert ("one pass folds numbers and payload sums" in str(planned)) == in_one_pass
+
+
 A, B, V = torch.randn(4, 3), torch.randn(5, 3), torch.randn(5, 2)
 
 

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from integers import CASES, captured, kept
 from specimens import name_of
+from tensor_core_scores import tensor_core_scores
 from tolerance import accuracy_failures, check_draws, raise_failures
 from torch import Tensor
 
@@ -24,22 +25,6 @@ from monoidreduce.folds.torch import reader
 Call = dict[str, Any]
 TENSOR_CORES = ("sm80", "sm90")
 PARTS = 8  # of the random functions
-
-
-def tensor_core_scores(rows: Tensor, columns: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
-    """As torch's products of 16-bit operands, not rounded. Tensor cores cut off bits of float32 sums. Each
-    score is too small by up to an ulp or two, in magnitude, and totals of thousands show it. The local
-    gradients, operands of the backward products, are rounded: where a row's are all equal, so are the errors.
-    """
-    exact = SCORES(rows, columns, dtype, 1.0)
-    if exact.requires_grad:
-        exact.register_hook(lambda local: local.to(rows.dtype).to(dtype))
-    with torch.no_grad():
-        products = torch.mm(rows, columns.T, out_dtype=torch.float32)
-    return (exact + (products - exact).detach()) * scale
-
-
-SCORES = reader.scores
 
 
 def measured(fold: Any, call: Call, gpu: torch.device) -> dict[str, tuple[Tensor, Tensor, Tensor]]:

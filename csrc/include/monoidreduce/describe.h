@@ -186,7 +186,7 @@ constexpr std::tuple<Fields...> fields(const Fields&... each) {
   return {each...};
 }
 
-inline constexpr int kMostAxes = 14;  // the largest number of differently named axes in a call
+inline constexpr int kMostAxes = 16;  // the largest number of differently named axes in a call
 
 // Which engines have kernels for a call: a bit for each namespace that defines run() for it (cpu/engine.h, cuda/engine.h).
 using KernelSet = unsigned;

@@ -45,8 +45,8 @@ using Calls =
              MlpLocalGradient, GatedHidden, GatedGradient, LogSumExpForward, LogSumExpBackward,
              LogSumExpLocalGradient, LogProbsForward, LogProbsBackward, LogProbsLocalGradient,
              ModifiedAttentionForward, ModifiedAttentionBackward, StatisticsForward, StatisticsBackward,
-             StatisticsFold, StatisticsLocalGradient, StatisticsRowGradient, LossReduction, RowScaling,
-             FittedCopy, RowOrdering, SequenceSpans, CombinedLogSumExp, CombinedCrossEntropy,
+             StatisticsFold, StatisticsPayload, StatisticsLocalGradient, StatisticsRowGradient, LossReduction,
+             RowScaling, FittedCopy, RowOrdering, SequenceSpans, CombinedLogSumExp, CombinedCrossEntropy,
              CombinedLogProbs, CombinedDistillation, Undefined, RowsProduct, ColumnsProduct, ScoreProduct,
              JsdRows, JsdGradient>;
 

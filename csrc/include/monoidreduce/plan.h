@@ -158,8 +158,10 @@ struct Plan {
   // mean of b, and gradients are folds too, not products of dlogits (LogSumExpBackward).
   bool narrow = false;
 
-  // A user's program.
+  // A user's program. payload_slabs: how many slabs of a payload one kernel adds up while it folds (StatisticsPayload), as far as
+  // registers allow; 0 if the rows are too wide for that.
   std::optional<OwnedRows> owned_rows = {};
+  std::int64_t payload_slabs = 0;
 
   const Capabilities& can() const { return kFamilies[static_cast<int>(choice.family)]; }
 };

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
 
@@ -18,6 +18,7 @@ from monoidreduce.folds.program.graph import Node
 from monoidreduce.folds.program.integers import FEW, MOST, lowered
 from monoidreduce.folds.program.operations import LEAVES, OPERATIONS
 from monoidreduce.folds.program.program import Program, parse, reachable
+from monoidreduce.folds.program.ranges import column_bounds
 
 __all__ = ["Source", "fold_source", "gradient_source", "pulled_source", "scores_source", "state_words"]
 
@@ -168,10 +169,40 @@ def _lines(
     return lines, [f"x{number}" for number in numbers], names
 
 
+def _of_payloads(program: Program, counted: tuple[int, ...]) -> str:
+    """Members for the kernel of payload sums: the softmax and the count of each, and the bounds of a row's
+    columns. counted: as in `fold_source`."""
+    own_counts = len(program.counts) - len(counted)
+    counts = {n: own_counts + k for k, n in enumerate(counted)}
+    softmax_of = ", ".join(str(softmax) for softmax, _ in program.payloads)
+    count_of = ", ".join(str(counts.get(n, -1)) for n in range(len(program.payloads)))
+    bounds = column_bounds(replace(program, counts=program.counts[:own_counts]).text)
+    lines, roots, _ = _lines(program.nodes, [n for bound in bounds for _, n in bound.terms])
+    at = iter(roots)
+    for bound in bounds:
+        terms = [f"{factor} * W({next(at)})" for factor, _ in bound.terms]
+        name, better = ("end", "<") if bound.upper else ("first", ">")
+        lines.append(
+            f"if (const W at = {' + '.join([*terms, str(bound.offset)])}; at {better} {name}) {name} = at;"
+        )
+    body = "".join(f"    {line}\n" for line in lines)
+    return f"""\
+  static constexpr int kSoftmaxOf[] = {{{softmax_of}}}, kCountOf[] = {{{count_of}}};
+  static constexpr bool kBounded = {str(bool(bounds)).lower()};
+  MR_HD static void bound([[maybe_unused]] const ProgramElement<Program>& e, W& first, W& end) {{
+{body}  }}
+"""
+
+
 def _struct(
-    constants: dict[str, int], means: Sequence[int], function: str, body: Iterable[str], names: set[str]
+    constants: dict[str, int],
+    means: Sequence[int],
+    function: str,
+    body: Iterable[str],
+    names: set[str],
+    more: str = "",
 ) -> str:
-    """The text of the struct. names: operations used."""
+    """The text of the struct. names: operations used. more: further members."""
     listed = ", ".join(f"{name} = {value}" for name, value in constants.items())
     indented = "\n".join(f"    {line}" for line in body)
     of_rows, of_columns = ("W" if f"wide_{of}_index" in names else "I" for of in ("row", "column"))
@@ -186,7 +217,7 @@ struct Program {{
   static constexpr int {listed};
   static constexpr int kMeans[] = {{{", ".join(map(str, means or (0,)))}}};
 {_TO_REAL}
-  MR_HD static {function}([[maybe_unused]] const ProgramElement<Program>& e) {{
+{more}  MR_HD static {function}([[maybe_unused]] const ProgramElement<Program>& e) {{
 {indented}
   }}
 }};
@@ -202,7 +233,7 @@ _TO_REAL = """\
 
 def _constants(scores: int, counts: Sequence[int], statistics: Sequence[int]) -> dict[str, int]:
     data = ("kRowData", "kRowIndices", "kColumnData", "kColumnIndices")
-    of_rows = ("kSoftmaxes", "kTotals", "kLargest", "kCounts")
+    of_rows = ("kSoftmaxes", "kTotals", "kLargest", "kCounts", "kPayloads")
     return {"kScores": scores, **dict(zip((*data, *of_rows), (*counts, *statistics), strict=True))}
 
 
@@ -211,10 +242,23 @@ def _means(program: Program) -> list[int]:
 
 
 @lru_cache(256)
-def fold_source(text: str, rows: int, row_indices: int, columns: int, column_indices: int) -> Source:
-    """The source of a program's fold. rows, ..., column_indices: numbers of data of each kind in a call."""
+def fold_source(
+    text: str,
+    rows: int,
+    row_indices: int,
+    columns: int,
+    column_indices: int,
+    counted: tuple[int, ...] | None = None,
+) -> Source:
+    """The source of a program's fold. rows, ..., column_indices: numbers of data of each kind in a call.
+
+    counted: for the kernel that computes the payload sums too: those that the last counts of the program are
+    for (`payloads.counting_excluded`).
+    """
     program = parse(text)
-    lines, roots, names = _lines(program.nodes, program.roots)
+    of_payloads = () if counted is None else program.payloads
+    wanted = [*program.roots, *(factor for _, factor in of_payloads)]
+    lines, roots, names = _lines(program.nodes, wanted)
     to: list[str] = []
     means = count()
     for s, (_, *values) in enumerate(program.softmaxes):
@@ -223,6 +267,7 @@ def fold_source(text: str, rows: int, row_indices: int, columns: int, column_ind
         ("total", program.totals),
         ("largest", program.largest),
         ("counted", program.counts),
+        ("factor", of_payloads),
     ):
         to += [f"{field}[{k}]" for k in range(len(numbers))]
     assigned = [f"to.{place} = {root};" for place, root in zip(to, roots, strict=True)]
@@ -230,10 +275,12 @@ def fold_source(text: str, rows: int, row_indices: int, columns: int, column_ind
     constants = _constants(
         program.scores,
         (rows, row_indices, columns, column_indices),
-        (len(program.softmaxes), len(program.totals), len(program.largest), len(program.counts)),
+        (*map(len, (program.softmaxes, program.totals, program.largest, program.counts, of_payloads)),),
     )
-    function = "ElementStatistics<Program> statistics"
-    return Source(_struct(constants, _means(program), function, body, names), program.scores)
+    function, more = "ElementStatistics<Program> statistics", ""
+    if counted is not None:
+        more = _of_payloads(program, counted)
+    return Source(_struct(constants, _means(program), function, body, names, more), program.scores)
 
 
 @lru_cache(256)
@@ -248,7 +295,7 @@ def gradient_source(text: str, rows: int, row_indices: int, columns: int, column
     counts = (known, row_indices + len(program.largest), columns, column_indices)
     results = ", ".join(roots) + (", R(0)" if len(roots) == 1 else "")
     body = [*lines, f"return {{{results}}};"]
-    constants = _constants(program.scores, counts, (0, 0, 0, 0))
+    constants = _constants(program.scores, counts, (0, 0, 0, 0, 0))
     return Source(_struct(constants, (), "Gradient<R> gradient", body, names), program.scores)
 
 
@@ -282,7 +329,7 @@ def pulled_source(
     body = [*lines, "ElementGradients<Program> to{};"]
     body += [f"to.{name} = {root};" for name, root in zip(wanted, roots, strict=True)]
     constants = {"kOperands": int(operands), "kSums": len(data)}
-    constants |= _constants(program.scores, counts, (0, 0, 0, 0))
+    constants |= _constants(program.scores, counts, (0, 0, 0, 0, 0))
     function = "ElementGradients<Program> pulled"
     return Source(_struct(constants, (), function, [*body, "return to;"], names), program.scores)
 

@@ -38,6 +38,7 @@ __all__ = [
     "FORWARD",
     "capability_of",
     "compiled",
+    "compiled_payload",
     "compiled_row_gradient",
     "compiled_scores",
     "compiled_unit",
@@ -45,6 +46,7 @@ __all__ = [
     "gradient_kernels",
     "hash_of_headers",
     "is_available",
+    "payload_kernels",
     "row_gradient_kernel",
     "scores_kernel",
 ]
@@ -104,6 +106,58 @@ def gradient_kernels(
         return 0
     which = _GRADIENT_OF_FIRST if of_first else _GRADIENT
     return _loaded(which, program, counts, dtype, plan.tier, capability_of(device))
+
+
+def payload_kernels(
+    program: str,
+    counts: Counts,
+    counted: tuple[int, ...],
+    slabs: tuple[tuple[int, ...], ...],
+    dtype: torch.dtype,
+    plan: _C.Plan,
+    device: int,
+) -> int:
+    """The handle of the first of the kernels that fold rows with payload sums. Arguments as in
+    `compiled_payload`."""
+    if not user_kernels.load:
+        return 0
+    return _loaded_payload(program, counts, counted, slabs, dtype, plan.tier, capability_of(device))
+
+
+@lru_cache(1024)
+def _loaded_payload(*arguments: Any) -> int:
+    image = compiled_payload(*arguments)
+    return _C.load_kernels(image.code, list(image.names))
+
+
+def compiled_payload(
+    program: str,
+    counts: Counts,
+    counted: tuple[int, ...],
+    slabs: tuple[tuple[int, ...], ...],
+    dtype: torch.dtype,
+    tier: str,
+    capability: tuple[int, int],
+) -> Image:
+    """The kernels that fold a program with payload sums.
+
+    Args:
+        program, counts, dtype, tier, capability: as in `compiled`.
+        counted: as in `cuda_source.fold_source`.
+        slabs: for each kernel its slabs of the payload, each by the number of its payload sum.
+    """
+    found = compiler.find()
+    assert found is not None
+    text = _UNIT.format(
+        includes=f'#include "monoidreduce/device/resident/fold_payload_{tier}.cuh"\n',
+        program=fold_source(program, *counts, counted).text,
+        real="ElementReal",
+        checks="",
+    )
+    family = f"{_HERE}{tier}::"
+    of_kernels = (f"{family}PayloadSlabs<{', '.join(map(str, of_kernel))}>" for of_kernel in slabs)
+    names = [f"{family}fold_payload_kernel<{_ELEMENTS[dtype]}, {_HERE}P, {of}>" for of in of_kernels]
+    return compiled_unit(found, text, names, tier, capability)
 
 
 def row_gradient_kernel(

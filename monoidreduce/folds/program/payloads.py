@@ -22,7 +22,7 @@ from monoidreduce.folds.program.derivative import ALWAYS, selected
 from monoidreduce.folds.program.graph import Expression, Graph
 from monoidreduce.folds.program.program import Program, parse, reachable
 
-__all__ = ["is_attention", "is_mean", "may_exclude", "weights", "with_score"]
+__all__ = ["counting_excluded", "is_attention", "is_mean", "may_exclude", "weights", "with_score"]
 
 
 @lru_cache(256)
@@ -59,6 +59,25 @@ def may_exclude(text: str, number: int) -> bool:
 
 
 _INFINITE = {("real", sign + "inf") for sign in ("", "-")}
+
+
+@lru_cache(256)
+def counting_excluded(text: str, columns: int) -> tuple[str, tuple[int, ...]]:
+    """The program with one more count for each payload sum that may leave out elements: how many vectors that
+    are not finite it takes in. The second result is the numbers of these payload sums.
+
+    columns: number of column reals. One more for each of these sums follows: whether the column's vector is
+    not finite.
+    """
+    program = parse(text)
+    graph, counts = Graph(program.nodes), list(program.counts)
+    numbers = tuple(n for n in range(len(program.payloads)) if may_exclude(text, n))
+    for k, number in enumerate(numbers):
+        softmax, _ = program.payloads[number]
+        log_weight = Expression(graph, program.softmaxes[softmax][0])
+        taken = ~(log_weight == -math.inf) & (graph.leaf("column", columns + k) != 0)
+        counts.append(taken.number)
+    return replace(program, nodes=tuple(graph.nodes), counts=tuple(counts)).text, numbers
 
 
 @lru_cache(256)

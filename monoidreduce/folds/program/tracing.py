@@ -480,20 +480,27 @@ class Captures:
 
 
 # Cache by function: (kinds of its data in the last call, what it read, its trace).
-_known: WeakKeyDictionary[Any, tuple[Any, Captures, Traced]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Any, tuple[Any, Captures | None, Traced]] = WeakKeyDictionary()
 Kinds = tuple[tuple[str, str], ...]  # (name, kind) of each datum
 
 
 def traced_now(function: Any, rows: Kinds, columns: Kinds) -> Traced:
-    """`trace`, cached as long as the function reads the same values as the last time."""
+    """`trace`, cached as long as the function reads the same values as the last time.
+
+    This library's own functions (as_statistics.py) always do.
+    """
     last = _known.get(function)
     if last is not None:
         kinds, captures, traced = last
-        if not traced.reads and kinds == (rows, columns) and captures.hold(function):
+        holds = captures is None or captures.hold(function)
+        if holds and not traced.reads and kinds == (rows, columns):
             return traced
-    captures = Captures(function)
+    ours = str(getattr(function, "__module__", None)).startswith("monoidreduce.")
+    captures = None if ours else Captures(function)
     traced = trace(function, dict(rows), dict(columns))
-    if captures.complete:  # otherwise captures may hold an object that holds the function, and leak
+    if (
+        captures is None or captures.complete
+    ):  # otherwise captures may hold an object that holds the function, and leak
         _known[function] = (rows, columns), captures, traced
     return traced
 

@@ -76,6 +76,30 @@ constexpr auto describe(const X*) {
               option("scale", &X::scale));
 }
 
+// The same on Hopper for a program with payload sums: all statistics, and the sums of some slabs of the payload, in one pass
+// (Plan::payload_slabs). Slabs are 64 columns of the payload; those of one sum are adjacent. The call of slab 0 also writes the
+// statistics. batches: a has the rows of so many folds, and b their columns, one fold after another.
+struct StatisticsPayload {
+  TensorView a, b, other_a, other_b, row, column, row_index, column_index, table, table_index;
+  TensorView payload;
+  TensorView wanted;  // the call does nothing if this number is 0
+  TensorView values, low, indices, sums;
+  std::int64_t kernels = 0;  // handle of the kernel for these slabs
+  std::int64_t batches = 1, first_slab = 0;
+  double scale = 1;
+};
+template <std::same_as<StatisticsPayload> X>
+constexpr auto describe(const X*) {
+  return part<StatisticsFold>(
+      "statistics_payload", kSm90, statistics_operands<X>(), tensor("payload", &X::payload, "V S"),
+      optional("wanted", &X::wanted, "one=1", Type::kInt64),
+      result("values", &X::values, "K N", Type::kAccumulation),
+      result("low", &X::low, "L N", Type::kAccumulation), result("indices", &X::indices, "P N", Type::kInt64),
+      result("sums", &X::sums, "N S", Type::kAccumulation), option("kernels", &X::kernels),
+      option("batches", &X::batches, "at least 1", [](std::int64_t count) { return count >= 1; }),
+      option("first_slab", &X::first_slab), option("scale", &X::scale));
+}
+
 // The derivatives of the loss with respect to the scores, for the columns in b, which are those from first_column on. On tensor
 // cores they are in the element type, otherwise in the accumulation type.
 struct StatisticsLocalGradient {

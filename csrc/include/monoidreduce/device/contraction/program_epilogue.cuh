@@ -12,11 +12,12 @@
 namespace monoidreduce {
 
 // Element i of a thread's fragment whose lines are rows.
-template <class P, int kSize>
+template <class P, int kScores, int kSize>
 __device__ __forceinline__ ProgramElement<P> fragment_element(const ProgramData& data,
                                                               const ProgramRow<P> (&rows)[2],
-                                                              const float (&dots)[P::kScores][kSize], int i,
+                                                              const float (&dots)[kScores][kSize], int i,
                                                               int column0) {
+  static_assert(kScores >= P::kScores);
   // The score is rounded by itself, so that both passes see the same one: a multiply-add that only adds -0 is
   // not fused with its use.
   const auto score = [&](int n) {

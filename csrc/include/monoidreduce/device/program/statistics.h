@@ -8,7 +8,14 @@
 //   RowIndex, ColumnIndex                               types of these integers: std::int64_t, or Index<Real>, in which
 //                                                       an integer that does not fit becomes the nearest one
 //   kMeans[s], kSoftmaxes, kTotals, kLargest, kCounts   how many statistics it has; means for each softmax
+//   kPayloads                                           how many payload sums the kernel computes
 //   statistics(element)                                 -> ElementStatistics<P>
+//
+// With payload sums (resident/fold_payload_sm90.cuh) it also has
+//
+//   kSoftmaxOf[g], kCountOf[g]    of each sum the softmax, -1 for a total; and the count of vectors that are not finite, -1 if
+//                                 there is none
+//   kBounded, bound(element, first, end)    whether a row's columns have bounds; raises first and lowers end to them
 //
 // For gradients it has instead gradient(element) -> Gradient<Real>; or, in kernels whose threads own rows
 // (simt/program_narrow.cuh), kOperands, kSums and pulled(element) -> ElementGradients<P>.
@@ -84,6 +91,15 @@ struct ElementStatistics {
   Numbers<R, P::kTotals> total;
   Numbers<R, P::kLargest> largest;
   Numbers<bool, P::kCounts> counted;
+  Numbers<R, P::kPayloads> factor;  // of the payload; a softmax's weight is another factor
+
+  // The weight of the element's vector in payload sum g, measured from the softmax's frame. weight: of the element in each
+  // softmax.
+  MR_HD R payload_weight(int g, const Numbers<R, P::kSoftmaxes>& weight) const {
+    const int s = P::kSoftmaxOf[g];
+    if (s < 0) return factor[g];
+    return select(log_weight[s] == -infinity<R>(), R(0), weight[s] * factor[g]);
+  }
 };
 
 // Gradients with respect to the scores, and to kSums numbers of the row's data.
@@ -139,25 +155,30 @@ struct StatisticsState {
 
   MR_HD static R origin(R frame) { return LogSumExp<R>::origin(frame); }
 
-  MR_HD void raise(const Numbers<R, P::kSoftmaxes>& top) {
+  // Measures weights from new frames. Returns the factors by which the old weights have been multiplied.
+  MR_HD Numbers<R, P::kSoftmaxes> raise(const Numbers<R, P::kSoftmaxes>& top) {
+    Numbers<R, P::kSoftmaxes> factor{};
     int k = 0;
     MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) {
       const R to = select(top[s] == infinity<R>(), monoidreduce::largest<R>(), top[s]);
-      const R factor = weight_of(frame[s] - origin(to));
-      frame[s] = to, sums.mass[s] = sums.mass[s] * factor;
-      MR_UNROLL for (int end = k + P::kMeans[s]; k < end; ++k) sums.mean[k] = sums.mean[k] * factor;
+      factor[s] = weight_of(frame[s] - origin(to));
+      frame[s] = to, sums.mass[s] = sums.mass[s] * factor[s];
+      MR_UNROLL for (int end = k + P::kMeans[s]; k < end; ++k) sums.mean[k] = sums.mean[k] * factor[s];
     }
+    return factor;
   }
-  // Adds an element to the sums `part`. Elements come in the order of their columns. The frames must
-  // already have taken its log weights into account, so that no exponential overflows.
-  MR_HD void add(const ElementStatistics<P>& e, I column, bool present, StatisticsSums<P>& part) {
+  // Adds an element to the sums `part`. Returns its weight in each softmax. Elements come in the order of their columns. The
+  // frames must already have taken its log weights into account, so that no exponential overflows.
+  MR_HD Numbers<R, P::kSoftmaxes> add(const ElementStatistics<P>& e, I column, bool present,
+                                      StatisticsSums<P>& part) {
+    Numbers<R, P::kSoftmaxes> weight{};
     int k = 0;
     MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) {
       const R log_weight = present ? e.log_weight[s] : -infinity<R>();
-      const R weight = weight_of(log_weight - origin(frame[s]));
-      part.mass[s] = part.mass[s] + weight;
+      weight[s] = weight_of(log_weight - origin(frame[s]));
+      part.mass[s] = part.mass[s] + weight[s];
       MR_UNROLL for (int end = k + P::kMeans[s]; k < end; ++k) part.mean[k] =
-          part.mean[k] + select(log_weight == -infinity<R>(), R(0), weight * e.mean[k]);
+          part.mean[k] + select(log_weight == -infinity<R>(), R(0), weight[s] * e.mean[k]);
     }
     MR_UNROLL for (int k = 0; k < P::kTotals; ++k) part.total[k] =
         part.total[k] + select(present, e.total[k], R(-0.f));
@@ -166,6 +187,7 @@ struct StatisticsState {
       largest[k] = select(take, e.largest[k], largest[k]), at[k] = select(take, column, at[k]);
     }
     MR_UNROLL for (int k = 0; k < P::kCounts; ++k) count[k] += present && e.counted[k];
+    return weight;
   }
 };
 
@@ -196,30 +218,45 @@ struct StatisticsSum {
   }
 };
 
-// Folds kCount elements into the states of kStates rows; element i belongs to row row_of(i). kAll: all of
-// them are present. Their sums are added to the states' sums once: errors grow with the elements of a part
-// plus the number of parts, not with their product.
+// The largest log weights of each row, of kCount elements and of top before. Element i belongs to row row_of(i). kAll: all of
+// them are present.
+template <class P, int kCount, bool kAll, int kStates, class RowOf, class ElementAt, class Present>
+MR_HD void find_tops(Numbers<typename P::Real, P::kSoftmaxes> (&top)[kStates], const RowOf& row_of,
+                     const ElementAt& element, const Present& present) {
+  MR_UNROLL for (int i = 0; i < kCount; ++i) {
+    const ElementStatistics<P> e = P::statistics(element(i));
+    auto& of_row = top[row_of(i)];
+    MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) of_row[s] =
+        kAll || present(i) ? max(e.log_weight[s], of_row[s]) : of_row[s];
+  }
+}
+// Adds kCount elements to the states of kStates rows, whose frames are not below their log weights. Their sums are added to the
+// states' sums once: errors grow with the elements of a part plus the number of parts, not with their product.
+// added(i, statistics, weights): called for each element.
+template <class P, int kCount, bool kAll, int kStates, class RowOf, class ElementAt, class Present,
+          class Added>
+MR_HD void add_elements(StatisticsState<P> (&state)[kStates], const RowOf& row_of, const ElementAt& element,
+                        const Present& present, const Added& added) {
+  StatisticsSums<P> part[kStates];
+  MR_UNROLL for (int r = 0; r < kStates; ++r) part[r] = StatisticsSums<P>::none();
+  MR_UNROLL for (int i = 0; i < kCount; ++i) {
+    const ProgramElement<P> e = element(i);
+    const ElementStatistics<P> statistics = P::statistics(e);
+    added(i, statistics, state[row_of(i)].add(statistics, e.position, kAll || present(i), part[row_of(i)]));
+  }
+  MR_UNROLL for (int r = 0; r < kStates; ++r) state[r].sums.add(part[r]);
+}
+// Folds kCount elements into the states of kStates rows.
 template <class P, int kCount, bool kAll, int kStates, class RowOf, class ElementAt, class Present>
 MR_HD void fold_elements(StatisticsState<P> (&state)[kStates], const RowOf& row_of, const ElementAt& element,
                          const Present& present) {
   if constexpr (P::kSoftmaxes > 0) {
     Numbers<typename P::Real, P::kSoftmaxes> top[kStates];
     MR_UNROLL for (int r = 0; r < kStates; ++r) top[r] = state[r].frame;
-    MR_UNROLL for (int i = 0; i < kCount; ++i) {
-      const ElementStatistics<P> e = P::statistics(element(i));
-      auto& of_row = top[row_of(i)];
-      MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) of_row[s] =
-          kAll || present(i) ? max(e.log_weight[s], of_row[s]) : of_row[s];
-    }
+    find_tops<P, kCount, kAll>(top, row_of, element, present);
     MR_UNROLL for (int r = 0; r < kStates; ++r) state[r].raise(top[r]);
   }
-  StatisticsSums<P> part[kStates];
-  MR_UNROLL for (int r = 0; r < kStates; ++r) part[r] = StatisticsSums<P>::none();
-  MR_UNROLL for (int i = 0; i < kCount; ++i) {
-    const ProgramElement<P> e = element(i);
-    state[row_of(i)].add(P::statistics(e), e.position, kAll || present(i), part[row_of(i)]);
-  }
-  MR_UNROLL for (int r = 0; r < kStates; ++r) state[r].sums.add(part[r]);
+  add_elements<P, kCount, kAll>(state, row_of, element, present, [](auto&&...) {});
 }
 
 // The numbers that a call gives a program. row, column: [data, rows] and [data, columns] of the accumulation
@@ -233,6 +270,16 @@ struct ProgramData {
   double scale;  // scale of dot products
   ProgramTables tables;
 
+  // The numbers of one of several batches, each of which has so many rows and columns.
+  template <class P>
+  MR_HD ProgramData of_batch(std::int64_t batch) const {
+    using T = Scalar<typename P::Real>;
+    ProgramData part = *this;
+    part.row = static_cast<const T*>(row) + batch * rows;
+    part.column = static_cast<const T*>(column) + batch * columns;
+    part.row_index = row_index + batch * rows, part.column_index = column_index + batch * columns;
+    return part;
+  }
   template <class P>
   MR_HD ProgramRow<P> of_row(std::int64_t i) const {
     using R = typename P::Real;

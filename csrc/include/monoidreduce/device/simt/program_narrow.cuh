@@ -86,20 +86,11 @@ struct Slice {
 #pragma unroll
     for (int k = 0; k < kLength; ++k) at[k] = line[place(k, lane)];
   }
-  // The lane's part of a dot product. One lane adds up in the order of four lanes: a program that is folded by
-  // one and differentiated by four has the same scores in both passes, so weights add up to 1.
   __device__ __forceinline__ T dot(const Slice& x) const {
-    constexpr int kParts = kLanes == 1 ? 4 : 1;
-    T part[kParts] = {};
+    T sum = T(0);
 #pragma unroll
-    for (int k = 0; k < kLength; ++k) {
-      T& sum = part[k / kVector % kParts];
-      sum = multiply_add(at[k], x.at[k], sum);
-    }
-    if constexpr (kParts == 1 || kLength <= kVector)
-      return part[0];
-    else
-      return (part[0] + part[2]) + (part[1] + part[3]);
+    for (int k = 0; k < kLength; ++k) sum = multiply_add(at[k], x.at[k], sum);
+    return sum;
   }
   __device__ __forceinline__ void add(T factor, const Slice& x) {
 #pragma unroll

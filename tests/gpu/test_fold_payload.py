@@ -1,0 +1,220 @@
+"""Programs with payload sums in one pass (fold_payload_sm90.cuh), against torch in float64."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from calls import HALVES
+from specimens import name_of
+from tensor_core_scores import tensor_core_scores
+from tolerance import accuracy_failures
+from torch import Tensor
+
+import monoidreduce as mr
+from monoidreduce import stat
+from monoidreduce.folds.cuda import cuda_payload
+from monoidreduce.folds.torch import reader
+
+pytestmark = pytest.mark.tiers("sm90")
+
+
+@mr.statistics
+def of_one_score(score: Any, shift: Any, v: Any) -> Any:
+    p = stat.softmax(score + shift)
+    return dict(
+        mean=p.mean(v), scaled=p.mean(torch.tanh(score) * v), mean_score=p.mean(score), lse=p.logsumexp
+    )
+
+
+@mr.statistics
+def of_two_scores(score: Any, other: Any, u: Any, v: Any) -> Any:
+    p = stat.softmax(score)
+    return dict(mean=p.mean(u), slope=p.mean(other * v), mean_slope=p.mean(other), lse=p.logsumexp)
+
+
+@mr.statistics
+def of_two_softmaxes(score: Any, other: Any, v: Any) -> Any:
+    p, q = stat.softmax(score), stat.softmax(other - score)
+    top = stat.largest(score)
+    return dict(first=p.mean(v), second=q.mean(v), top=top, far=stat.count(score > other), lse=q.logsumexp)
+
+
+@mr.statistics
+def of_total(score: Any, weight: Any, v: Any) -> Any:
+    w = torch.sigmoid(score) * weight
+    return dict(force=stat.total(w * v), mass=stat.total(w))
+
+
+@mr.statistics
+def windowed(score: Any, row: Any, column: Any, w: Any, v: Any) -> Any:
+    """Rows have bounds on both sides; some have no columns."""
+    p = stat.softmax(torch.where((column > row - 70) & (column < row * 2), score * w, -math.inf))
+    return dict(mean=p.mean(v), w=p.mean(w), lse=p.logsumexp)
+
+
+@mr.statistics
+def masked(score: Any, row: Any, column: Any, v: Any) -> Any:
+    p = stat.softmax(torch.where(column <= row, score, -math.inf))
+    return dict(mean=p.mean(v), lse=p.logsumexp)
+
+
+FOLDS = {
+    "one": of_one_score,
+    "two": of_two_scores,
+    "softmaxes": of_two_softmaxes,
+    "total": of_total,
+    "masked": masked,
+    "windowed": windowed,
+}
+# batches, rows, columns, widths of both scores, width of the payload
+SHAPES = [
+    (1, 1, 1, 8, 8, 8),
+    (1, 130, 257, 64, 128, 64),
+    (3, 64, 64, 40, 24, 100),
+    (2, 129, 63, 128, 256, 128),
+    (5, 133, 165, 256, 64, 3),
+    (1, 300, 1000, 65, 70, 192),
+]
+
+
+def call_of(name: str, shape: tuple[int, ...], dtype: torch.dtype, gpu: torch.device) -> dict[str, Any]:
+    batches, rows, columns, width, other_width, of_payload = shape
+
+    def normal(*size: int) -> Tensor:
+        t = torch.randn(batches, *size, device=gpu, dtype=torch.float64)
+        return (t[0] if batches == 1 else t).to(dtype)
+
+    scale = width**-0.25
+    call: dict[str, Any] = dict(a=normal(rows, width) * scale, b=normal(columns, width) * scale)
+    if name in ("two", "softmaxes"):
+        of_other = other_width**-0.25
+        call |= dict(
+            other_a=normal(rows, other_width) * of_other, other_b=normal(columns, other_width) * of_other
+        )
+    call["column"] = {"v": normal(columns, of_payload)}
+    if name == "two":
+        call["column"]["u"] = normal(columns, of_payload // 2 + 1)
+    if name == "one":
+        call["column"]["shift"] = normal(columns, 1)[..., 0]
+    if name == "windowed":
+        call["column"]["w"] = normal(columns, 1)[..., 0]
+    if name == "total":
+        call["row"] = {"weight": normal(rows, 1)[..., 0]}
+    return call
+
+
+def is_taken(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether rows fit into shared memory, and at most two kernels add up the payload."""
+    width, other_width, of_payload = (-(-size // 64) for size in shape[3:])
+    two = name in ("two", "softmaxes")
+    slabs = of_payload * (2 if name in ("one", "softmaxes") else 1)
+    if name == "two":
+        slabs += -(-(shape[5] // 2 + 1) // 64)
+    return width + two * other_width <= 6 and slabs <= 2 * (2 if two else 3)
+
+
+def leaves_of(call: dict[str, Any]) -> list[Tensor]:
+    data = [t for name in ("row", "column") for t in call.get(name, {}).values()]
+    return [*(t for t in call.values() if isinstance(t, Tensor)), *data]
+
+
+def mapped(call: dict[str, Any], change: Any) -> dict[str, Any]:
+    return {k: mapped(t, change) if isinstance(t, dict) else change(t) for k, t in call.items()}
+
+
+def outputs_of(results: Any) -> dict[str, Tensor]:
+    found = {}
+    for name, value in results._asdict().items():
+        if isinstance(value, stat.Extremum):
+            found |= {f"{name}.value": value.value, f"{name}.index": value.index}
+        else:
+            found[name] = value
+    return found
+
+
+@pytest.fixture
+def folded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The programs that the kernels fold."""
+    programs: list[str] = []
+    fold = cuda_payload.fold
+    monkeypatch.setattr(
+        cuda_payload, "fold", lambda text, *rest: (programs.append(text), fold(text, *rest))[1]
+    )
+    return programs
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", FOLDS)
+def test_accuracy(
+    name: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    gpu: torch.device,
+    folded: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fold, call = FOLDS[name], call_of(name, shape, dtype, gpu)
+    takes = is_taken(name, shape)
+    results = []
+    for function, inputs, base in (
+        (fold, call, False),
+        (fold.reference, mapped(call, lambda t: t.double()), False),
+        (fold.reference, call, True),
+    ):
+        if base and takes:
+            monkeypatch.setattr(reader, "scores", tensor_core_scores)
+        inputs = mapped(inputs, lambda t: t.detach().requires_grad_())
+        outputs = outputs_of(function(**inputs))
+        real = [t for t in outputs.values() if t.is_floating_point()]
+        torch.manual_seed(1)
+        upstream = [torch.randn_like(t, dtype=torch.float64).to(t.dtype) for t in real]
+        gradients = torch.autograd.grad(real, leaves_of(inputs), upstream)
+        results.append((outputs, dict(enumerate(gradients))))
+    assert bool(folded) == takes
+    failures = []
+    for ours, exact, base in zip(*results, strict=True):
+        for key in ours:
+            if ours[key].is_floating_point():
+                rows = max(shape[1], shape[2])
+                failures += accuracy_failures(str(key), ours[key], exact[key], base[key], dtype, rows)
+            elif shape[1] * shape[2] < 5000:  # of more elements, some differ by rounding alone
+                assert torch.equal(ours[key], exact[key])
+    assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize("value", (math.nan, math.inf))
+def test_vectors_that_are_not_finite_reach_their_rows_alone(
+    value: float, gpu: torch.device, folded: list[str]
+) -> None:
+    call = call_of("masked", (1, 100, 100, 64, 0, 64), torch.bfloat16, gpu)
+    call["column"]["v"][70, 3] = value
+    mean = masked(**call).mean
+    assert folded and mean[:70].isfinite().all() and mean[70:, 3].isnan().all()
+
+
+def test_forward_mode_of_attention(gpu: torch.device, folded: list[str]) -> None:
+    """By one pass for all heads, with and without a mask."""
+    q, k, v = (torch.randn(2, 3, 200, 64, device=gpu, dtype=torch.bfloat16) for _ in range(3))
+    directions = tuple(map(torch.randn_like, (q, k, v)))
+    for causal in (False, True):
+        failures = []
+        results = [
+            torch.func.jvp(
+                lambda *x, of=of, causal=causal: of(*x, causal=causal),
+                tuple(t.to(dtype) for t in (q, k, v)),
+                tuple(t.to(dtype) for t in directions),
+            )
+            for of, dtype in (
+                (mr.attention, torch.bfloat16),
+                (mr.reference.attention, torch.float64),
+                (mr.reference.attention, torch.bfloat16),
+            )
+        ]
+        for name, *of in zip(("out", "moved"), *results, strict=True):
+            failures += accuracy_failures(name, *of, torch.bfloat16, 200)
+        assert not failures, "\n".join(failures)
+    assert len(folded) == 4  # each time the attention itself, and how it moves
