@@ -217,6 +217,34 @@ def forward_table(rows: list[Row]) -> str:
     )
 
 
+def derivatives_table(rows: list[Row]) -> str:
+    """Milliseconds of each call, how many times a forward pass they are and, on a GPU, its memory."""
+
+    def cell(row: Row, name: str) -> str:
+        if name not in row["milliseconds"]:
+            return "out of memory"
+        milliseconds, forward = (row["milliseconds"][of]["median"] for of in (name, "forward"))
+        text = (
+            f"{milliseconds:.3g}"
+            if name == "forward"
+            else f"{milliseconds:.3g}, {milliseconds / forward:.1f}x"
+        )
+        peak = row["peak_bytes"].get(name)
+        return text if peak is None else f"{text}, {peak / 2**20:.0f} MiB"
+
+    texts = []
+    for op, group in itertools.groupby(rows, key=lambda row: row["op"]):
+        of_op = list(group)
+        names = in_order(row["milliseconds"] for row in of_op)
+        texts.append(
+            table(
+                [op, *names],
+                [[in_words(row["parameters"]), *(cell(row, name) for name in names)] for row in of_op],
+            )
+        )
+    return "\n\n".join(texts)
+
+
 def accuracy_parts(row: Row) -> list[str]:
     """The names of the parts that errors are of: the output and the gradients."""
     return list(next(iter(row["errors"].values())))
@@ -652,6 +680,14 @@ def tables(document: Row) -> str:
             "Median milliseconds, the share of it that the matrix product of the logits takes by itself, and "
             "peak memory.",
             forward_table(forward),
+        ]
+    derivatives = document.get("derivatives", [])
+    if derivatives:
+        parts += [
+            "### Forward mode and second derivatives",
+            "Median milliseconds, how many times the forward pass they are, and peak memory. torch "
+            "differentiates its composition, which stores the scores.",
+            derivatives_table(derivatives),
         ]
     models = document.get("models", [])
     if models:

@@ -24,6 +24,7 @@ import torch
 
 from bench.accuracy import measure_accuracy
 from bench.decode import measure_decode
+from bench.derivatives import measure_derivatives
 from bench.first_call import measure_first_call
 from bench.fold_kernels import measure_fold_kernels
 from bench.forward import measure_forward
@@ -66,6 +67,7 @@ OPERATORS = (
 OTHERS = (
     "decode",
     "forward",
+    "derivatives",
     "accuracy",
     "memory",
     "overhead",
@@ -97,6 +99,8 @@ def bench(
         yield document
     if "forward" in what:
         document["forward"] = measure_forward(device, quick)
+    if "derivatives" in what:
+        document["derivatives"] = measure_derivatives(device, quick)
         yield document
     if "accuracy" in what:
         document["accuracy"] = measure_accuracy(device, quick)
