@@ -172,8 +172,8 @@ def attention_varlen(
         all_tokens = (0, q.shape[2])
         found = call_op("attention_varlen", q, k, v, sinks, *starts, *options, *all_tokens)
         out, lse, *_ = found
-    out, lse = out[0].transpose(0, 1), lse[0]
-    return (out, lse) if return_lse else out
+    out = out.squeeze(0).transpose(0, 1)  # not out[0], whose gradient is a copy
+    return (out, lse.squeeze(0)) if return_lse else out
 
 
 def check_varlen(
@@ -218,7 +218,7 @@ def _check_tensors(
     lengths: dict[Any, Any] = {}
     for name, starts in (("cu_seqlens_q", cu_seqlens_q), (of_keys, cu_seqlens_k)):
         _check_starts(name, starts, q, lengths)
-    q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
+    q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, v))
     check_sinks(sinks, q)
     return q, k, v, cu_seqlens_q, cu_seqlens_k
 

@@ -20,12 +20,14 @@ from monoidreduce._dynamo import are_symbols, as_tensor
 from monoidreduce._ops.memory import no_gradient
 from monoidreduce._torch_private import (
     SingleLevelFunction,
+    are_plain,
     backend_is_next,
     below_autograd,
     forward_ad_on,
     frees_saved,
     gradients_are_differentiated,
     has_tangent,
+    is_observed,
     mark_constant,
     modes_are_active,
     primal_of,
@@ -146,6 +148,9 @@ def call_op(name: str, *args: Any) -> Any:
     return getattr(ops, name).default(*args)
 
 
+_PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
+
+
 def unrecorded(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The forward and the backward op, for an autograd function of its own that calls them.
 
@@ -202,6 +207,7 @@ def _class_name(op_name: str) -> str:
 def _autograd(
     name: str,
     op: Callable[..., Any],
+    tensors: int,
     backend: Callable[..., Any],
     save: Callable[..., None],
     differentiate: Callable[..., Any],
@@ -215,19 +221,22 @@ def _autograd(
     `Function.apply` would choose it again; SingleLevelFunction records at the current level only.
 
     name: the op's name. Profilers, anomaly mode and `grad_fn` show it with "Backward" appended.
+    tensors: how many of the op's arguments are tensors; they come first. A Function takes the others as one
+        argument, because each costs it time.
     backend: the implementation of the op, called directly if nothing else is to intercept the call.
-    save, differentiate: what `setup_context` and `backward` of an autograd Function do.
+    save: save(ctx, tensors, options, result) is what `setup_context` of an autograd Function does.
+    differentiate: what `backward` of an autograd Function does, without the gradients of the options.
     obstacle: why a call has neither of the next two, from its arguments; None if it has.
     move: forward mode. From tangents or None of the arguments, the results, and the arguments, it returns
         tangents or None of the results.
     rewritten: a call written with ops that have forward mode and gradients of gradients. It is used for
         tangents, and where torch.func differentiates gradients.
 
-    Inside, `keys` are the dispatch keys of the call, or None at a level of torch.func.
+    Inside, `plain` is whether nothing else is to intercept the call.
     """
 
-    def below(keys: Any, args: tuple[Any, ...]) -> Any:
-        if keys is not None and backend_is_next(keys):
+    def below(plain: bool, args: tuple[Any, ...]) -> Any:
+        if plain:
             result = backend(*args)
         else:
             with below_autograd():
@@ -236,30 +245,31 @@ def _autograd(
 
     class Recorded(SingleLevelFunction):  # type: ignore[misc]
         @staticmethod
-        def forward(ctx: Any, keys: Any, *args: Any) -> Any:
-            result = below(keys, args)
-            save(ctx, args, result)
+        def forward(ctx: Any, plain: bool, options: tuple[Any, ...], *given: Any) -> Any:
+            result = below(plain, given + options)
+            ctx.plain = plain
+            save(ctx, given, options, result)
             return result
 
         @staticmethod
         def backward(ctx: Any, *grads: Tensor | None) -> Any:
-            return None, *differentiate(ctx, *grads)
+            return None, None, *differentiate(ctx, *grads)
 
     class Transformed(Recorded):
         @staticmethod
-        def forward(ctx: Any, keys: Any, *args: Any) -> Any:
+        def forward(ctx: Any, *args: Any) -> Any:
             with torch.enable_grad(), forward_ad_on(True):  # for the levels below
-                return Recorded.forward(ctx, keys, *args)
+                return Recorded.forward(ctx, *args)
 
     class Moved(Transformed):
         @staticmethod
-        def forward(ctx: Any, keys: Any, *args: Any) -> Any:
-            result = Transformed.forward(ctx, keys, *args)
-            ctx.moving = args, result if isinstance(result, tuple) else (result,)
+        def forward(ctx: Any, plain: bool, options: tuple[Any, ...], *given: Any) -> Any:
+            result = Transformed.forward(ctx, plain, options, *given)
+            ctx.moving = given + options, result if isinstance(result, tuple) else (result,)
             return result
 
         @staticmethod
-        def jvp(ctx: Any, keys: Any, *tangents: Tensor | None) -> Any:
+        def jvp(ctx: Any, plain: Any, options: Any, *tangents: Tensor | None) -> Any:
             assert move is not None
             args, result = ctx.moving
             del ctx.moving  # it would keep them alive until backward
@@ -284,15 +294,16 @@ def _autograd(
             if rewritten is not None:
                 return rewritten(*args)
             with single_level():
-                return along(None, *args)
+                return along(False, args[tensors:], *args[:tensors])
         if transforms_are_active():
             if rewritten is not None and gradients_are_differentiated() and obstacle(*args) is None:
                 return rewritten(*args)
             with single_level():
-                return transform(None, *args)
-        if torch.is_grad_enabled() and any_requires_grad(args):
-            return record(keys, *args)
-        return below(keys, args)
+                return transform(False, args[tensors:], *args[:tensors])
+        plain, given = backend_is_next(keys), args[:tensors]
+        if torch.is_grad_enabled() and any_requires_grad(given):
+            return record(plain, args[tensors:], *given)
+        return below(plain, args)
 
     return kernel
 
@@ -473,8 +484,9 @@ def _register(
     fixed = _picker([i for i, result in enumerate(results) if result not in _names(differentiable)])
     input_count, grad_count = len(_names(inputs)), len(_names(differentiable))
     constant_count = len(_names(constants) if constants else [])
-    of_options = (None,) * (constant_count + len(_names(options)))
+    of_constants = (None,) * constant_count
     residual_count = len(_names(residuals) if residuals else [])
+    read_count = grad_count + input_count + residual_count  # the tensors that the backward op takes
 
     upstream = ", ".join(f"Tensor? grad_{result}" for result in _names(differentiable))
     read = "".join(f"Tensor {result}, " for result in saved(results))
@@ -484,7 +496,7 @@ def _register(
     _library.define(f"{name}({inputs}, {options}) -> ({returns})", tags=tags)
     arguments = f"{upstream}, {inputs}, {read}{options}, bool[] needed"
     arguments += f", {backward_options}" if backward_options else ""
-    needed_at = grad_count + input_count + residual_count + len(_names(options))
+    needed_at = read_count + len(_names(options))
     _library.define(f"{name}_backward({arguments}) -> ({gradients})", tags=tags)
     op = getattr(torch.ops.monoidreduce, name).default
     backward_op = getattr(torch.ops.monoidreduce, f"{name}_backward").default
@@ -496,36 +508,36 @@ def _register(
             for t, wanted in zip(of, args[needed_at], strict=False)
         )
 
-    def save(ctx: Any, args: tuple[Any, ...], result: Any) -> None:
+    def save(ctx: Any, given: tuple[Any, ...], options: tuple[Any, ...], result: Any) -> None:
         result = result if isinstance(result, tuple) else (result,)
-        ctx.save_for_backward(*args[:input_count], *saved(result))
+        ctx.save_for_backward(*given, *saved(result))
         ctx.mark_non_differentiable(*fixed(result))
         ctx.set_materialize_grads(False)
-        ctx.options = args[input_count:]
+        ctx.options = options
 
     def differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        needed = ctx.needs_input_grad[1 : 1 + input_count]  # after the keys
+        needed = ctx.needs_input_grad[2:]  # after `plain` and the options
         if all(grad is None for grad in grads):
-            return (None,) * (input_count + len(ctx.options))
-        operands = (*grads[:grad_count], *ctx.saved_tensors)
-        differentiated = backward_op
-        if in_place is not None and frees_saved(*operands):
-            differentiated = in_place
-        found = differentiated(*operands, *ctx.options, needed)
-        return *[g if wanted else None for g, wanted in zip(found, needed, strict=False)], *of_options
+            return (None,) * input_count
+        upstream, read = grads[:grad_count], ctx.saved_tensors
+        differentiated: Callable[..., Any] = backward_op
+        # Saved tensors were plain, but hooks on them may have returned others.
+        if ctx.plain and not is_observed() and are_plain(upstream) and _PLAIN.issuperset(map(type, read)):
+            differentiated = in_place if in_place is not None and frees_saved() else backward
+        found = differentiated(*upstream, *read, *ctx.options, needed)
+        return *[g if wanted else None for g, wanted in zip(found, needed, strict=False)], *of_constants
 
-    def save_arguments(ctx: Any, args: tuple[Any, ...], result: Any) -> None:
-        ctx.save_for_backward(*(t if isinstance(t, Tensor) else None for t in args))
+    def save_arguments(ctx: Any, given: tuple[Any, ...], options: tuple[Any, ...], result: Any) -> None:
+        ctx.save_for_backward(*given)
         ctx.set_materialize_grads(False)
-        ctx.others = [None if isinstance(t, Tensor) else t for t in args]
+        ctx.options = options
 
     def differentiate_again(ctx: Any, *cotangents: Tensor | None) -> Any:
         differentiated = second or _yards.folds().second_derivative(name)
         if differentiated is None:
             refuse()
-        args = [of if t is None else t for t, of in zip(ctx.saved_tensors, ctx.others, strict=True)]
-        wanted = ctx.needs_input_grad[1 : 1 + grad_count + input_count]  # after the keys
-        return differentiated(cotangents, wanted, *args)
+        wanted = ctx.needs_input_grad[2 : 2 + grad_count + input_count]  # after `plain` and the options
+        return differentiated(cotangents, wanted, *ctx.saved_tensors, *ctx.options)[:read_count]
 
     def move(moved: Sequence[Tensor | None], result: Sequence[Tensor], args: Sequence[Any]) -> Any:
         assert tangents is not None
@@ -586,6 +598,7 @@ def _register(
             _autograd(
                 name,
                 op,
+                input_count,
                 forward,
                 save,
                 differentiate,
@@ -599,6 +612,7 @@ def _register(
             _autograd(
                 f"{name}_backward",
                 backward_op,
+                read_count,
                 backward,
                 save_arguments,
                 differentiate_again,

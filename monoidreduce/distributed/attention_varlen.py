@@ -60,8 +60,8 @@ def varlen_over_ranks(
         tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k)
         return varlen.attention_varlen(*tensors, sinks=sinks, return_lse=return_lse, **options)
     out, lse = found
-    out = out[0].transpose(0, 1)
-    return (out, lse[0]) if return_lse else out
+    out = out.squeeze(0).transpose(0, 1)
+    return (out, lse.squeeze(0)) if return_lse else out
 
 
 def _values(tensor: Tensor) -> str:

@@ -73,6 +73,8 @@ def run_without(name: str) -> Ended:
         "torch._C._dispatch_keys",
         "torch._C._get_fp32_precision_getter",
         "torch._C._len_torch_dispatch_stack",
+        "torch._C._len_torch_function_stack",
+        "torch._C._autograd._profiler_enabled",
         "torch._C._autograd._get_current_graph_task_keep_graph",
         "torch._C._autograd._top_saved_tensors_default_hooks",
     ],
