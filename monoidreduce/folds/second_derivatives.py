@@ -150,6 +150,12 @@ class _Direction:
         moved = {k: found[place] for k, place in enumerate(self.derived.values) if place is not None}
         for (k, score), whole in self._by_scores(found_sums):
             moved[k] = _sum(moved.get(k), self.scale * (self.products[score].rows * whole).sum(1))
+        lse = 0  # the place of a log-sum-exp; its means follow
+        for softmax in self.program.softmaxes:
+            for k in range(lse + 1, lse + len(softmax)):
+                if lse in moved and k in moved:
+                    moved[k] = moved[k] - found[self.derived.deviations[k]] * moved[lse]
+            lse += len(softmax)
         moved_values = _stacked(moved, values)
         if not self.widths:
             return moved_values, torch.zeros_like(sums)

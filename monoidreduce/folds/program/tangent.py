@@ -5,14 +5,15 @@ Let the operands, the data and the vectors of payload sums move in a direction. 
 rule gives how log weights w and what they weigh, f, move with it (dw, df). The statistics move by
 
     log-sum-exp of w    mean of dw
-    mean of f           mean of df + (f - mean) dw
+    mean of f           mean of df + (f - mean) dw, less the mean of f - mean times the mean of dw
     variance of f       mean of 2 (f - mean) df + ((f - mean)^2 - variance) dw
     total of f          total of df
     largest f           df in its column
     payload sum P       sums of f dv and of (df + f dw) v, less P times the mean of dw; without dw for a total
 
-Each is a statistic again, so a direction costs what a fold of two scores costs, on every engine. The gradient
-of such a derivative is the product of a Hessian and the direction.
+The mean of f - mean is 0, but for rounding errors, since two kernels compute the means. Each of these is a
+statistic again, so a direction costs what a fold of two scores costs, on every engine. The gradient of such a
+derivative is the product of a Hessian and the direction.
 
 A fold of two scores would need four. There the derivative by each score is the weight of a payload, the
 columns [b, db], and the products with the rows come after the fold. The part that data move is as above.
@@ -40,9 +41,9 @@ class Tangent:
     Its row reals are the program's, their directions, and the program's values. Its row integers are the
     program's and the columns of the largest values. Its column reals are the program's and their directions.
 
-    values: for each value of the program, the place of its derivative; None if that is 0. slopes: for each
-    softmax, the place of the derivative of its log-sum-exp. Payload sums come in pairs: those of dv, then
-    those of v.
+    values: for each value of the program, the place of its derivative; None if that is 0. deviations: for
+    each value that is a mean, the place of the mean of f - mean. slopes: for each softmax, the place of the
+    derivative of its log-sum-exp. Payload sums come in pairs: those of dv, then those of v.
 
     by_scores: for a program of two scores, the payload sums: pairs (value, score). The derivative of the
     value by the score is the weight of the columns of that score's operands.
@@ -51,6 +52,7 @@ class Tangent:
     text: str
     kept: Mapping[str, Sequence[int]]
     values: tuple[int | None, ...]
+    deviations: Mapping[int, int]
     slopes: tuple[int, ...]
     by_scores: tuple[tuple[int, int], ...] = ()
 
@@ -114,9 +116,17 @@ def tangent(text: str, rows: int, row_indices: int, columns: int, moved: Moved) 
         at.append(None if is_zero else (i, len(parts[i])))
         if not is_zero:
             parts[i].append(moved_value.number)
+    of_deviations: dict[int, tuple[int, int]] = {}  # by value: softmax, and place there
+    lse = 0  # the place of a log-sum-exp among the values; its means follow
+    for i, (_, *means) in enumerate(program.softmaxes):
+        for k, mean in enumerate(means):
+            of_deviations[lse + 1 + k] = i, len(parts[i])
+            parts[i].append((node(mean) - value(lse + 1 + k)).number)
+        lse += 1 + len(means)
     *softmaxes, totals = parts
     first = [sum(map(len, parts[:i])) for i in range(len(parts))]
     places = tuple([None if place is None else first[place[0]] + place[1] for place in at])
+    deviations = {k: first[i] + n for k, (i, n) in of_deviations.items()}
 
     payloads: list[tuple[int, int]] = []
     by_scores: list[tuple[int, int]] = []
@@ -140,4 +150,4 @@ def tangent(text: str, rows: int, row_indices: int, columns: int, moved: Moved) 
         ignored=program.ignored,
     ).pruned()
     of_slopes = tuple([place + 1 for place in first[:-1]])
-    return Tangent(derived.text, kept, places, of_slopes, tuple(by_scores))
+    return Tangent(derived.text, kept, places, deviations, of_slopes, tuple(by_scores))
