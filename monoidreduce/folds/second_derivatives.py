@@ -151,11 +151,11 @@ class _Direction:
         for (k, score), whole in self._by_scores(found_sums):
             moved[k] = _sum(moved.get(k), self.scale * (self.products[score].rows * whole).sum(1))
         lse = 0  # the place of a log-sum-exp; its means follow
-        for softmax in self.program.softmaxes:
-            for k in range(lse + 1, lse + len(softmax)):
+        for values_of in map(len, self.program.softmaxes):
+            for k in range(lse + 1, lse + values_of):
                 if lse in moved and k in moved:
                     moved[k] = moved[k] - found[self.derived.deviations[k]] * moved[lse]
-            lse += len(softmax)
+            lse += values_of
         moved_values = _stacked(moved, values)
         if not self.widths:
             return moved_values, torch.zeros_like(sums)
