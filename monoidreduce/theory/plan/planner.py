@@ -99,7 +99,7 @@ class Plan:
         sequence_parallel: the chips of a tp group share norms, residuals and their activations.
         overlap: strategies whose collectives run beside arithmetic.
         zero: 0, or what replicas along dp, context and expert share: 1 the optimizer's state, 2 also
-            gradients.
+            gradients, which are then sent every microbatch.
         schedule: of a pipeline: "1f1b", "gpipe" or "dualpipe".
         chunks: parts of the model on each chip of a pipeline; more than one interleave.
         stored_scores: attention stores its scores.

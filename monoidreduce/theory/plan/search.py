@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from monoidreduce._validate import mismatch
@@ -17,8 +18,8 @@ from monoidreduce.theory.plan.transformer import Model
 __all__ = ["Proposals", "best", "plans", "propose"]
 
 _MOST_STAGES = 64
-_MICROBATCHES = (1, 2, 4, 8)  # sequences
-_CHUNKS = (4, 2, 1)
+_MICROBATCHES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 32, 40)  # sequences
+_MOST_CHUNKS = 20
 _LONG = 32768  # tokens of a sequence from which on sequences are sharded
 
 
@@ -168,6 +169,9 @@ def propose(
             fit.append(fits)
         elif least is not None:
             unfit.append(least)
+    if not fit and not unfit:
+        expected = f"chips that strategies for {batch.tokens / batch.sequence:g} sequences can share"
+        raise ValueError(mismatch("chips", expected, chips))
     if not fit:
         best(unfit)  # says what is needed
     return Proposals(tuple(sorted(fit, key=_seconds)), tuple(unfit))
@@ -177,27 +181,35 @@ def _candidates(
     model: Model, batch: Batch, hardware: Hardware, chips: int, network: str | None
 ) -> Iterator[Mesh]:
     torus = hardware.axes > 1
-    sequences = batch.tokens / batch.sequence
+    # Several tori, each with all strategies, if one has too few chips.
+    tori = next((n for n in _divisors(chips, chips) if chips // n <= hardware.joined), 1) if torus else 1
+    chips, sequences = chips // tori, batch.tokens / batch.sequence / tori
     for tp in _divisors(chips, 16 if torus else hardware.joined):
         for stages in (1,) if torus else _divisors(chips // tp, min(_MOST_STAGES, model.layers)):
             for experts in _expert_sizes(model, chips // tp // stages):
                 rest = chips // tp // stages // experts
                 for context in _contexts(batch, sequences, rest, experts):
-                    shards = rest // context
-                    kind = "fsdp" if stages == 1 else "dp"
-                    sizes = (
-                        (kind, shards),
-                        ("pipeline", stages),
-                        ("expert", experts),
-                        ("context", context),
-                        ("tp", tp),
-                    )
-                    links = {kind: max(hardware.axes - 1, 1)} if torus else {}
-                    axes = tuple(
-                        Axis(name, n, links.get(name, 1)) for name, n in sizes if n > 1 or name == kind
-                    )
-                    with suppress(ValueError):
-                        yield Mesh(hardware, axes, network)
+                    kinds = ("dp",) if stages > 1 else ("fsdp",) if tori > 1 else ("fsdp", "dp")
+                    for kind in kinds:
+                        sizes = {"dp": tori} if tori > 1 else {}
+                        sizes |= {
+                            kind: rest // context,
+                            "pipeline": stages,
+                            "expert": experts,
+                            "context": context,
+                            "tp": tp,
+                        }
+                        yield from _mesh(hardware, sizes, kind, network)
+
+
+def _mesh(hardware: Hardware, sizes: dict[str, int], kind: str, network: str | None) -> Iterator[Mesh]:
+    """The mesh with these axes if there can be one. kind: of the first one; on a torus it has all axes but
+    one."""
+    links: dict[str, float | str] = {"dp": "dcn"} if hardware.axes > 1 else {}
+    links[kind] = max(hardware.axes - 1, 1)
+    axes = tuple(Axis(name, n, links.get(name, 1)) for name, n in sizes.items() if n > 1 or name == kind)
+    with suppress(ValueError):
+        yield Mesh(hardware, axes, network)
 
 
 def _expert_sizes(model: Model, chips: int) -> Iterator[int]:
@@ -224,22 +236,25 @@ def _of_mesh(
     least: Plan | None = None
     stages = mesh.size("pipeline")
     per_stage = -(-model.layers // stages)
-    chunks = next(n for n in _CHUNKS if per_stage % n == 0) if stages > 1 else 1
+    chunks = [n for n in range(_MOST_CHUNKS, 0, -1) if per_stage % n == 0] if stages > 1 else [1]
     sequences = batch.tokens / batch.sequence / mesh.size("dp", "fsdp", "expert")
-    given = batch.microbatch
-    sizes: list[float | None] = [given]
-    if given is None and sequences >= 1:
-        sizes = [n for n in _MICROBATCHES if n <= sequences]
+    sizes: list[float | None] = [batch.microbatch]
+    if batch.microbatch is None and sequences >= 1:
+        sizes = [n for n in _MICROBATCHES if n <= sequences and sequences % n == 0] or [1]
+    replicated = not any(axis.strategy == "fsdp" for axis in mesh.axes)
     for size in sizes:
-        for recompute in ("none", "alternate", "full"):
+        one_fits = False
+        for recompute, parts in product(("none", "attention", "alternate", "full"), chunks):
+            if recompute == "attention" and not options.get("stored_scores"):
+                continue
             try:
                 plan = Plan(
                     model,
                     Batch(batch.tokens, batch.sequence, size),
                     mesh,
                     recompute=recompute,
-                    chunks=chunks,
-                    zero=1 if stages > 1 else 0,
+                    chunks=parts,
+                    zero=1 if replicated and mesh.size("dp", "context", "expert") > 1 else 0,
                     **options,
                 )
             except ValueError:
@@ -247,9 +262,11 @@ def _of_mesh(
             if least is None or plan.memory.total < least.memory.total:
                 least = plan
             if plan.memory.total <= mesh.hardware.memory:
+                one_fits = True
                 if fits is None or plan.step_seconds < fits.step_seconds:
                     fits = plan
-                break
+        if not one_fits:
+            break  # larger ones need more
     return fits, least
 
 

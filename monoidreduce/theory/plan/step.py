@@ -268,7 +268,7 @@ class _Clock:
         return found
 
     def gradients(self, one: Times, links: dict[str, float]) -> float:
-        """Once a step: gradients of replicas are summed, and with ZeRO weights are gathered."""
+        """Gradients of replicas are summed, and with ZeRO weights are gathered."""
         plan, mesh, precision = self.plan, self.mesh, self.plan.precision
         waited = 0.0
         if plan.state_chips > 1 and mesh.size("pipeline") > 1:  # gathered once a step
@@ -292,9 +292,10 @@ class _Clock:
             second = wire.gather_seconds(
                 (precision.weights if plan.zero else precision.sent) * parameters / plan.state_chips
             )
-            links["dp"] = links.get("dp", 0.0) + sums + second
+            scatters = plan.microbatches if plan.zero == 2 else 1  # ZeRO 2 keeps no whole gradients
+            links["dp"] = links.get("dp", 0.0) + scatters * sums + second
             hidden = one.again + one.backward
-            waited += self.after(sums, hidden, "dp")
+            waited += scatters * self.after(sums, hidden, "dp")
             waited += self.after(second, one.forward if plan.zero else max(hidden - sums, 0), "dp")
         return waited
 

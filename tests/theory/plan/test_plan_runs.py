@@ -89,11 +89,15 @@ def test_constants_are_those_of_least_squares(constant: tuple[str, str]) -> None
 
 
 def test_runs_fit_into_their_chips() -> None:
-    """They were carried out. DeepSeek V3 runs again, and keeps in 8 bits, what the planner does not know."""
+    """They were carried out.
+
+    DeepSeek V3 runs again, and keeps in 8 bits, what the planner does not know; Llama 3's schedule has fewer
+    microbatches in flight.
+    """
+    more = {"DeepSeek V3, 2048 H800, float8": 1.6, "Llama 3 405B, 8192 H100, 8192 tokens": 1.35}
     for run in RUNS:
-        room = run.plan.mesh.hardware.memory
-        most = 1.6 if run.name.startswith("DeepSeek") else 1.2
-        assert run.plan.memory.total < most * room, run.name
+        most = more.get(run.name, 1.2) * run.plan.mesh.hardware.memory
+        assert run.plan.memory.total < most, run.name
 
 
 def test_names_are_unique_within_a_source() -> None:

@@ -145,6 +145,10 @@ def test_gradients_of_replicas() -> None:
     zero = tiny(dp=2, overlap=(), zero=1, precision=replace(PAPER, sent=4))
     assert zero.step.gradients == pytest.approx((2 * bytes + bytes) / 1e9)
     assert zero.owned_parameters == parameters / 2
+    # ZeRO 2 keeps no whole gradients: they are sent with each of four microbatches.
+    two = tiny(dp=2, overlap=(), zero=2, microbatch=8, precision=replace(PAPER, sent=4))
+    assert two.step.microbatches == 4
+    assert two.step.gradients == pytest.approx((4 * 2 * bytes + bytes) / 1e9)
 
 
 def test_sharded_state_is_gathered_in_both_phases() -> None:
