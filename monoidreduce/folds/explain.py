@@ -113,6 +113,8 @@ def explanation_of(
             of_one = "a payload sum is the gradient of a fold with one more score"
             of_two = "torch computes payload sums of two scores, and their gradients, in chunks of columns"
         reasons.append(of_two if two else of_one)
+    elif any(launch.name == "statistics_payload" for launch in run.launches):
+        reasons.append("one pass folds all batches; their gradients are computed one after another")
     if "program" in given:
         reasons.append("the gradient by data of rows or of columns is one more forward pass each")
     plans = (("forward", forward.plan), ("backward", backward.plan))

@@ -107,7 +107,7 @@ class Statistics:
             a: [..., D], one row per result.
             b: [V, D], the columns, which are folded. Or [..., V, D], with the leading axes of a [..., N, D]:
                 then each batch has columns of its own, and data of columns are [..., V] or [..., V, E].
-                Batches are folded one after another, without ranks.
+                Not over ranks.
             other_a, other_b: [..., E] and [V, E] (or [..., V, E]); the argument `other` is
                 scale * other_a @ other_b^T.
             label: [...] integers, for the argument `label`. A row with label ignore_index is an empty fold:

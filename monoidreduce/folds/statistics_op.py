@@ -165,8 +165,8 @@ def forward(
     widths = widths or []  # AOTInductor passes an empty list as None
     operands, of = (a, b, other_a, other_b), parse(program)
     _check(of, operands, payload, widths)
-    plan = None if payload is None else cuda_payload.plan_of(program, operands, payload, widths)
-    if payload is not None and plan is not None:
+    plan = cuda_payload.plan_of(program, operands, payload, widths, batches)
+    if plan is not None:
         data = (row, column, row_index, column_index)
         found = cuda_payload.fold(program, operands, data, payload, widths, batches, scale, plan)
     else:

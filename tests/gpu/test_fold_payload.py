@@ -49,6 +49,15 @@ def of_total(score: Any, weight: Any, v: Any) -> Any:
 
 
 @mr.statistics
+def without_payload(score: Any, row: Any, column: Any, w: Any) -> Any:
+    p = stat.softmax(score)
+    best = stat.largest(score + w)
+    return dict(
+        lse=p.logsumexp, mean=p.mean(w), own=stat.total(torch.where(row == column, score, 0.0)), best=best
+    )
+
+
+@mr.statistics
 def windowed(score: Any, row: Any, column: Any, w: Any, v: Any) -> Any:
     """Rows have bounds on both sides; some have no columns."""
     p = stat.softmax(torch.where((column > row - 70) & (column < row * 2), score * w, -math.inf))
@@ -68,6 +77,7 @@ FOLDS = {
     "total": of_total,
     "masked": masked,
     "windowed": windowed,
+    "numbers": without_payload,
 }
 # batches, rows, columns, widths of both scores, width of the payload
 SHAPES = [
@@ -99,7 +109,9 @@ def call_of(name: str, shape: tuple[int, ...], dtype: torch.dtype, gpu: torch.de
         call["column"]["u"] = normal(columns, of_payload // 2 + 1)
     if name == "one":
         call["column"]["shift"] = normal(columns, 1)[..., 0]
-    if name == "windowed":
+    if name == "numbers":
+        del call["column"]["v"]
+    if name in ("windowed", "numbers"):
         call["column"]["w"] = normal(columns, 1)[..., 0]
     if name == "total":
         call["row"] = {"weight": normal(rows, 1)[..., 0]}
@@ -109,6 +121,8 @@ def call_of(name: str, shape: tuple[int, ...], dtype: torch.dtype, gpu: torch.de
 def is_taken(name: str, shape: tuple[int, ...]) -> bool:
     """Whether rows fit into shared memory, and at most two kernels add up the payload."""
     width, other_width, of_payload = (-(-size // 64) for size in shape[3:])
+    if name == "numbers":
+        return shape[0] > 1  # batches
     two = name in ("two", "softmaxes")
     slabs = of_payload * (2 if name in ("one", "softmaxes") else 1)
     if name == "two":

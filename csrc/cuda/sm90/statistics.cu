@@ -38,7 +38,6 @@ void run(const StatisticsPayload& x, const Plan& plan, const Launch& launch) {
   const std::int64_t rows = x.a.size[0] / x.batches;
   PayloadFoldArguments arguments{.rows = {map(x.a)},
                                  .columns = {map(x.b)},
-                                 .payload = map(x.payload),
                                  .steps = {slabs(x.a), 0},
                                  .first_slab = static_cast<int>(x.first_slab),
                                  .row_blocks = static_cast<int>(parts_of(rows, PayloadFold::kRows)),
@@ -48,6 +47,7 @@ void run(const StatisticsPayload& x, const Plan& plan, const Launch& launch) {
   if (x.other_a.present())
     arguments.rows[1] = map(x.other_a), arguments.columns[1] = map(x.other_b),
     arguments.steps[1] = slabs(x.other_a);
+  if (x.payload.present()) arguments.payload = map(x.payload);
   ProgramData data = data_of(x);
   data.rows = rows, data.columns = x.b.size[0] / x.batches;
   const DeviceGuard guard(x.a.cuda_device);

@@ -1,7 +1,8 @@
-"""A program with payload sums in one pass of a GPU kernel: all statistics of numbers and all sums of vectors.
+"""A program in one pass of a GPU kernel: statistics of numbers and sums of vectors, of all batches.
 
-For 16-bit operands on Hopper whose rows fit into shared memory. A kernel reads the vectors in slabs of 64
-columns, and adds up a few of them. A wider payload takes several kernels, each of which computes the scores.
+For programs with payload sums and for several batches, with 16-bit operands on Hopper whose rows fit into
+shared memory. A kernel reads the vectors in slabs of 64 columns, and adds up a few of them. A wider payload
+takes several kernels, each of which computes the scores.
 """
 
 from __future__ import annotations
@@ -31,21 +32,25 @@ _SLAB = 64  # columns of the payload
 _KERNELS = 2  # at most: further ones would compute the scores more often than stored weights cost
 
 
-def plan_of(program: str, operands: Operands, payload: Tensor, widths: Sequence[int]) -> _C.Plan | None:
+def plan_of(
+    program: str, operands: Operands, payload: Tensor | None, widths: Sequence[int], batches: int
+) -> _C.Plan | None:
     """The plan of a call that `fold` takes; None if it takes none."""
     a, of = operands[0], parse(program)
-    if not a.is_cuda or payload.dtype != a.dtype or of.most or of.variances or not kernels.is_available():
+    slabs = sum(-(-width // _SLAB) for width in widths)
+    if not a.is_cuda or (slabs == 0 and batches == 1) or of.most or of.variances:
+        return None
+    if (payload is not None and payload.dtype != a.dtype) or not kernels.is_available():
         return None
     plan = _C.plan_statistics_fold(*operands, state_words=state_words(program))
-    slabs = sum(-(-width // _SLAB) for width in widths)
-    return plan if 0 < slabs <= _KERNELS * plan.payload_slabs else None
+    return plan if plan.payload_slabs and slabs <= _KERNELS * plan.payload_slabs else None
 
 
 def fold(
     program: str,
     operands: Operands,
     data: Data,
-    payload: Tensor,
+    payload: Tensor | None,
     widths: Sequence[int],
     batches: int,
     scale: float,
@@ -53,12 +58,17 @@ def fold(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Values, payload sums, low words of log-sum-exps, and indices.
 
-    payload: [V, sum of widths], the vectors of all payload sums. batches: as in the op `statistics`.
+    payload: [V, sum of widths], the vectors of all payload sums. batches: as in the op `statistics`. Rows and
+    columns are at least one of each.
     """
     of, rows = parse(program), operands[0].shape[0]
     of_slabs = [n for n, width in enumerate(widths) for _ in range(0, width, _SLAB)]
     results = _results(of, operands[0], len(of_slabs) * _SLAB)
     call = _Call(operands, [*widths], of_slabs, batches, scale, plan)
+    values, low, indices, sums = results
+    if payload is None:
+        call.launch(program, (), data, None, None, results)
+        return values, sums, low, indices
     vectors = torch.split(payload, call.widths, 1)
     whole = payload if all(width % _SLAB == 0 for width in widths) else _in_slabs(vectors)
     call.launch(program, (), data, whole, None, results)
@@ -70,17 +80,15 @@ def fold(
         spoiled = torch.stack([vectors[n] @ vectors[n].new_zeros(widths[n]) for n in counted]) != 0
         row, column, row_index, column_index = data
         column = torch.cat([t for t in (column, spoiled.to(torch.float32)) if t is not None])
-        values, low, _, sums = results
-        indices = operands[0].new_empty(of.indices + len(counted), rows, dtype=torch.int64)
+        of_counts = operands[0].new_empty(of.indices + len(counted), rows, dtype=torch.int64)
         call.launch(
             text,
             counted,
             (row, column, row_index, column_index),
             whole.nan_to_num(0, 0, 0),
             spoiled.any().to(torch.int64)[None],
-            (values, low, indices, sums),
+            (values, low, of_counts, sums),
         )
-    values, low, indices, sums = results
     if sums.shape[1] != sum(widths):
         starts = accumulate((width + -width % _SLAB for width in widths), initial=0)
         sums = torch.cat([sums.narrow(1, at, width) for at, width in zip(starts, widths, strict=False)], 1)
@@ -117,7 +125,7 @@ class _Call(NamedTuple):
         program: str,
         counted: tuple[int, ...],
         data: Data,
-        payload: Tensor,
+        payload: Tensor | None,
         wanted: Tensor | None,
         results: _Results,
     ) -> None:
@@ -129,7 +137,7 @@ class _Call(NamedTuple):
         )
         counts = of_row, of_row_index, of_column, of_column_index
         slabs = len(self.of_slabs)
-        parts = -(-slabs // self.plan.payload_slabs)
+        parts = max(-(-slabs // self.plan.payload_slabs), 1)
         bounds = [*pairwise(slabs * i // parts for i in range(parts + 1))]
         of_kernels = tuple(tuple(self.of_slabs[slice(*bound)]) for bound in bounds)
         kernel = kernels.payload_kernels(
@@ -150,7 +158,7 @@ class _Call(NamedTuple):
                 column_index,
                 None,  # tables
                 None,
-                padded(payload),
+                None if payload is None else padded(payload),
                 wanted,
                 *results,
                 kernel + number,

@@ -174,8 +174,8 @@ def _of_payloads(program: Program, counted: tuple[int, ...]) -> str:
     columns. counted: as in `fold_source`."""
     own_counts = len(program.counts) - len(counted)
     counts = {n: own_counts + k for k, n in enumerate(counted)}
-    softmax_of = ", ".join(str(softmax) for softmax, _ in program.payloads)
-    count_of = ", ".join(str(counts.get(n, -1)) for n in range(len(program.payloads)))
+    softmax_of = ", ".join([*(str(softmax) for softmax, _ in program.payloads), "-1"])
+    count_of = ", ".join([*(str(counts.get(n, -1)) for n in range(len(program.payloads))), "-1"])
     bounds = column_bounds(replace(program, counts=program.counts[:own_counts]).text)
     lines, roots, _ = _lines(program.nodes, [n for bound in bounds for _, n in bound.terms])
     at = iter(roots)

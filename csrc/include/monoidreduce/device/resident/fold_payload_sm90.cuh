@@ -1,5 +1,5 @@
-// A user's program with payload sums on Hopper: all scores, statistics and sums of vectors in one pass over the
-// columns. For operands whose rows fit into shared memory.
+// A user's program on Hopper: all scores, statistics and sums of vectors in one pass over the columns, for several
+// batches at once. For operands whose rows fit into shared memory.
 //
 //   scores[n] = rows[n] . columns[n]^T     from shared memory          program: scores become weights, in registers
 //   sums[k]  += weights[g(k)] . payload[k]   weights from registers
@@ -18,10 +18,10 @@
 
 namespace monoidreduce::sm90 {
 
-// A block's slabs of the payload. kWeight[k]: which of the program's payload sums slab k belongs to.
+// A block's slabs of the payload, perhaps none. kWeight[k]: which of the program's payload sums slab k belongs to.
 template <int... kWeights>
 struct PayloadSlabs {
-  static constexpr int kCount = sizeof...(kWeights), kWeight[] = {kWeights...};
+  static constexpr int kCount = sizeof...(kWeights), kWeight[] = {kWeights..., -1};
 };
 
 struct PayloadFold {
@@ -163,8 +163,8 @@ struct PayloadConsumer {
 
   // The scores of a tile, which become the weights of the payload sums.
   float tile[kScores < P::kPayloads ? P::kPayloads : kScores][kSize];
-  std::uint32_t operands[P::kPayloads][kSize / 2];
-  float sums[Slabs::kCount][kSize];
+  std::uint32_t operands[P::kPayloads > 0 ? P::kPayloads : 1][kSize / 2];
+  float sums[Slabs::kCount > 0 ? Slabs::kCount : 1][kSize];
   StatisticsState<P> state[2];
   Frames scale[2];  // what the sums must be multiplied with, since frames have moved
   ProgramRow<P> rows[2];
@@ -241,6 +241,10 @@ struct PayloadConsumer {
         top[r][s] = R(reduce_lanes<4>(top[r][s].x, [](float a, float b) { return fmaxf(a, b); }));
       scale[r] = state[r].raise(top[r]);
     }
+    // As in ProgramFold, the tile's own totals are added to those of all tiles once.
+    const Numbers<R, P::kTotals> before[2] = {state[0].sums.total, state[1].sums.total};
+#pragma unroll
+    for (auto& s : state) s.sums.total = StatisticsSums<P>::none().total;
     constexpr int kPart = 8;  // elements at a time: more of them take more registers than there are
 #pragma unroll
     for (int first = 0; first < kSize; first += kPart) {
@@ -252,6 +256,11 @@ struct PayloadConsumer {
             for (int g = 0; g < P::kPayloads; ++g)
               tile[g][first + i] = present(first + i) ? e.payload_weight(g, weight).x : 0.f;
           });
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int k = 0; k < P::kTotals; ++k) state[r].sums.total[k] = before[r][k] + state[r].sums.total[k];
     }
   }
   __device__ __forceinline__ void fold(int number) {
