@@ -98,8 +98,9 @@ def statistics_over_ranks(
     call = Call(of, *own, label, ignore_index, row, column, scale, columns.first)
     traced, tensors = of._traced(call)
     of_rows, of_columns, row_index, column_index = call.data_of(traced, tensors)
+    learned_text, table, table_index, sizes = call.tables_of(traced, tensors)
     text, has_positions = _with_numbered_columns(
-        traced.text, 0 if column_index is None else len(column_index)
+        learned_text, 0 if column_index is None else len(column_index)
     )
     living[text] = traced
     if has_positions:
@@ -107,7 +108,8 @@ def statistics_over_ranks(
         column_index = positions if column_index is None else torch.cat((column_index, positions))
 
     payload, widths = call.payload_of(traced)
-    program, monoid, options = parse(text), StatisticsMonoid(text), (text, widths, 1, call.scale, workspace)
+    program, monoid = parse(text), StatisticsMonoid(text)
+    options = text, widths, 1, sizes, call.scale, workspace
 
     def combine(gathered: list[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         values, sums, low, indices = gathered
@@ -127,9 +129,17 @@ def statistics_over_ranks(
     # `rows_of` has gathered them.
     whole_rows = replace(sharding.ranks, sequence_parallel=False)
     fold = ShardedFold(
-        "statistics", options, options, (0, 2, 4), 4, combine, Sharding(group, whole_rows), differentiable=2
+        "statistics",
+        options,
+        options,
+        (0, 2, 4, 7),
+        4,
+        combine,
+        Sharding(group, whole_rows),
+        differentiable=2,
     )
-    inputs = (*call.operands_of(traced), of_rows, of_columns, payload, row_index, column_index)
+    of_call = (of_rows, of_columns, payload, table, row_index, column_index, table_index)
+    inputs = (*call.operands_of(traced), *of_call)
     values, sums, indices = fold_over_ranks(fold, *inputs)
     result = call.named(traced, values, indices, sums)
     if not shards_rows:

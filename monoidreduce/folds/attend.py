@@ -179,7 +179,7 @@ def _call(
         captured = [_given(tensor, STAND_INS, of_call) for tensor in traced.tensors]
     counts = q.shape[1:2] if traced.counts_heads else ()
     table, table_index, numbers = tables(captured, q, given[:2], counts)
-    program = learned(traced, captured)
+    program = learned(traced.text, traced.by_both, captured)
     if q.is_cpu and not torch.compiler.is_compiling():
         _check_fits(program, numbers, (q, k, v, table), score_mod or mask_mod)
     # With few keys, dq in bfloat16 would miss the accuracy rule without the low word of out.

@@ -115,6 +115,12 @@ def explanation_of(
         reasons.append(of_two if two else of_one)
     elif any(launch.name == "statistics_payload" for launch in run.launches):
         reasons.append("one pass folds all batches; their gradients are computed one after another")
+    table = given.get("table")
+    if table is not None and table.requires_grad:
+        of_both = "captured tensors that are indexed by row and column together"
+        reasons.append(f"torch computes the gradient of {of_both}, in chunks of columns")
+        if gpu is not None and not torch.are_deterministic_algorithms_enabled():
+            deterministic = False
     if "program" in given:
         reasons.append("the gradient by data of rows or of columns is one more forward pass each")
     plans = (("forward", forward.plan), ("backward", backward.plan))

@@ -7,12 +7,13 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-__all__ = ["Data", "Operands", "Tables", "place"]
+__all__ = ["NO_TABLES", "Data", "Operands", "Tables", "place"]
 
 # a [N, D], b [V, D], other_a [N, E], other_b [V, E]
 Operands: TypeAlias = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 # Captured tensors that a program gathers from: reals, integers.
 Tables: TypeAlias = tuple[Tensor | None, Tensor | None]
+NO_TABLES: Tables = (None, None)
 # Reals of rows, reals of columns, integers of rows, integers of columns; each [data, rows or V].
 Data: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 

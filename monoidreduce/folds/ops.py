@@ -43,18 +43,18 @@ def _cpp_monoid() -> Any:
 register(
     "statistics",
     inputs="Tensor a, Tensor b, Tensor? other_a, Tensor? other_b, Tensor? row, Tensor? column, "
-    "Tensor? payload, Tensor? row_index, Tensor? column_index",
-    options="str program, SymInt[] widths, SymInt batches, float scale, int? workspace",
+    "Tensor? payload, Tensor? table, Tensor? row_index, Tensor? column_index, Tensor? table_index",
+    options="str program, SymInt[] widths, SymInt batches, SymInt[] sizes, float scale, int? workspace",
     outputs="values, sums, low, indices",
     differentiable="values, sums",
     residuals="values, sums, low, indices",
-    constants="row_index, column_index",
+    constants="row_index, column_index, table_index",
     forward=lambda *args: _statistics().forward(*args),
     fake=lambda *args: _statistics().results(*args),
     backward=lambda *args: _statistics().backward(*args),
     second=lambda *args: _second_derivatives().gradients_of_gradients(*args),
     tangents=lambda *args: _second_derivatives().tangents(*args),
-    obstacle=lambda *args: _second_derivatives().obstacle(args[:9], args[9]),
+    obstacle=lambda *args: _second_derivatives().obstacle(args[:11], args[11]),
     fold=Fold(
         a="a",
         b="b",

@@ -24,7 +24,7 @@ from monoidreduce.folds.program.tangent import tangent
 __all__ = ["gradients_of_gradients", "obstacle", "tangents"]
 
 Inputs = Sequence[Tensor | None]  # those of the op
-_FLOATING = 7  # the inputs with gradients: a, b, other_a, other_b, row, column, payload
+_FLOATING = 8  # the inputs with gradients: a, b, other_a, other_b, row, column, payload, table
 
 
 def obstacle(inputs: Inputs, program: str) -> str | None:
@@ -70,8 +70,8 @@ def gradients_of_gradients(
     Raises:
         RuntimeError: the program has two scores and payloads, so its derivative has four scores.
     """
-    grads, inputs, results = arguments[:2], arguments[2:11], arguments[11:15]
-    options, needed = arguments[15:20], arguments[20]
+    grads, inputs, results = arguments[:2], arguments[2:13], arguments[13:17]
+    options, needed = arguments[17:23], arguments[23]
     of_needed = zip(cotangents, needed, strict=False)
     directions = [u if wanted else None for u, wanted in of_needed][:_FLOATING]
     found: list[Tensor | None] = [None] * len(arguments)
@@ -96,10 +96,12 @@ class _Direction:
     """
 
     def __init__(self, directions: Inputs, results: Sequence[Tensor], *arguments: Any) -> None:
-        self.inputs, self.results, self.options = arguments[:-5], results, arguments[-5:]
-        program, widths, batches, self.scale, workspace = self.options
-        a, b, other_a, other_b, row, column, payload, row_index, column_index = self.inputs
-        *_, d_row, d_column, d_payload = directions[:_FLOATING]
+        self.inputs, self.results, self.options = arguments[:-6], results, arguments[-6:]
+        program, widths, batches, sizes, self.scale, workspace = self.options
+        a, b, other_a, other_b, row, column, payload, table, row_index, column_index, of_integers = (
+            self.inputs
+        )
+        *_, d_row, d_column, d_payload, d_table = directions[:_FLOATING]
         if why := obstacle(self.inputs, program):
             raise RuntimeError(
                 f"these statistics can be differentiated once: {why}. Do without create_graph=True, or call "
@@ -111,7 +113,11 @@ class _Direction:
             self.products.append(_Product(other_a, other_b, *directions[2:4]))
         counts = [0 if t is None else t.shape[0] for t in (row, row_index, column)]
         moves = [product.moves and self.scale != 0 for product in (self.products[0], self.products[-1])]
-        self.derived = tangent(program, *counts, (*moves, d_row is not None, d_column is not None))
+        moves += [d is not None for d in (d_row, d_column, d_table)]
+        self.derived = tangent(program, *counts, len(sizes or ()), tuple(moves))
+        if d_table is not None:
+            assert table is not None
+            table, sizes = torch.cat((table, d_table)), [*(sizes or ()), len(table)]
         scores: Any = [*self.inputs[:4]]
         if other_a is None:
             scores[2:] = self.products[0].rows, self.products[0].columns
@@ -132,10 +138,13 @@ class _Direction:
             self._kept("row", row, _or_zeros(d_row, row), values),
             self._kept("column", column, _or_zeros(d_column, column)),
             vectors,
+            table,
             self._kept("row_index", row_index, indices[: len(self.program.largest)]),
             self._kept("column_index", column_index),
+            of_integers,
         )
-        self.derived_options = self.derived.text, self.derived_widths, batches, self.scale, workspace
+        of_folds = self.derived_widths, batches, sizes
+        self.derived_options = self.derived.text, *of_folds, self.scale, workspace
         self.found = call_op("statistics", *self.derived_inputs, *self.derived_options)
         self.moved = self._moved(*self.found[:2])
 
@@ -219,9 +228,12 @@ class _Direction:
         parts = [part for k, p in enumerate(self.products) for part in p.parts(wanted[2 * k : 2 * k + 2])]
         needed = [*wanted[:2], *parts, True, *wanted[5:]]  # the row data: the program's values are among them
         if len(self.products) == 2:
-            needed = [*wanted[:4], True, wanted[5], parts[1] or parts[3]]
+            needed = [*wanted[:4], True, wanted[5], parts[1] or parts[3], wanted[7]]
         found = _backward(upstream, self.derived_inputs, self.found, self.derived_options, needed)
-        gradients = [*found[:4], None, None, None]
+        gradients = [*found[:4], None, None, None, None]
+        table = self.inputs[7]
+        if table is not None and found[7] is not None:  # behind it is that of the direction
+            gradients[7] = found[7].narrow(0, 0, table.shape[0])
         if len(self.products) == 1:
             gradients[2:4] = None, None
             self.products[0].add_to(gradients, 0, *found[2:4])
@@ -306,7 +318,7 @@ def _backward(
     upstream: Inputs, inputs: Inputs, results: Any, options: Any, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
     """The gradients of a call of the op by its floating inputs; None where they are not wanted."""
-    needed = [want and t is not None for want, t in zip(wanted, inputs, strict=False)] + [False, False]
+    needed = [want and t is not None for want, t in zip(wanted, inputs, strict=False)] + [False] * 3
     op = torch.ops.monoidreduce.statistics_backward.default
     found = op(*upstream, *inputs, *results, *options, needed)
     return [g if want else None for g, want in zip(found, needed, strict=False)]

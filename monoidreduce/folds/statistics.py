@@ -21,8 +21,9 @@ from monoidreduce.explanation import Explanation
 from monoidreduce.folds.explain import explain_fold
 from monoidreduce.folds.program.arguments import arguments
 from monoidreduce.folds.program.errors import TraceError
+from monoidreduce.folds.program.program import parse, with_sizes
 from monoidreduce.folds.program.tracing import Traced, traced_in_graph, traced_now
-from monoidreduce.folds.statistics_call import Call
+from monoidreduce.folds.statistics_call import Call, Options
 from monoidreduce.folds.statistics_op import AXES, joined, leave_out, obstacle, parts_of
 from monoidreduce.folds.torch import reader
 from monoidreduce.functional import (
@@ -49,8 +50,9 @@ def statistics(function: Callable[..., dict[str, Any]]) -> Statistics:
 
     The function is traced once, not called for each element: it sees one score, and returns a dict of
     statistics of `monoidreduce.stat`. Its gradient is derived automatically. A number that it reads becomes a
-    constant. A tensor that it reads is data; it must be indexed by `row`, `label`, `head` and `batch`, or by
-    `column`. See docs/statistics.md.
+    constant. A tensor that it reads is data; it must be indexed by integers of `row`, `label`, `head`,
+    `batch` and `column`. An index of row and column together that the tensor does not have reads the nearest
+    entry; other indices follow torch. See docs/statistics.md.
 
     Args:
         function: its arguments may be score, other, row, column, label, head, batch, and names of data that a
@@ -179,25 +181,27 @@ class Statistics:
         if traced is None:
             folded: Any = outside_of_graphs(self._folded, call, workspace)
             return folded  # type: ignore[no-any-return]
-        if call.a.is_cpu and not torch.compiler.is_compiling():
-            self._check_fits(call, traced, tensors)
         if by_attention and call.is_attention(traced):
             q, k, v = call.attention_inputs(traced)
             out, lse = attention(q, k, v, scale=call.scale, return_lse=True)
             none = call.a.new_empty(0, len(call.a), dtype=torch.int64)
             return traced, lse.view(1, -1), lse.new_zeros(()), none, out.flatten(0, 2)
-        inputs, widths = call.inputs(traced, tensors)
-        options = (traced.text, widths, call.batches, call.scale, workspace_bytes(workspace))
-        values, sums, low, indices = call_op("statistics", *inputs, *options)
+        inputs, options = call.inputs(traced, tensors)
+        if call.a.is_cpu and not torch.compiler.is_compiling():
+            self._check_fits(call, traced, tensors, options)
+        values, sums, low, indices = call_op(
+            "statistics", *inputs, *options, call.scale, workspace_bytes(workspace)
+        )
         return traced, values, low, indices, sums
 
-    def _check_fits(self, call: Call, traced: Traced, tensors: tuple[Tensor, ...]) -> None:
+    def _check_fits(self, call: Call, traced: Traced, tensors: tuple[Tensor, ...], options: Options) -> None:
         """Raise TraceError if the CPU engine cannot run forward, or backward if one may follow."""
+        text, *_, sizes = options
         sources = traced.sources
         counts = [len(sources[kind]) for kind in ("row", "row_index", "column", "column_index")]
         given = (*call.operands, *call.row.values(), *call.column.values(), *tensors)
         gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
-        if why := obstacle(traced.text, tuple(counts), gradient):
+        if why := obstacle(with_sizes(text, tuple(sizes)) if sizes else text, tuple(counts), gradient):
             of = ", ".join(getattr(RESULTS, traced.result)._fields)
             raise TraceError(f"{self._function.__name__}, which returns {of}: {why}", traced.at)
 
@@ -217,20 +221,24 @@ class Statistics:
         """The same statistics by plain torch, with all scores stored, in the accumulation dtype."""
         call = Call(self, a, b, other_a, other_b, label, ignore_index, row or {}, column or {}, scale)
         traced, tensors = self._traced(call)
-        inputs, widths = call.inputs(traced, tensors)
+        inputs, options = call.inputs(traced, tensors)
         parts = [
-            self._reference(traced, part, widths, call.scale) for part in parts_of(inputs, AXES, call.batches)
+            self._reference(traced, part, options, call.scale)
+            for part in parts_of(inputs, AXES, call.batches)
         ]
         values, sums, indices = joined(parts, (1, 0, 1))
         return call.named(traced, values, indices, sums)
 
     def _reference(
-        self, traced: Traced, inputs: tuple[Tensor | None, ...], widths: list[int], scale: float
+        self, traced: Traced, inputs: tuple[Tensor | None, ...], options: Options, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Values, payload sums and indices from the inputs of the op."""
-        a, b, other_a, other_b, of_rows, of_columns, payload, row_index, column_index = inputs
+        a, b, other_a, other_b, of_rows, of_columns, payload, table, *integers = inputs
+        row_index, column_index, table_index = integers
+        text, widths, _, sizes = options
         assert a is not None and b is not None
-        dtype, rows, program = accumulation_dtype(a.dtype), len(a), traced.program
+        dtype, rows = accumulation_dtype(a.dtype), len(a)
+        program = parse(with_sizes(text, tuple(sizes))) if sizes else traced.program
         counted = torch.arange(rows, device=a.device)
         if program.ignored is not None:  # left out, because their gradients in torch could be 0 * NaN
             assert row_index is not None
@@ -240,6 +248,7 @@ class Statistics:
             return reader.scores(rows[counted], columns, dtype, scale)
 
         data = {"row": of_rows, "column": of_columns, "row_index": row_index, "column_index": column_index}
+        data |= {"gather": table, "index_gather": table_index}
 
         def leaf(node: tuple[Any, ...]) -> Any:
             name, *number = node
@@ -248,6 +257,8 @@ class Statistics:
                 return scores(other_a, other_b)
             of_kind = data[name]
             assert of_kind is not None
+            if not number:
+                return of_kind
             vector = of_kind[number[0]]
             return vector[counted][:, None] if name in ("row", "row_index") else vector
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._results import RESULTS
 from monoidreduce._validate import check_axes, check_factor, check_like, check_tensor, mismatch
 from monoidreduce.folds.program.arguments import ARGUMENTS, VECTOR, kind_of
+from monoidreduce.folds.program.mods import learned, tables
 from monoidreduce.folds.program.payloads import is_attention
 from monoidreduce.folds.program.tracing import Source, Traced, described
 from monoidreduce.folds.stat import Extremum
@@ -22,7 +24,11 @@ from monoidreduce.functional import INTEGERS, _like_rows, _operands, _per_row, _
 if TYPE_CHECKING:
     from monoidreduce.folds.statistics import Statistics
 
-__all__ = ["Call", "checked_label", "checked_operands"]
+__all__ = ["Call", "Options", "checked_label", "checked_operands"]
+
+# Options of the op: the program, the widths of its payload sums, the number of batches of columns, and the
+# sizes of what it gathers from.
+Options = tuple[str, list[int], int, list[int]]
 
 
 def checked_operands(
@@ -193,11 +199,13 @@ class Call:
 
     def inputs(
         self, traced: Traced, tensors: tuple[Tensor, ...]
-    ) -> tuple[tuple[Tensor | None, ...], list[int]]:
-        """The inputs of the op, and the widths of its payload sums."""
+    ) -> tuple[tuple[Tensor | None, ...], Options]:
+        """The inputs of the op, and its first options."""
         payload, widths = self.payload_of(traced)
         row, column, row_index, column_index = self.data_of(traced, tensors)
-        return (*self.operands_of(traced), row, column, payload, row_index, column_index), widths
+        text, table, table_index, sizes = self.tables_of(traced, tensors)
+        data = (row, column, payload, table, row_index, column_index, table_index)
+        return (*self.operands_of(traced), *data), (text, widths, self.batches, sizes)
 
     def attention_inputs(self, traced: Traced) -> list[Tensor]:
         """Queries, keys and values, [batches, 1 head, rows or columns, width]."""
@@ -231,6 +239,8 @@ class Call:
             for name, *rest in traced.sources[kind]:
                 if name == "tensor":
                     self._check_captured(traced, tensors[rest[0]], rest[1], columns)
+        for number, indices in traced.by_both:
+            self._check_captured(traced, tensors[number], indices, columns)
 
     def data_of(self, traced: Traced, tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
         """Real data of rows [data, rows] and of columns [data, V], then integer data of both.
@@ -255,6 +265,17 @@ class Call:
                 vectors = [t if t.dim() else t.expand(size) for t in vectors]
                 stacked[i] = torch.stack(vectors) if len(vectors) > 1 else vectors[0].unsqueeze(0)
         return tuple(stacked)
+
+    def tables_of(
+        self, traced: Traced, tensors: tuple[Tensor, ...]
+    ) -> tuple[str, Tensor | None, Tensor | None, list[int]]:
+        """The program; and what it gathers by row and column together: reals, integers, and their sizes."""
+        if not traced.in_tables:
+            return traced.text, None, None, []
+        of_tables = [tensors[number] for number in traced.in_tables]
+        first_sizes = [*accumulate((1 + t.dim() for t in of_tables), initial=0)]
+        text = learned(traced.text, first_sizes[:-1], of_tables)
+        return (text, *tables(of_tables, self.a, (self.of._function,)))
 
     def _vector(self, traced: Traced, tensors: tuple[Tensor, ...], kind: str, source: Source) -> Tensor:
         name, *rest = source

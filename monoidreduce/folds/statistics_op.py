@@ -26,19 +26,20 @@ from monoidreduce._ops.memory import (
 )
 from monoidreduce.folds.cpu.bytecode import backward_code, forward_code
 from monoidreduce.folds.cuda import cuda_passes, cuda_payload, cuda_rows, kernels
-from monoidreduce.folds.operands import Data, Operands, Tables, place
+from monoidreduce.folds.operands import NO_TABLES, Data, Operands, Tables, place
 from monoidreduce.folds.program.derivative import Sums, column_sums, row_sums
 from monoidreduce.folds.program.errors import TraceError
 from monoidreduce.folds.program.integers import most_numbers
 from monoidreduce.folds.program.payloads import is_mean, may_exclude, weights, with_score
-from monoidreduce.folds.program.program import Program, parse
+from monoidreduce.folds.program.program import Program, parse, with_sizes
 from monoidreduce.folds.program.variance import deviations
 from monoidreduce.folds.torch.chunked import Chunked
 from monoidreduce.workspace import get_workspace
 
 Folded = tuple[Tensor, Tensor, Tensor]  # values, low words of log-sum-exps, indices
-# The axes of the op's inputs that have rows or columns, and those of its results that have rows.
-AXES = (0, 0, 0, 0, 1, 1, 0, 1, 1)
+# The axes of the op's inputs that have rows or columns (tables have neither), and those of its results that
+# have rows.
+AXES = (0, 0, 0, 0, 1, 1, 0, None, 1, 1, None)
 _AXES_OF_RESULTS = (1, 0, 1, 1)
 
 __all__ = ["AXES", "backward", "fold", "forward", "joined", "leave_out", "parts_of", "results", "totals"]
@@ -82,11 +83,14 @@ def results(
     row: Tensor | None,
     column: Tensor | None,
     payload: Tensor | None,
+    table: Tensor | None,
     row_index: Tensor | None,
     column_index: Tensor | None,
+    table_index: Tensor | None,
     program: str,
     widths: list[int],
     batches: int,
+    sizes: list[int],
     scale: float,
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -94,19 +98,25 @@ def results(
     return values, _sums(a, payload), low, indices
 
 
-def parts_of(tensors: Sequence[Tensor | None], axes: Sequence[int], batches: int) -> Iterator[Any]:
-    """The tensors of each batch. axes: the axis along which a tensor has those of all batches."""
+def parts_of(tensors: Sequence[Tensor | None], axes: Sequence[int | None], batches: int) -> Iterator[Any]:
+    """The tensors of each batch.
+
+    axes: the axis along which a tensor has those of all batches; None if all batches have the same.
+    """
     count = max(batches, 1)  # without batches there is one fold, of nothing
     for i in range(count):
         yield [
-            None if t is None else t.narrow(axis, i * (size := t.shape[axis] // count), size)
+            t if t is None or axis is None else t.narrow(axis, i * (size := t.shape[axis] // count), size)
             for t, axis in zip(tensors, axes, strict=True)
         ]
 
 
-def joined(parts: Sequence[Sequence[Tensor]], axes: Sequence[int]) -> tuple[Tensor, ...]:
-    """The tensors of all batches, from those of each."""
-    return tuple(torch.cat(of_parts, axis) for *of_parts, axis in zip(*parts, axes, strict=True))
+def joined(parts: Sequence[Sequence[Tensor]], axes: Sequence[int | None]) -> tuple[Tensor, ...]:
+    """The tensors of all batches, from those of each; their sum where the axis is None."""
+    return tuple(
+        torch.stack(of_parts).sum(0) if axis is None else torch.cat(of_parts, axis)
+        for *of_parts, axis in zip(*parts, axes, strict=True)
+    )
 
 
 def _results(program: Program, a: Tensor) -> Folded:
@@ -123,7 +133,7 @@ def _sums(a: Tensor, payload: Tensor | None) -> Tensor:
     return empty_statistics(a, a.shape[0], 0 if payload is None else payload.shape[1])
 
 
-def fold(program: str, operands: Operands, data: Data, scale: float, tables: Tables = (None, None)) -> Folded:
+def fold(program: str, operands: Operands, data: Data, scale: float, tables: Tables = NO_TABLES) -> Folded:
     """Run the forward pass of a program: values, low words of log-sum-exps, and indices.
 
     data: reals of rows, reals of columns, integers of rows, integers of columns. tables: reals and integers
@@ -149,26 +159,33 @@ def forward(
     row: Tensor | None,
     column: Tensor | None,
     payload: Tensor | None,
+    table: Tensor | None,
     row_index: Tensor | None,
     column_index: Tensor | None,
+    table_index: Tensor | None,
     program: str,
     widths: list[int],
     batches: int,
+    sizes: list[int],
     scale: float,
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Fold each batch of rows with its batch of columns.
 
-    a, b and all others have those of all batches, one after another: [batches * N, D], [batches * V, D].
+    a, b and all others but the tables have those of all batches, one after another: [batches * N, D],
+    [batches * V, D].
     """
-    inputs = (a, b, other_a, other_b, row, column, payload, row_index, column_index)
+    inputs = (a, b, other_a, other_b, row, column, payload, table, row_index, column_index, table_index)
+    program = with_sizes(program, tuple(sizes)) if sizes else program
     widths = widths or []  # AOTInductor passes an empty list as None
     operands, of = (a, b, other_a, other_b), parse(program)
     _check(of, operands, payload, widths)
     plan = cuda_payload.plan_of(program, operands, payload, widths, batches)
     if plan is not None:
         data = (row, column, row_index, column_index)
-        found = cuda_payload.fold(program, operands, data, payload, widths, batches, scale, plan)
+        found = cuda_payload.fold(
+            program, operands, data, payload, widths, batches, scale, plan, (table, table_index)
+        )
     else:
         parts: Any = parts_of(inputs, AXES, batches) if batches != 1 else [inputs]
         options: Any = (program, widths, scale, workspace)
@@ -200,8 +217,10 @@ def _forward(
     row: Tensor | None,
     column: Tensor | None,
     payload: Tensor | None,
+    table: Tensor | None,
     row_index: Tensor | None,
     column_index: Tensor | None,
+    table_index: Tensor | None,
     program: str,
     widths: list[int],
     scale: float,
@@ -209,8 +228,8 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     of = parse(program)
     operands, data = (a, b, other_a, other_b), (row, column, row_index, column_index)
-    has_numbers, sums = of.values or of.indices, _sums(a, payload)
-    folded = _numbers(program, operands, data, scale, workspace) if has_numbers else _results(of, a)
+    has_numbers, sums, tables = of.values or of.indices, _sums(a, payload), (table, table_index)
+    folded = _numbers(program, operands, data, scale, workspace, tables) if has_numbers else _results(of, a)
     if payload is not None:
         operands = _in_dtype_of_sums(of, operands, payload)
         payload = payload.to(operands[0].dtype)
@@ -218,7 +237,7 @@ def _forward(
         for number, (vectors, to) in enumerate(of_sums):
             if to.shape[1] == 0:
                 continue
-            _write_sum(program, number, operands, data, vectors, folded, scale, workspace, to)
+            _write_sum(program, number, operands, data, vectors, folded, scale, workspace, to, tables)
     values, low, indices = folded
     return values, sums, low, indices
 
@@ -250,35 +269,45 @@ def leave_out(program: Program, ignored: Tensor, values: Tensor, sums: Tensor, i
 
 
 def _numbers(
-    program: str, operands: Sequence[Tensor | None], data: Data, scale: float, workspace: int | None
+    program: str,
+    operands: Sequence[Tensor | None],
+    data: Data,
+    scale: float,
+    workspace: int | None,
+    tables: Tables,
 ) -> Folded:
     """The statistics of numbers. operands: a pair for each score; the second may be None."""
     a, b, *others = operands
     assert a is not None and b is not None
     if len(others) > 2 or not _has_kernels(a):
-        return Chunked(program, tuple(operands), data, scale, workspace).forward()
+        return Chunked(program, tuple(operands), data, scale, workspace, tables).forward()
     other_a, other_b = others
     of = parse(program)
     if of.most:
-        return _with_most(of, operands, data, scale, workspace)
+        return _with_most(of, operands, data, scale, workspace, tables)
     if not of.variances:
-        return fold(program, (a, b, other_a, other_b), data, scale)
-    first = fold(replace(of, variances=()).text, (a, b, other_a, other_b), data, scale)
-    return _with_variances(of, first, (a, b, other_a, other_b), data, scale)
+        return fold(program, (a, b, other_a, other_b), data, scale, tables)
+    first = fold(replace(of, variances=()).text, (a, b, other_a, other_b), data, scale, tables)
+    return _with_variances(of, first, (a, b, other_a, other_b), data, scale, tables)
 
 
 def _with_most(
-    program: Program, operands: Sequence[Tensor | None], data: Data, scale: float, workspace: int | None
+    program: Program,
+    operands: Sequence[Tensor | None],
+    data: Data,
+    scale: float,
+    workspace: int | None,
+    tables: Tables,
 ) -> Folded:
     """Add the k largest, which torch finds, to what the kernels fold."""
     (text, most), kept = _most_alone(program.text)
-    of_most, at = Chunked(most, tuple(operands), _kept(kept, data), scale, workspace).most()
+    of_most, at = Chunked(most, tuple(operands), _kept(kept, data), scale, workspace, tables).most()
     others = parse(text)
     a = operands[0]
     assert a is not None
     has_numbers = others.values or others.indices
     values, low, indices = (
-        _numbers(text, operands, data, scale, workspace) if has_numbers else _results(others, a)
+        _numbers(text, operands, data, scale, workspace, tables) if has_numbers else _results(others, a)
     )
     return torch.cat((values, of_most)), low, torch.cat((indices, at))
 
@@ -291,7 +320,9 @@ def _most_alone(text: str) -> tuple[tuple[str, str], Mapping[str, Sequence[int]]
     return (replace(program, most=()).text, most.text), kept
 
 
-def _with_variances(program: Program, folded: Folded, operands: Operands, data: Data, scale: float) -> Folded:
+def _with_variances(
+    program: Program, folded: Folded, operands: Operands, data: Data, scale: float, tables: Tables
+) -> Folded:
     """Add the variances by a second fold, which knows the means, and so finds what these lack."""
     values, low, indices = folded
     row, column, row_index, column_index = data
@@ -300,7 +331,7 @@ def _with_variances(program: Program, folded: Folded, operands: Operands, data: 
     text, kept, places = deviations(program.text, _count(row))
     known = means if row is None else torch.cat((row, means))
     used = operands if parse(text).scores == 2 else (*operands[:2], None, None)
-    found, _, _ = fold(text, used, _kept(kept, (known, column, row_index, column_index)), scale)
+    found, _, _ = fold(text, used, _kept(kept, (known, column, row_index, column_index)), scale, tables)
     for mean, first in zip(at, places, strict=True):
         values[mean] += found[first].nan_to_num(0, 0, 0)  # an infinite mean stays
     variances = [found[first + 1] - found[first] ** 2 for first in places]
@@ -317,6 +348,7 @@ def _write_sum(
     scale: float,
     workspace: int | None,
     to: Tensor,
+    tables: Tables,
 ) -> None:
     """Write payload sum `number`, [rows, E]: the product of the elements' weights with the vectors [V, E]."""
     a, of, (row, column, row_index, column_index) = operands[0], parse(program), data
@@ -340,8 +372,8 @@ def _write_sum(
     unread = vectors.new_zeros(1, vectors.shape[1]).expand(len(a), -1)  # the rows of a score that has no use
     of_weights, nothing = _kept(kept, (known, column, row_index, column_index)), _results(parse(text), a)
     scores = _with_score(operands, unread, vectors)
-    needed = [i == len(scores) - 2 for i in range(len(scores) + 2)]
-    found = gradients(text, scores, of_weights, nothing, nothing[0], scale, workspace, needed, True)
+    needed = [i == len(scores) - 2 for i in range(len(scores) + 3)]
+    found = gradients(text, scores, of_weights, nothing, nothing[0], scale, workspace, needed, True, tables)
     result = found[len(scores) - 2]
     assert result is not None
     width = to.shape[1]
@@ -384,8 +416,10 @@ def backward(
     row: Tensor | None,
     column: Tensor | None,
     payload: Tensor | None,
+    table: Tensor | None,
     row_index: Tensor | None,
     column_index: Tensor | None,
+    table_index: Tensor | None,
     values: Tensor,
     sums: Tensor,
     low: Tensor,
@@ -393,12 +427,14 @@ def backward(
     program: str,
     widths: list[int],
     batches: int,
+    sizes: list[int],
     scale: float,
     workspace: int | None,
     needed: Sequence[bool],
     unrounded: bool = False,
 ) -> list[Tensor]:
-    inputs = (a, b, other_a, other_b, row, column, payload, row_index, column_index)
+    inputs = (a, b, other_a, other_b, row, column, payload, table, row_index, column_index, table_index)
+    program = with_sizes(program, tuple(sizes)) if sizes else program
     tensors: Any = (grad_values, grad_sums, *inputs, values, sums, low, indices)
     options: Any = (program, widths or [], scale, workspace, needed, unrounded)
     if batches == 1:
@@ -406,7 +442,8 @@ def backward(
     axes = (*_AXES_OF_RESULTS[:2], *AXES, *_AXES_OF_RESULTS)
     found = [_backward(*part, *options) for part in parts_of(tensors, axes, batches)]
     # A gradient that is not needed has one axis, of no elements.
-    return list(joined(found, [min(axis, t.dim() - 1) for axis, t in zip(AXES, found[0], strict=False)]))
+    of_gradients = zip(AXES, found[0], strict=False)
+    return list(joined(found, [axis if axis is None else min(axis, t.dim() - 1) for axis, t in of_gradients]))
 
 
 def _backward(
@@ -419,8 +456,10 @@ def _backward(
     row: Tensor | None,
     column: Tensor | None,
     payload: Tensor | None,
+    table: Tensor | None,
     row_index: Tensor | None,
     column_index: Tensor | None,
+    table_index: Tensor | None,
     values: Tensor,
     sums: Tensor,
     low: Tensor,
@@ -432,8 +471,8 @@ def _backward(
     needed: Sequence[bool],
     unrounded: bool,
 ) -> list[Tensor]:
-    data, of = (row, column, row_index, column_index), parse(program)
-    inputs = (a, b, other_a, other_b, row, column, payload)
+    data, of, tables = (row, column, row_index, column_index), parse(program), (table, table_index)
+    inputs = (a, b, other_a, other_b, row, column, payload, table)
     if of.ignored is not None:  # their local gradients are 0, and 0 * NaN is NaN
         ignored = _ignored(of, row_index)[:, None]
         a = a.masked_fill(ignored, 0)
@@ -441,19 +480,22 @@ def _backward(
     operands = (a, b, other_a, other_b)
     if grad_values is None:
         grad_values = torch.zeros_like(values)
-    found: list[Tensor | None] = [None] * 7
+    found: list[Tensor | None] = [None] * 8
 
     def finished() -> list[Tensor]:
+        if found[7] is None and table is not None:
+            found[7] = torch.zeros_like(table)
         if of.ignored is not None:
             for of_rows in (found[0], found[2]):
                 if of_rows is not None:
                     of_rows.masked_fill_(ignored, 0)
-        return rounded_gradients(found, inputs, needed[:7], unrounded)
+        return rounded_gradients(found, inputs, needed[:8], unrounded)
 
     if payload is None or grad_sums is None or payload.shape[1] == 0:
         folded = values, low, indices
-        found[:6] = gradients(
-            program, operands, data, folded, grad_values, scale, workspace, needed[:6], unrounded
+        wanted: Sequence[bool] = (*needed[:6], needed[7])
+        *found[:6], found[7] = gradients(
+            program, operands, data, folded, grad_values, scale, workspace, wanted, unrounded, tables
         )
         found[6] = None if payload is None else torch.zeros_like(payload)
         return finished()
@@ -474,15 +516,16 @@ def _backward(
         mean, by = (upstream * total).sum(1)[None] * scale, torch.full_like(upstream[:, :1].mT, 1 / scale)
         if of_data and vectors.dtype.itemsize == 2:
             # Gradients of data are as accurate as float32 sums; a mean by weights in 16 bits is too coarse.
-            mean = _numbers(text, scores, data, scale, workspace)[0][at : at + 1]
+            mean = _numbers(text, scores, data, scale, workspace, tables)[0][at : at + 1]
         folded = torch.cat((values[:at], mean, values[at:])), low, indices
         upstreams = torch.cat((grad_values[:at], by, grad_values[at:]))
-        wanted = (*needed[: len(scores) - 2], False, needed[6], *needed[4:6])
-        *parts, _, of_vectors, d_row, d_column = gradients(
-            text, scores, data, folded, upstreams, scale, workspace, wanted, unrounded or len(widths) > 1
+        wanted = (*needed[: len(scores) - 2], False, needed[6], *needed[4:6], needed[7])
+        sums_rounded = unrounded or len(widths) > 1
+        *parts, _, of_vectors, d_row, d_column, d_table = gradients(
+            text, scores, data, folded, upstreams, scale, workspace, wanted, sums_rounded, tables
         )
         parts += [None] * (4 - len(parts))
-        found[:6] = map(_added, found, (*parts, d_row, d_column))
+        found = [*map(_added, found, (*parts, d_row, d_column, None, d_table))]
         if of_vectors is not None:
             d_vectors.copy_(of_vectors[:, : d_vectors.shape[1]])
         grad_values = torch.zeros_like(grad_values)
@@ -505,24 +548,32 @@ def gradients(
     workspace: int | None,
     needed: Sequence[bool],
     unrounded: bool,
+    tables: Tables = NO_TABLES,
 ) -> list[Tensor | None]:
-    """The gradients of the operands, of the row data and of the column data, by the statistics of numbers.
+    """The gradients of the operands, of the row data, of the column data and of the table of reals, by the
+    statistics of numbers.
 
     operands: a pair for each score; the second may be None. folded: values, low words and indices. needed:
     for each gradient; where it is False, the result is None. unrounded: the gradients of rows are in the
-    dtype in which they were summed.
+    dtype in which they were summed. tables: reals and integers that the program gathers from.
     """
     a, b, *_ = operands
     assert a is not None and b is not None
     (row, column, row_index, column_index), (values, low, indices) = data, folded
     if parse(program).most:
-        return _gradients_with_most(program, operands, data, folded, grad_values, scale, workspace, needed)
+        return _gradients_with_most(
+            program, operands, data, folded, grad_values, scale, workspace, needed, tables
+        )
     known = torch.cat([t for t in (row, values, low, grad_values) if t is not None])
     known_index = torch.cat([t for t in (row_index, indices[: len(parse(program).largest)]) if t is not None])
     counts = (_count(row), _count(row_index))
+    d_table = None
+    if needed[-1] and tables[0] is not None:
+        chunked = Chunked(program, tuple(operands), data, scale, workspace, tables)
+        d_table = chunked.of_table(known, known_index, counts)
     if len(operands) > 4 or not _has_kernels(a):
-        chunked = Chunked(program, tuple(operands), data, scale, workspace)
-        return chunked.backward(known, known_index, counts, needed)
+        chunked = Chunked(program, tuple(operands), data, scale, workspace, tables)
+        return [*chunked.backward(known, known_index, counts, needed), d_table]
     first, second, third, fourth = operands
     assert first is not None and second is not None
     of_scores: Operands = (first, second, third, fourth)
@@ -532,9 +583,13 @@ def gradients(
         bytes = get_workspace() if workspace is None else workspace
         sizes = (*counts, *of_columns)
         if cuda_rows.takes(of_scores, bytes):
-            return cuda_rows.backward(program, of_scores, all_data, sizes, scale, bytes, list(needed))
+            of_rows = cuda_rows.backward(
+                program, of_scores, all_data, sizes, scale, bytes, list(needed), tables
+            )
+            return [*of_rows, d_table]
+        wanted = list(needed[:4])
         d_operands = cuda_passes.backward(
-            program, of_scores, all_data, sizes, scale, bytes, list(needed[:4]), unrounded
+            program, of_scores, all_data, sizes, scale, bytes, wanted, unrounded, tables=tables
         )
     else:
         d_operands = [
@@ -545,18 +600,18 @@ def gradients(
             code = backward_code(program, *counts, _count(column), _count(column_index))
             d_a, d_b, d_other_a, d_other_b = d_operands
             _C.statistics_backward(
-                *of_scores, *all_data, None, None, d_a, d_b, d_other_a, d_other_b, code, scale, *launch_on(a)
+                *of_scores, *all_data, *tables, d_a, d_b, d_other_a, d_other_b, code, scale, *launch_on(a)
             )
     d_row = d_column = None
     if needed[4] and row is not None:
-        d_row = totals(row_sums(program, *counts), row, of_scores, all_data, scale)
+        d_row = totals(row_sums(program, *counts), row, of_scores, all_data, scale, tables)
     if needed[5] and column is not None:
         positions = torch.arange(b.shape[0], device=b.device)[None]
         indices_of_rows = positions if column_index is None else torch.cat((column_index, positions))
         exchanged = (column, known, indices_of_rows, known_index)
         sums = column_sums(program, *counts)
-        d_column = totals(sums, column, (second, first, fourth, third), exchanged, scale)
-    return [*d_operands, d_row, d_column]
+        d_column = totals(sums, column, (second, first, fourth, third), exchanged, scale, tables)
+    return [*d_operands, d_row, d_column, d_table]
 
 
 def _gradients_with_most(
@@ -568,6 +623,7 @@ def _gradients_with_most(
     scale: float,
     workspace: int | None,
     needed: Sequence[bool],
+    tables: Tables,
 ) -> list[Tensor | None]:
     """`gradients` of a program that has the k largest values, in the accumulation dtype."""
     of, (values, low, indices) = parse(program), folded
@@ -577,14 +633,16 @@ def _gradients_with_most(
     if first:
         of_others = values[:first], low, indices[:first_index]
         found = gradients(
-            others, operands, data, of_others, grad_values[:first], scale, workspace, needed, True
+            others, operands, data, of_others, grad_values[:first], scale, workspace, needed, True, tables
         )
     used = _kept(kept, data)
     counts = _count(used[0]), _count(used[2])
-    chunked = Chunked(most, tuple(operands), used, scale, workspace)
+    chunked = Chunked(most, tuple(operands), used, scale, workspace, tables)
     of_most = grad_values[first:], indices[first_index:]
     *d_operands, d_row, d_column = chunked.backward(used[0], used[2], counts, needed, of_most)
-    added = (*d_operands, _spread(d_row, kept["row"], data[0]), _spread(d_column, kept["column"], data[1]))
+    d_data = _spread(d_row, kept["row"], data[0]), _spread(d_column, kept["column"], data[1])
+    d_table = chunked.of_table(used[0], used[2], counts, of_most) if needed[-1] else None
+    added = (*d_operands, *d_data, d_table)
     return [_added(x, y) for x, y in zip(found, added, strict=True)]
 
 
@@ -603,7 +661,7 @@ def totals(
     operands: Operands,
     data: Data,
     scale: float,
-    tables: Tables = (None, None),
+    tables: Tables = NO_TABLES,
 ) -> Tensor:
     """The gradients of the data `of`, as totals of derived programs.
 

@@ -198,3 +198,28 @@ def test_random_numbers_are_those_of_the_whole_fold(own_rows: bool) -> None:
     found = on_ranks(2, _dropped, Each(of_a), Each(split(b, 0, 2)), own_rows)
     joined = torch.cat(list(found)) if own_rows else same_bits(list(found))
     torch.testing.assert_close(joined, _dropped(None, a, b, False))
+
+
+def _with_table(group: Any, a: Tensor, b: Tensor, table: Tensor, upstream: Tensor, own_rows: bool) -> Any:
+    table = table.clone().requires_grad_()
+
+    @mr.statistics
+    def biased(score: Any, row: Any, column: Any) -> dict[str, Any]:
+        return {"lse": mr.stat.softmax(score + table[row % 3, column]).logsumexp}
+
+    options = {} if group is None else over(group, {"classes": 67, "sequence_parallel": own_rows})
+    lse = biased(a, b, **options).lse
+    return lse.detach(), torch.autograd.grad(lse, table, upstream)[0]
+
+
+@pytest.mark.parametrize("own_rows", (False, True), ids=("replicated", "sequence_parallel"))
+def test_a_tensor_indexed_by_row_and_column(own_rows: bool) -> None:
+    """Every rank has the whole tensor, and its whole gradient."""
+    a, b = torch.randn(8, 3, 5, dtype=torch.float64), torch.randn(67, 5, dtype=torch.float64)
+    table, upstream = torch.randn(3, 67, dtype=torch.float64), torch.randn(8, 3, dtype=torch.float64)
+    of_a, of_g = (list(t.chunk(2)) if own_rows else [t, t] for t in (a, upstream))
+    found = on_ranks(2, _with_table, Each(of_a), Each(split(b, 0, 2)), table, Each(of_g), own_rows)
+    lse, gradient = zip(*found, strict=True)
+    expected = _with_table(None, a, b, table, upstream, False)
+    torch.testing.assert_close(torch.cat(lse) if own_rows else same_bits(list(lse)), expected[0])
+    torch.testing.assert_close(same_bits(list(gradient)), expected[1])

@@ -39,8 +39,8 @@ def reflected(score):  # type: ignore[no-untyped-def]
     return dict(x=stat.total(TABLE - score))  # here
 
 
-def both_axes(score, row, column):  # type: ignore[no-untyped-def]
-    return dict(x=stat.total(score * TABLE[row, column]))  # here
+def by_the_score(score, row, column):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(score * TABLE[row, torch.where(score > 0, column, 0)]))  # here
 
 
 def too_few_indices(score, column):  # type: ignore[no-untyped-def]
@@ -201,7 +201,7 @@ CASES = {
     unknown: "torch.special.i0 has no kernel code; there are: abs, acos",
     matrix: "a tensor of shape [3, 4] inside an element's function: index it with row, column",
     reflected: "a tensor of shape [3, 4] inside an element's function",
-    both_axes: "a captured tensor is indexed by rows and columns",
+    by_the_score: "an index that depends on the score: index by row, column, label, head or batch",
     too_few_indices: "a tensor of shape [3, 4] indexed by 1 of 2 axes",
     real_index: "an index: expected an integer, got a value that is real",
     outside: "a statistic is known when its row is done: use it outside, on what the call returns",
@@ -458,7 +458,7 @@ def test_programs_that_nobody_wrote() -> None:
         '[[["score"]],[],[],[],[],[],["a"]]',
     ):
         with pytest.raises(ValueError, match="program: expected a text that monoidreduce wrote"):
-            program(A, B, *[None] * 7, text, [], 1.0, None)
+            program(A, B, *[None] * 9, text, [], 1, [], 1.0, None)
 
 
 def product(factors: int) -> Callable[..., Any]:

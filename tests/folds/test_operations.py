@@ -85,7 +85,7 @@ def both(text: str, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
     by = statistics_op.gradients(
         text, operands, data, (found, low, indices), upstream, 1.0, None, needed, False
     )
-    by_columns, of_rows, of_columns = by[1], *by[4:]
+    by_columns, of_rows, of_columns = by[1], *by[4:6]
     assert by_columns is not None
     of_data = [torch.zeros(n) if t is None else t[0] for t, n in ((of_rows, rows), (of_columns, columns))]
     gradients = [by_columns.T, *of_data]

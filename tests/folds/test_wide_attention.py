@@ -43,7 +43,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def local_gradients(
-    program: str, operands: Any, known: Any, counts: Any, scale: float, bytes: int, of_other: bool
+    program: str, operands: Any, known: Any, counts: Any, scale: float, bytes: int, of_other: bool, *_: Any
 ) -> tuple[Any, Callable[..., None], Any]:
     """In place of `cuda_passes._local_gradients`: of all columns, by torch."""
     a, b, other_a, other_b = operands

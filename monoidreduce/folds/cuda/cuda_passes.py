@@ -25,7 +25,7 @@ from monoidreduce._ops.memory import (
 from monoidreduce._ops.slices import Needed, columns_in
 from monoidreduce.folds.cuda.cuda_source import state_words
 from monoidreduce.folds.cuda.kernels import Counts, fold_kernels, gradient_kernels
-from monoidreduce.folds.operands import Data, Operands, Tables
+from monoidreduce.folds.operands import NO_TABLES, Data, Operands, Tables
 
 __all__ = ["backward", "contiguous", "fold", "multiplied_by_torch", "rows_product", "widths_of"]
 
@@ -95,6 +95,7 @@ def backward(
     needed: list[bool],
     unrounded: bool = False,
     factors: Operands | None = None,
+    tables: Tables = NO_TABLES,
 ) -> list[Tensor | None]:
     """The gradients of the operands, in their dtypes or as unrounded sums.
 
@@ -106,7 +107,7 @@ def backward(
         return [None] * 4
     of_other = operands[2] is not None and any(needed[2:4])
     bytes = workspace // (2 if of_other else 1)
-    plan, store, read = _local_gradients(program, operands, known, counts, scale, bytes, of_other)
+    plan, store, read = _local_gradients(program, operands, known, counts, scale, bytes, of_other, tables)
     a, b, other_a, other_b = read if factors is None else _as_kernels_read(factors, plan)
     if not plan.tensor_cores:
         return multiplied_by_torch((a, b, other_a, other_b), store, bytes, needed)
@@ -169,6 +170,7 @@ def _local_gradients(
     scale: float,
     bytes: int,
     of_other: bool,
+    tables: Tables = NO_TABLES,
 ) -> tuple[_C.Plan, Callable[[slice, Tensor | None, Tensor | None], None], Operands]:
     """The plan; a function store(part, out, other_out) that writes local gradients; the operands as it reads
     them.
@@ -195,8 +197,7 @@ def _local_gradients(
             other_a,
             of_second,
             *data,
-            None,  # tables
-            None,
+            *tables,
             out,
             other_out,
             kernels,

@@ -20,7 +20,7 @@ from monoidreduce._ops.memory import empty_statistics, launch_on, padded
 from monoidreduce.folds.cuda import kernels
 from monoidreduce.folds.cuda.cuda_passes import contiguous
 from monoidreduce.folds.cuda.cuda_source import state_words
-from monoidreduce.folds.operands import Data, Operands
+from monoidreduce.folds.operands import Data, Operands, Tables
 from monoidreduce.folds.program.payloads import counting_excluded
 from monoidreduce.folds.program.program import Program, parse
 
@@ -55,16 +55,17 @@ def fold(
     batches: int,
     scale: float,
     plan: _C.Plan,
+    tables: Tables,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Values, payload sums, low words of log-sum-exps, and indices.
 
     payload: [V, sum of widths], the vectors of all payload sums. batches: as in the op `statistics`. Rows and
-    columns are at least one of each.
+    columns are at least one of each. tables: reals and integers that the program gathers from.
     """
     of, rows = parse(program), operands[0].shape[0]
     of_slabs = [n for n, width in enumerate(widths) for _ in range(0, width, _SLAB)]
     results = _results(of, operands[0], len(of_slabs) * _SLAB)
-    call = _Call(operands, [*widths], of_slabs, batches, scale, plan)
+    call = _Call(operands, [*widths], of_slabs, batches, scale, plan, tables)
     values, low, indices, sums = results
     if payload is None:
         call.launch(program, (), data, None, None, results)
@@ -119,6 +120,7 @@ class _Call(NamedTuple):
     batches: int
     scale: float
     plan: _C.Plan
+    tables: Tables
 
     def launch(
         self,
@@ -156,8 +158,7 @@ class _Call(NamedTuple):
                 column,
                 row_index,
                 column_index,
-                None,  # tables
-                None,
+                *self.tables,
                 None if payload is None else padded(payload),
                 wanted,
                 *results,

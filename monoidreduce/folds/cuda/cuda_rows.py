@@ -13,7 +13,7 @@ from monoidreduce._ops.engine import _C
 from monoidreduce._ops.memory import empty_statistics, launch_on
 from monoidreduce.folds.cuda.cuda_passes import contiguous, widths_of
 from monoidreduce.folds.cuda.kernels import Counts, row_gradient_kernel
-from monoidreduce.folds.operands import Data, Operands, place
+from monoidreduce.folds.operands import NO_TABLES, Data, Operands, Tables, place
 from monoidreduce.folds.program.derivative import gradient
 
 __all__ = ["backward", "takes"]
@@ -32,6 +32,7 @@ def backward(
     scale: float,
     workspace: int,
     needed: list[bool],
+    tables: Tables = NO_TABLES,
 ) -> list[Tensor | None]:
     """The gradients of the four operands, the row data and the column data, in the accumulation dtype.
 
@@ -44,14 +45,15 @@ def backward(
     )
     a, b, other_a, other_b = operands
     row, column, row_index, column_index = known
+    of_rows, of_columns = needed[0:6:2], needed[1:6:2]
     d_a, d_other_a, d_row = _sums(
-        program, operands, known, counts, False, by_rows, [needed[0], needed[2], needed[4]], scale, workspace
+        program, operands, known, tables, counts, False, by_rows, of_rows, scale, workspace
     )
     position = torch.arange(len(b), device=b.device)[None]
     numbered = position if column_index is None else torch.cat((column_index, position))
     exchanged = (b, a, other_b, other_a), (column, row, numbered, row_index)
     d_b, d_other_b, d_column = _sums(
-        program, *exchanged, counts, True, by_columns, [needed[1], needed[3], needed[5]], scale, workspace
+        program, *exchanged, tables, counts, True, by_columns, of_columns, scale, workspace
     )
     return [
         d_a,
@@ -67,6 +69,7 @@ def _sums(
     program: str,
     operands: Operands,
     data: Data,
+    tables: Tables,
     counts: Counts,
     of_columns: bool,
     by: tuple[int, ...],
@@ -97,8 +100,7 @@ def _sums(
         _C.statistics_row_gradient(
             *operands,
             *contiguous(data),
-            None,  # tables
-            None,
+            *tables,
             d_a,
             d_other_a,
             sums,

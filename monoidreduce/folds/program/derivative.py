@@ -54,6 +54,7 @@ class Gradient:
     third: int | None  # None if it has at most two
     rows: tuple[int | None, ...]
     columns: tuple[int | None, ...]
+    gathers: tuple[tuple[int, int], ...] = ()  # of table entries: (gradient, number of the entry)
 
 
 MOST_TOTALS: int = _C.PROGRAM["fields"]  # largest number of totals: the CPU engine's numbers per row
@@ -108,6 +109,11 @@ class Adjoint:
 
     def by_leaves(self, nodes: Sequence[Node]) -> dict[Node, Expression]:
         numbers = [number for number in self._terms if nodes[number][0] in LEAVES]
+        return {nodes[number]: selected(*self._sum(number)) for number in numbers}
+
+    def by_gathers(self, nodes: Sequence[Node]) -> dict[Node, Expression]:
+        """The gradients of the entries of tables."""
+        numbers = [number for number in self._terms if nodes[number][0] == "gather"]
         return {nodes[number]: selected(*self._sum(number)) for number in numbers}
 
     def _sum(self, number: int) -> tuple[Expression, Guard]:
@@ -229,6 +235,7 @@ def gradient(text: str, rows: int, row_indices: int) -> Gradient:
         of_leaf.get(("third",), zero) if program.scores == 3 else None,
         tuple(of_leaf.get(("row", i)) for i in range(rows)),
         tuple(of_leaf.get(("column", i)) for i in range(count(program, "column"))),
+        tuple((by.number, entry) for (_, entry), by in adjoint.by_gathers(program.nodes).items()),
     )
 
 

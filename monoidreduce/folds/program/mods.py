@@ -93,7 +93,6 @@ class _Trace(Trace):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first_size: list[int] = [0]  # for each captured tensor, and the next: number of its first size
         self.by_both: dict[int, int] = {}
 
     def expression(self, value: Any) -> Expression:
@@ -113,24 +112,15 @@ class _Trace(Trace):
             )
         number, first = self.place(tensor)
         given = [self.expression(index) for index in indices]
-        at = self.leaf("integer", 0)
-        for axis, index in enumerate(given):
+        for index in given:
             if index.kind != "index":
                 raise TraceError(f"an index: expected an integer, got a value that is {index.kind}")
-            size = self.leaf("size", first + 1 + axis)
-            index = self.raw("within", index, size)
-            at = self.raw("table_line", at, size, index) if axis else index
-        at = self.raw("table_place", self.leaf("size", first), at)
-        names = {self.nodes[i][0] for i in reachable(self.nodes, [at.number])}
+        names = {self.nodes[i][0] for i in reachable(self.nodes, [index.number for index in given])}
         if "score" in names:
             raise TraceError("an index that depends on the score: index by batch, head, q_idx and kv_idx")
         if {"query", "position"} <= names:
             self.by_both[number] = first
-        kind = self.kind_of_captured(tensor)
-        if kind == "real":
-            return self.raw("gather", at)
-        found = self.raw(f"as_{kind}", self.raw("index_gather", at))
-        return found != 0 if kind == "bool" else found
+        return self.entry(tensor, given)
 
     def uniform(self, seed: Any) -> Expression:
         """The random number of an element (`stat.uniform`); its row has the indices [batch, head, query].
@@ -142,13 +132,6 @@ class _Trace(Trace):
 
     def _number(self, value: int) -> Expression:
         return self.constant(value)
-
-    def place(self, tensor: Tensor) -> tuple[int, int]:
-        """The number of a captured tensor, and the number of its first size (its offset in the table)."""
-        number = self._captured(tensor)
-        if number + 1 == len(self.first_size):
-            self.first_size.append(self.first_size[-1] + 1 + tensor.dim())
-        return number, self.first_size[number]
 
 
 def trace_mods(
@@ -194,13 +177,13 @@ def trace_mods(
         totals.append(_kept_of_dropout(graph, dropout_p).number)
     # The number of heads comes behind the sizes of captured tensors, which are all known now.
     heads = "size", _HEADS
-    nodes = tuple(("size", graph.first_size[-1]) if node == heads else node for node in graph.nodes)
+    nodes = tuple(("size", graph.sizes) if node == heads else node for node in graph.nodes)
     program = Program(nodes, totals=tuple(totals), counts=tuple(kept))
     if lines is not None:
         program = in_sequences(program, lines)
     program, _ = program.pruned()
-    by_both = tuple(graph.by_both.get(number) for number in range(len(graph.tensors)))
-    return Mods(program.text, tuple(graph.tensors), by_both, graph.reads, nodes != tuple(graph.nodes))
+    by_both = tuple(graph.by_both.get(number) for number in range(len(graph.in_tables)))
+    return Mods(program.text, tuple(graph.in_tables), by_both, graph.reads, nodes != tuple(graph.nodes))
 
 
 def _kept_of_dropout(graph: _Trace, p: Any) -> Expression:
@@ -309,16 +292,18 @@ def tables(
     return _joined(reals, dtype), _joined(integers, torch.int64), sizes
 
 
-def learned(mods: Mods, tensors: Sequence[Tensor]) -> str:
+def learned(text: str, by_both: Sequence[int | None], tensors: Sequence[Tensor]) -> str:
     """The program, in which tensors that need no gradient are constants if they are indexed by both.
 
     A gradient of such a tensor costs more than all others, and the table of reals has one if any tensor has.
+
+    by_both: as in `Mods`, for each of the tensors.
     """
     if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):
-        return mods.text
-    pairs = zip(tensors, mods.by_both, strict=True)
+        return text
+    pairs = zip(tensors, by_both, strict=True)
     constant = tuple(first for t, first in pairs if first is not None and not t.requires_grad)
-    return _with_constants(mods.text, constant) if constant else mods.text
+    return _with_constants(text, constant) if constant else text
 
 
 @lru_cache(256)
@@ -334,8 +319,7 @@ def _with_constants(text: str, tensors: tuple[int, ...]) -> str:
             if program.nodes[size][1] in tensors:
                 made = graph.raw("detach", made)
         of.append(made)
-    totals, counts = (tuple(of[i].number for i in roots) for roots in (program.totals, program.counts))
-    return Program(tuple(graph.nodes), totals=totals, counts=counts).text
+    return program.with_nodes(graph.nodes, lambda number: of[number].number).text
 
 
 def _joined(tensors: list[Tensor], dtype: torch.dtype) -> Tensor | None:

@@ -9,8 +9,8 @@ values, then counts, then the columns of `most`. Payload sums have tensors of th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -19,7 +19,7 @@ from monoidreduce.folds.program.operations import DTYPES, LEAVES, OPERATIONS
 
 MOST = 64  # largest k of `most`
 
-__all__ = ["MOST", "Program", "operands", "parse", "reachable"]
+__all__ = ["MOST", "Program", "operands", "parse", "reachable", "with_sizes"]
 
 
 def operands(node: Node) -> tuple[int, ...]:
@@ -134,7 +134,10 @@ class Program:
             if ignored not in integers:
                 integers.append(ignored)
             ignored = integers.index(ignored)
-        of = renumbered.__getitem__
+        return replace(self.with_nodes(nodes, renumbered.__getitem__), ignored=ignored), kept
+
+    def with_nodes(self, nodes: Iterable[Node], of: Callable[[int], int]) -> Program:
+        """The program with other nodes. of: the new number of each node that statistics use."""
         return Program(
             tuple(nodes),
             tuple(tuple(map(of, softmax)) for softmax in self.softmaxes),
@@ -143,10 +146,10 @@ class Program:
             tuple(map(of, self.counts)),
             tuple((softmax, of(factor)) for softmax, factor in self.payloads),
             tuple(map(of, self.factors)),
-            ignored,
+            self.ignored,
             self.variances,
             tuple((of(f), k) for f, k in self.most),
-        ), kept
+        )
 
 
 @lru_cache(256)
@@ -171,6 +174,14 @@ def parse(text: str) -> Program:
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise ValueError(f"program: expected a text that monoidreduce wrote, got {text[:200]!r}") from error
     return program
+
+
+@lru_cache(256)
+def with_sizes(text: str, sizes: tuple[int, ...]) -> str:
+    """The program with the sizes of its call as constants."""
+    program = parse(text)
+    nodes = (("integer", sizes[node[1]]) if node[0] == "size" else node for node in program.nodes)
+    return replace(program, nodes=tuple(nodes)).text
 
 
 def _check(program: Program) -> None:

@@ -31,7 +31,8 @@ from monoidreduce.folds.program.program import Program, parse
 
 __all__ = ["Moved", "Tangent", "tangent"]
 
-Moved = tuple[bool, bool, bool, bool]  # whether the scores, and the row and the column reals move
+# Whether the scores, the row reals, the column reals and the table of reals move.
+Moved = tuple[bool, bool, bool, bool, bool]
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Tangent:
 
     Its row reals are the program's, their directions, and the program's values. Its row integers are the
     program's and the columns of the largest values. Its column reals are the program's and their directions.
+    Its table of reals is the program's, and its direction if that moves.
 
     values: for each value of the program, the place of its derivative; None if that is 0. deviations: for
     each value that is a mean, the place of the mean of f - mean. slopes: for each softmax, the place of the
@@ -58,8 +60,11 @@ class Tangent:
 
 
 @lru_cache(256)
-def tangent(text: str, rows: int, row_indices: int, columns: int, moved: Moved) -> Tangent:
-    """The derivative of a program in a direction. rows, ...: numbers of its data of each kind."""
+def tangent(text: str, rows: int, row_indices: int, columns: int, sizes: int, moved: Moved) -> Tangent:
+    """The derivative of a program in a direction. rows, ...: numbers of its data of each kind.
+
+    sizes: number of its sizes; one more follows them, the length of the table of reals.
+    """
     program = parse(text)
     graph = Graph(program.nodes)
     scores = [("score",), ("other",)][: program.scores]
@@ -70,6 +75,11 @@ def tangent(text: str, rows: int, row_indices: int, columns: int, moved: Moved) 
         directions |= {("row", k): graph.leaf("row", rows + k) for k in range(rows)}
     if moved[3]:
         directions |= {("column", k): graph.leaf("column", columns + k) for k in range(columns)}
+    if moved[4]:
+        length = graph.leaf("size", sizes)
+        for gather in {node for node in program.nodes if node[0] == "gather"}:
+            beside = graph.raw("table_place", length, Expression(graph, gather[1]))
+            directions[gather] = graph.raw("gather", beside)
 
     def node(number: int) -> Expression:
         return Expression(graph, number)
@@ -82,7 +92,8 @@ def tangent(text: str, rows: int, row_indices: int, columns: int, moved: Moved) 
         adjoint.add(number, graph.constant(1.0))
         adjoint.pull_back(program.nodes)
         total = graph.constant(0.0)
-        for leaf, slope in adjoint.by_leaves(program.nodes).items():
+        slopes = {**adjoint.by_leaves(program.nodes), **adjoint.by_gathers(program.nodes)}
+        for leaf, slope in slopes.items():
             if leaf in directions:
                 total = total + slope * directions[leaf]
         return total

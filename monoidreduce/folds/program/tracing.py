@@ -12,7 +12,7 @@ import functools
 import keyword
 import math
 import types
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
@@ -73,7 +73,9 @@ class Traced:
         ordered by that number.
     nodes, gathered: the unpruned graph, which has the indices of captured tensors, and the sources of its
     data.
-    tensors: the captured tensors. reads: whether torch computed something from tensors only while tracing, so
+    tensors: the captured tensors. in_tables: numbers of those that are indexed by row and column together, in
+        the order of their sizes. by_both: (number of the tensor, nodes of its indices) for each such use.
+    reads: whether torch computed something from tensors only while tracing, so
         that the trace cannot be reused.
     at: file and line of the function.
     """
@@ -88,6 +90,8 @@ class Traced:
     nodes: tuple[Node, ...]
     gathered: Mapping[str, tuple[Source, ...]]
     tensors: tuple[Tensor, ...]
+    in_tables: tuple[int, ...]
+    by_both: tuple[tuple[int, tuple[int, ...]], ...]
     reads: bool
     at: tuple[str, int]
 
@@ -102,6 +106,10 @@ class Trace(Graph):
         super().__init__()
         self.sources: dict[str, list[Source]] = {kind: [] for kind in sorted(OF_ROWS | OF_COLUMNS)}
         self.tensors: list[Tensor] = []
+        # Captured tensors that are parts of tables, and for each and the next the number of its first size.
+        self.in_tables: list[Tensor] = []
+        self._first_sizes: list[int] = [0]
+        self._by_both: list[tuple[int, tuple[int, ...]]] = []
         self.error: TraceError | None = None
         self.reads = False
 
@@ -138,17 +146,41 @@ class Trace(Graph):
                 raise TraceError(f"an index: expected an integer, got a value that is {index.kind}")
             numbers.append(index.number)
         names = {self.nodes[number][0] for number in reachable(self.nodes, numbers)}
-        if names & OF_ROWS and names & OF_COLUMNS:
-            raise TraceError(
-                "a captured tensor is indexed by rows and columns together, one of shape "
-                f"{list(tensor.shape)}: its numbers are data of rows or of columns. Index one by row, label, "
-                "head and batch, or one by column; a sum or product of two such may depend on both"
-            )
         if names & OF_ELEMENTS:
             raise TraceError("an index that depends on the score: index by row, column, label, head or batch")
+        if names & OF_ROWS and names & OF_COLUMNS:
+            self._by_both.append((self._captured(tensor), tuple(numbers)))
+            return self.entry(tensor, [Expression(self, number) for number in numbers])
         of = "column" if names & OF_COLUMNS else "row"
         kind = self.kind_of_captured(tensor)
         return self.data(of, kind, ("tensor", self._captured(tensor), tuple(numbers)))
+
+    def entry(self, tensor: Tensor, indices: Sequence[Expression]) -> Expression:
+        """The expression of a captured tensor in a table, from which the engines gather by these integers."""
+        _, first = self.place(tensor)
+        at = self.leaf("integer", 0)
+        for axis, index in enumerate(indices):
+            size = self.leaf("size", first + 1 + axis)
+            index = self.raw("within", index, size)
+            at = self.raw("table_line", at, size, index) if axis else index
+        at = self.raw("table_place", self.leaf("size", first), at)
+        kind = self.kind_of_captured(tensor)
+        if kind == "real":
+            return self.raw("gather", at)
+        found = self.raw(f"as_{kind}", self.raw("index_gather", at))
+        return found != 0 if kind == "bool" else found
+
+    def place(self, tensor: Tensor) -> tuple[int, int]:
+        """The number of a tensor in the tables, and of its first size, which is its offset in its table."""
+        number = _number_in(self.in_tables, tensor)
+        if number + 1 == len(self._first_sizes):
+            self._first_sizes.append(self._first_sizes[-1] + 1 + tensor.dim())
+        return number, self._first_sizes[number]
+
+    @property
+    def sizes(self) -> int:
+        """How many sizes the tensors in tables have."""
+        return self._first_sizes[-1]
 
     def uniform(self, seed: Any) -> Expression:
         """The random number of each element; see `stat.uniform`."""
@@ -181,11 +213,16 @@ class Trace(Graph):
             raise TraceError(f"a captured tensor: {error}") from None
 
     def _captured(self, tensor: Tensor) -> int:
-        for number, known in enumerate(self.tensors):
-            if known is tensor:
-                return number
-        self.tensors.append(tensor)
-        return len(self.tensors) - 1
+        return _number_in(self.tensors, tensor)
+
+
+def _number_in(tensors: list[Tensor], tensor: Tensor) -> int:
+    """The number of a tensor in a list, to which it is added if need be."""
+    for number, known in enumerate(tensors):
+        if known is tensor:
+            return number
+    tensors.append(tensor)
+    return len(tensors) - 1
 
 
 class _Watch(TorchFunctionMode):
@@ -404,6 +441,8 @@ def _traced(
         nodes,
         {kind: tuple(sources) for kind, sources in graph.sources.items()},
         tuple(graph.tensors),
+        tuple(_number_in(graph.tensors, t) for t in graph.in_tables),
+        tuple(graph._by_both),
         graph.reads,
         defined,
     )
@@ -532,6 +571,8 @@ def _with_key(function: Any, rows: Kinds, columns: Kinds) -> tuple[Traced, Any, 
         dict(traced.sources),
         dict(traced.gathered),
         traced.nodes,
+        traced.in_tables,
+        traced.by_both,
     )
     return replace(traced, tensors=()), key, traced.tensors  # the graph must not keep tensors alive
 

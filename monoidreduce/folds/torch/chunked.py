@@ -1,8 +1,8 @@
 """The passes of a program by torch, in chunks of columns.
 
-They serve what the kernels lack: the k largest, more than two scores, and CUDA without a compiler for
-kernels. A chunk has as many columns as fit in the workspace; its scores, and the values of each operation,
-are stored.
+They serve what the kernels lack: the k largest, more than two scores, gradients of tensors indexed by row and
+column together, and CUDA without a compiler for kernels. A chunk has as many columns as fit in the workspace;
+its scores, and the values of each operation, are stored.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._ops.products import without_autocast
+from monoidreduce.folds.operands import NO_TABLES, Tables
 from monoidreduce.folds.program.derivative import gradient
 from monoidreduce.folds.program.graph import Node
 from monoidreduce.folds.program.program import parse
@@ -45,6 +46,7 @@ class Chunked:
         data: tuple[Tensor | None, ...],
         scale: float,
         workspace: int | None,
+        tables: Tables = NO_TABLES,
     ) -> None:
         self.text, self.program = program, parse(program)
         a, b, *_ = operands
@@ -53,6 +55,7 @@ class Chunked:
         self.rows, self.columns = a.shape[0], b.shape[0]
         self.dtype = accumulation_dtype(a.dtype)
         self.data = dict(zip(("row", "column", "row_index", "column_index"), data, strict=True))
+        self.tables = dict(zip(("gather", "index_gather"), tables, strict=True))
         bytes = get_workspace() if workspace is None else workspace
         of_element = 24 if self.program.most else 8  # scores, and what torch makes of them at a time
         most = bytes // (of_element * max(self.rows, 1))
@@ -76,6 +79,10 @@ class Chunked:
             name, *number = node
             if name in _SCORES:
                 return self._scores(2 * _SCORES.index(name), part)
+            if name in self.tables:
+                table = self.tables[name]
+                assert table is not None
+                return table
             vectors = self.data[name]
             assert vectors is not None
             vector = vectors[number[0]]
@@ -171,6 +178,29 @@ class Chunked:
                     if total is not None and number is not None:
                         where = total[k] if axis == 1 else total[k, part]
                         where += elements[number].sum(axis)
+        return found
+
+    def of_table(
+        self,
+        known: Tensor | None,
+        known_index: Tensor | None,
+        counts: tuple[int, int],
+        of_most: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor | None:
+        """The gradient of the table of reals; None if it is 0. Arguments as in `backward`."""
+        of, table = gradient(self.text, *counts), self.tables["gather"]
+        if table is None or not of.gathers:
+            return None
+        found = torch.zeros_like(table, dtype=self.dtype)
+        self.data |= {"row": known, "row_index": known_index}
+        roots = [i for pair in of.gathers for i in pair]
+        for part, score, leaf in self.parts():
+            if of_most is not None:
+                leaf = self._with_upstream(leaf, part, *of_most)
+            values = evaluate(of.nodes.nodes, roots, with_scores(score, leaf, part.start), score)
+            for by, entry in of.gathers:
+                entries, gradients = (values[i].expand(score.shape).reshape(-1) for i in (entry, by))
+                found.index_add_(0, entries, gradients)
         return found
 
 

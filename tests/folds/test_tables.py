@@ -1,0 +1,365 @@
+"""Captured tensors of statistics that are indexed by row and column together: against float64 torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import count
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from tolerance import accuracy_failures, check_draws, raise_failures
+from torch import Tensor
+
+import monoidreduce as mr
+
+stat = mr.stat
+F64 = torch.float64
+ROWS, COLUMNS, KINDS = 211, 307, 5
+
+
+class Case(NamedTuple):
+    """The statistics of a function, and the same by torch, with all scores stored.
+
+    statistics: of the captured tensors. stored: (score, tensors, label, kind of columns) -> results in order.
+    """
+
+    tensors: Callable[[], list[Tensor]]
+    statistics: Callable[..., Any]
+    stored: Callable[..., list[Tensor]]
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def of_softmax(log_weight: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+    p = torch.softmax(log_weight, 1)
+    return log_weight.logsumexp(1), (p * f.masked_fill(log_weight == -math.inf, 0)).sum(1)
+
+
+def full(table: Tensor, scale: Tensor) -> Any:
+    @mr.statistics
+    def f(score: Any, row: Any, column: Any) -> dict[str, Any]:
+        p = stat.softmax(score + table[row, column] * scale)
+        return dict(lse=p.logsumexp, mean=p.mean(table[row][column] * score), total=stat.total(score * scale))
+
+    return f
+
+
+def full_stored(score: Tensor, table: Tensor, scale: Tensor, *_: Tensor) -> list[Tensor]:
+    return [*of_softmax(score + table * scale, table * score), (score * scale).sum(1)]
+
+
+def relative(bias: Tensor) -> Any:
+    @mr.statistics
+    def f(score: Any, row: Any, column: Any) -> dict[str, Any]:
+        shifted = score + bias[row - column + COLUMNS - 1]
+        return dict(lse=stat.softmax(shifted).logsumexp, best=stat.largest(torch.tanh(shifted)))
+
+    return f
+
+
+def relative_stored(score: Tensor, bias: Tensor, *_: Tensor) -> list[Tensor]:
+    i, j = torch.arange(ROWS)[:, None], torch.arange(COLUMNS)
+    shifted = score + bias[i - j + COLUMNS - 1]
+    return [shifted.logsumexp(1), torch.tanh(shifted).amax(1)]
+
+
+def clamped(bias: Tensor) -> Any:
+    @mr.statistics
+    def f(score: Any, row: Any, column: Any) -> dict[str, Any]:
+        near = torch.clamp(column - row, -4, 4) + 4
+        p = stat.softmax(score + bias[near])
+        return dict(lse=p.logsumexp, variance=p.variance(score * bias[near]))
+
+    return f
+
+
+def clamped_stored(score: Tensor, bias: Tensor, *_: Tensor) -> list[Tensor]:
+    i, j = torch.arange(ROWS)[:, None], torch.arange(COLUMNS)
+    log_weight = score + bias[(j - i).clamp(-4, 4) + 4]
+    f, p = score * bias[(j - i).clamp(-4, 4) + 4], log_weight.softmax(1)
+    return [log_weight.logsumexp(1), (p * f * f).sum(1) - (p * f).sum(1) ** 2]
+
+
+def of_labels(table: Tensor) -> Any:
+    @mr.statistics
+    def f(score: Any, label: Any, kind: Any) -> dict[str, Any]:
+        return dict(
+            total=stat.total(score * table[label, kind]), most=stat.largest(score * table[label][kind], k=3)
+        )
+
+    return f
+
+
+def of_labels_stored(score: Tensor, table: Tensor, label: Tensor, kind: Tensor) -> list[Tensor]:
+    weighted = score * table[label][:, kind]
+    return [weighted.sum(1), weighted.topk(3, 1).values]
+
+
+def masked(mask: Tensor, kinds: Tensor, weight: Tensor) -> Any:
+    @mr.statistics
+    def f(score: Any, row: Any, column: Any) -> dict[str, Any]:
+        seen = torch.where(mask[row, column], score, -math.inf)
+        p = stat.softmax(seen)
+        return dict(
+            lse=p.logsumexp,
+            mean=p.mean(score * weight[kinds[row, column]]),
+            count=stat.count(mask[row, column] & (kinds[row, column] > 1)),
+        )
+
+    return f
+
+
+def masked_stored(score: Tensor, mask: Tensor, kinds: Tensor, weight: Tensor, *_: Tensor) -> list[Tensor]:
+    seen = score.masked_fill(~mask, -math.inf)
+    return [*of_softmax(seen, score * weight[kinds]), (mask & (kinds > 1)).sum(1)]
+
+
+def some_mask() -> Tensor:
+    mask = normal(ROWS, COLUMNS, seed=5) > -0.3
+    mask[:, 0] = True
+    return mask
+
+
+CASES = {
+    "full": Case(lambda: [normal(ROWS, COLUMNS).mT.contiguous().mT, normal(1)[0] + 2], full, full_stored),
+    "relative": Case(lambda: [normal(2 * ROWS + 2 * COLUMNS)[::2]], relative, relative_stored),
+    "clamped": Case(lambda: [normal(9)], clamped, clamped_stored),
+    "labels": Case(lambda: [normal(COLUMNS, KINDS)], of_labels, of_labels_stored),
+    "masked": Case(
+        lambda: [
+            some_mask(),
+            torch.randint(4, (ROWS, COLUMNS), generator=torch.Generator().manual_seed(1)),
+            normal(4),
+        ],
+        masked,
+        masked_stored,
+    ),
+}
+
+
+def inputs(dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, Tensor]:
+    a, b = 0.3 * normal(9, ROWS, seed=2 * seed + 1).mT, normal(COLUMNS, 18, seed=2 * seed + 2)[:, ::2]
+    return a.to(dtype).detach().requires_grad_(), b.to(dtype).detach().requires_grad_()
+
+
+def results(
+    name: str, dtype: torch.dtype, by: str, at: torch.dtype | None = None, seed: int = 0
+) -> list[Tensor]:
+    """Outputs, then gradients of operands and captured tensors.
+
+    by: "fold", "reference", or "stored" for plain torch. at: the dtype of the inputs, before it is `dtype`.
+    """
+    case, of_inputs = CASES[name], at or dtype
+    a, b = (t.detach().to(dtype).requires_grad_() for t in inputs(of_inputs, seed))
+    tensors = [t.to(of_inputs).to(dtype) if t.is_floating_point() else t for t in case.tensors()]
+    tensors = [t.detach().requires_grad_(t.is_floating_point()) for t in tensors]
+    label = torch.arange(ROWS) % COLUMNS
+    kind = torch.arange(COLUMNS) % KINDS
+    if by == "stored":
+        outputs = case.stored(a @ b.mT, *tensors, label, kind)
+    else:
+        of_call: dict[str, Any] = {}
+        if name == "labels":
+            of_call = {"label": label, "column": {"kind": kind}}
+        fold = case.statistics(*tensors)
+        found = (fold if by == "fold" else fold.reference)(a, b, **of_call)
+        outputs = [s.value if isinstance(s, tuple) else s for s in found]
+    leaves = [a, b, *(t for t in tensors if t.requires_grad)]
+    real = [out for out in outputs if out.requires_grad]
+    upstream = [3 * normal(*out.shape, seed=7 + i).to(out.dtype) for i, out in enumerate(real)]
+    gradients = torch.autograd.grad(real, leaves, upstream)
+    return [*(t.detach() for t in outputs), *gradients]
+
+
+@pytest.mark.isa
+@pytest.mark.oldest
+@pytest.mark.parametrize("name", CASES)
+def test_float64(name: str) -> None:
+    of_ways = (results(name, F64, by) for by in ("fold", "reference", "stored"))
+    for ours, reference, expected in zip(*of_ways, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(reference, expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16), ids=str)
+def test_accuracy(name: str, dtype: torch.dtype) -> None:
+    seeds = count(1)
+
+    def check() -> None:
+        drawn, failures = [next(seeds) for _ in range(8)], []
+        ours, exact, theirs = (
+            [torch.stack(of) for of in zip(*(results(name, *how, seed=seed) for seed in drawn), strict=True)]
+            for how in ((dtype, "fold"), (F64, "stored", dtype), (dtype, "reference"))
+        )
+        for i, (y, ref, base) in enumerate(zip(ours, exact, theirs, strict=True)):
+            if y.is_floating_point():
+                failures += accuracy_failures(str(i), y, ref, base, dtype, 8 * ROWS, drawn_again=True)
+        raise_failures(name, failures)
+
+    check_draws(check)
+
+
+def test_small_workspace() -> None:
+    """Gradients of tables are added up over several chunks of columns."""
+    with mr.workspace(1):
+        table = normal(ROWS, 1000).requires_grad_()
+        a, b = normal(ROWS, 3, seed=1), normal(1000, 3, seed=2)
+        f = full(table, torch.tensor(1.0, dtype=F64))
+        (ours,) = torch.autograd.grad(f(a, b).mean.sum(), table)
+    (theirs,) = torch.autograd.grad(of_softmax(a @ b.T + table, table * (a @ b.T))[1].sum(), table)
+    torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
+
+
+def test_three_scores_and_payloads() -> None:
+    """With a payload, and with a payload beside two scores, which torch computes."""
+    table, v = normal(ROWS, COLUMNS).requires_grad_(), normal(COLUMNS, 6, seed=3).requires_grad_()
+    a, b = inputs(F64)
+    other_a, other_b = (normal(n, 2, seed=4).requires_grad_() for n in (ROWS, COLUMNS))
+
+    @mr.statistics
+    def one(score: Any, row: Any, column: Any, v: Any) -> dict[str, Any]:
+        p = stat.softmax(score + table[row, column])
+        return dict(out=p.mean(v), sum=stat.total(torch.tanh(table[row, column]) * score * v))
+
+    @mr.statistics
+    def two(score: Any, other: Any, row: Any, column: Any, v: Any) -> dict[str, Any]:
+        p = stat.softmax(score * other + table[row, column])
+        return dict(out=p.mean(v), sum=stat.total(table[row, column] * score * v))
+
+    score, other = a @ b.T, other_a @ other_b.T
+    for found, expected, more in (
+        (
+            one(a, b, column={"v": v}),
+            ((score + table).softmax(1) @ v, (table.tanh() * score) @ v),
+            (),
+        ),
+        (
+            two(a, b, other_a, other_b, column={"v": v}),
+            ((score * other + table).softmax(1) @ v, (table * score) @ v),
+            (other_a, other_b),
+        ),
+    ):
+        upstream = [3 * normal(ROWS, 6, seed=i + 11) for i in range(2)]
+        leaves = (a, b, v, table, *more)
+        pairs = [torch.autograd.grad(out, leaves, upstream, retain_graph=True) for out in (found, expected)]
+        for ours, theirs in zip((*found, *pairs[0]), (*expected, *pairs[1]), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_second_derivatives_and_forward_mode() -> None:
+    table, a, b = (t.detach().requires_grad_() for t in (normal(9), *inputs(F64)))
+    i, j = torch.arange(ROWS)[:, None], torch.arange(COLUMNS)
+
+    def ours(a: Tensor, b: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+        @mr.statistics
+        def f(score: Any, row: Any, column: Any) -> dict[str, Any]:
+            bias = table[torch.clamp(column - row, -4, 4) + 4]
+            p = stat.softmax(score * bias)
+            return dict(lse=p.logsumexp, total=stat.total(torch.tanh(bias * score)))
+
+        return tuple(f(a, b))  # type: ignore[return-value]
+
+    def stored(a: Tensor, b: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+        score, bias = a @ b.T, table[(j - i).clamp(-4, 4) + 4]
+        return (score * bias).logsumexp(1), torch.tanh(bias * score).sum(1)
+
+    inner, outer = (
+        [3 * normal(ROWS, seed=k) for k in (20, 21)],
+        [normal(*t.shape, seed=22) for t in (a, b, table)],
+    )
+    found = []
+    for function in (ours, stored):
+        first = torch.autograd.grad(function(a, b, table), (a, b, table), inner, create_graph=True)
+        of_all = [*torch.autograd.grad(first, (a, b, table), outer)]
+        first = torch.autograd.grad(function(a, b, table), (a,), inner, create_graph=True)
+        of_one = [*torch.autograd.grad(first, (a, table), outer[:1])]
+        found.append(of_all + of_one)
+    for x, y in zip(*found, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
+
+
+def test_batched_columns() -> None:
+    table = normal(2, 4, 3).requires_grad_()
+    a, b = normal(2, 3, 7, 5, seed=1).requires_grad_(), normal(2, 3, 11, 5, seed=2).requires_grad_()
+
+    @mr.statistics
+    def f(score: Any, batch: Any, head: Any, column: Any) -> dict[str, Any]:
+        return dict(lse=stat.softmax(score * table[batch, column % 4, head]).logsumexp)
+
+    weight = table[:, torch.arange(11) % 4].permute(0, 2, 1)[:, :, None]
+    expected, found = ((a @ b.mT) * weight).logsumexp(-1), f(a, b).lse
+    torch.testing.assert_close(found, expected)
+    g = normal(2, 3, 7, seed=4)
+    for ours, theirs in zip(
+        *(torch.autograd.grad(out, (a, b, table), g) for out in (found, expected)), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_explained() -> None:
+    table = torch.zeros(3, 4)
+    a, b = torch.zeros(3, 2, requires_grad=True), torch.zeros(4, 2)
+    of_both = "torch computes the gradient of captured tensors that are indexed by row and column together"
+    for wanted in (False, True):
+        fold = relative(table.requires_grad_(wanted).view(-1))
+        assert (of_both in str(fold.explain(a, b))) == wanted
+        assert mr.explain(fold, a, b, hardware="h100").deterministic == (not wanted)
+
+
+def test_a_tensor_without_a_gradient_costs_none() -> None:
+    """Beside one that has a gradient, whose table it shares."""
+    learned, fixed = normal(ROWS, COLUMNS).requires_grad_(), normal(ROWS, COLUMNS, seed=1)
+
+    @mr.statistics
+    def f(score: Any, row: Any, column: Any) -> dict[str, Any]:
+        return dict(x=stat.total(score * learned[row, column] * fixed[row, column]))
+
+    a, b = inputs(F64)
+    (found,) = torch.autograd.grad(f(a, b).x.sum(), learned)
+    torch.testing.assert_close(found, (a @ b.T * fixed).detach())
+
+
+def test_an_index_out_of_range_reads_the_end() -> None:
+    table = torch.arange(3.0)
+
+    @mr.statistics
+    def f(score: Any, row: Any, column: Any) -> dict[str, Any]:
+        return dict(x=stat.total(table[row + column] + 0 * score))
+
+    a, b = torch.randn(2, 4), torch.randn(4, 4)
+    assert f(a, b).x.tolist() == [5, 7]
+
+
+def test_a_tensor_that_is_too_small() -> None:
+    table = torch.zeros(ROWS, COLUMNS - 1)
+
+    @mr.statistics
+    def f(score: Any, row: Any, column: Any) -> dict[str, Any]:
+        return dict(x=stat.total(score * table[row, column]))
+
+    a, b = inputs(torch.float32)
+    with pytest.raises(ValueError, match=rf"captured tensor table, of shape \[{ROWS}, {COLUMNS - 1}\]: "):
+        f(a, b)
+
+
+def test_compiled() -> None:
+    """One graph, in which the tensor is an input, so that its values and its gradient are those of a call."""
+    table = normal(ROWS, COLUMNS).requires_grad_()
+    f = full(table, torch.tensor(1.0, dtype=F64))
+    compiled = torch.compile(lambda a, b: f(a, b).lse, backend="aot_eager", fullgraph=True)
+    a, b = inputs(F64)
+    for _ in range(2):
+        found, expected = compiled(a, b), (a @ b.T + table).logsumexp(1)
+        torch.testing.assert_close(found, expected)
+        g = normal(ROWS, seed=3)
+        for ours, theirs in zip(
+            *(torch.autograd.grad(out, (a, b, table), g) for out in (found, expected)), strict=True
+        ):
+            torch.testing.assert_close(ours, theirs)
+        with torch.no_grad():
+            table.mul_(2)
