@@ -12,7 +12,7 @@ from monoidreduce._dynamo import as_input, outside_of_graphs
 from monoidreduce._ops.attention_passes import in_full
 from monoidreduce._ops.registry import call_op
 from monoidreduce._validate import check_bool, check_factor, mismatch
-from monoidreduce.folds.block_mask import BlockMask, as_block_mask
+from monoidreduce.folds.block_mask import BlockMask, as_block_mask, check_block_mask
 from monoidreduce.folds.cpu.bytecode import scores_code
 from monoidreduce.folds.program.arguments import definition
 from monoidreduce.folds.program.errors import TraceError
@@ -30,6 +30,7 @@ from monoidreduce.functional import (
 
 __all__ = ["attend", "dtype_of_weights", "modified_attention"]
 
+MOST_SIZES = 24  # ModifiedScoresData::kMostSizes (device/program/score_element.h)
 Mods = tuple[ScoreMod | None, MaskMod | None, BlockMask | None]
 Starts = tuple[Tensor, Tensor]
 
@@ -155,7 +156,8 @@ def _call(
         if mask_mod is not None:
             raise ValueError(mismatch("mask_mod", "None beside block_mask, which has one", repr(mask_mod)))
         blocks = as_block_mask(block_mask)
-        kinds, mask_mod, block = _checked(blocks, q, k), blocks.mask_mod, blocks.block
+        check_block_mask(blocks, q.shape[:2], (q.shape[2], k.shape[2]), "q and k", q)
+        kinds, mask_mod, block = blocks.kinds, blocks.mask_mod, blocks.block
         words, listed = blocks.links if q.is_cuda else kinds, block if blocks.listed else None
     packed = starts is not None
     given = (score_mod, mask_mod, listed, weights, packed, beside)
@@ -179,6 +181,9 @@ def _call(
         captured = [_given(tensor, STAND_INS, of_call) for tensor in traced.tensors]
     counts = q.shape[1:2] if traced.counts_heads else ()
     table, table_index, numbers = tables(captured, q, given[:2], counts)
+    if q.is_cuda and len(numbers) > MOST_SIZES:
+        expected = f"at most {MOST_SIZES} on a GPU, one for each tensor and one for each of its axes"
+        raise ValueError(mismatch("captured tensors", f"{expected} (torch.stack joins some)", len(numbers)))
     program = learned(traced.text, traced.by_both, captured)
     if q.is_cpu and not torch.compiler.is_compiling():
         _check_fits(program, numbers, (q, k, v, table), score_mod or mask_mod)
@@ -209,19 +214,3 @@ def _given(tensor: Tensor, stand_ins: Sequence[Tensor], of_call: Sequence[Tensor
     """A captured tensor; or the call's own tensor if the captured one is its stand-in."""
     found = (own for known, own in zip(stand_ins, of_call, strict=True) if known is tensor)
     return next(found, tensor)
-
-
-def _checked(mask: BlockMask, q: Tensor, k: Tensor) -> Tensor:
-    """The kinds of a block mask; raises ValueError unless it fits q and k."""
-    batch, heads, queries, _ = q.shape
-    keys = k.shape[2]
-    if mask.lengths != (queries, keys):
-        expected = f"one of {queries} queries and {keys} keys, as q and k have"
-        raise ValueError(mismatch("block_mask", expected, list(mask.lengths)))
-    leading = tuple(mask.kinds.shape[:2])
-    if leading[0] not in (1, batch) or leading[1] not in (1, heads):
-        expected = f"one of B={batch} or 1 and H={heads} or 1"
-        raise ValueError(mismatch("block_mask", expected, list(leading)))
-    if mask.kinds.device != q.device:
-        raise ValueError(mismatch("block_mask", f"one on {q.device} as q", mask.kinds.device))
-    return mask.kinds

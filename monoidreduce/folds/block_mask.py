@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from monoidreduce._validate import check_int, mismatch
-from monoidreduce.folds.program.mods import NOTHING, PARTLY, WHOLLY, kept_elements
+from monoidreduce.folds.program.mods import kept_elements
+from monoidreduce.folds.program.tracing import NOTHING, PARTLY, WHOLLY
 
-__all__ = ["BlockMask", "block_mask"]
+__all__ = ["BlockMask", "as_block_mask", "block_mask", "check_block_mask"]
 
 _MOST_ELEMENTS = 1 << 24  # number of elements that are evaluated at a time
 
@@ -160,6 +161,28 @@ def as_block_mask(mask: Any) -> BlockMask:
     rows, columns = mask.BLOCK_SIZE
     lengths = tuple(mask.seq_lengths)
     return BlockMask(kinds, linked(kinds), mask.mask_mod, lengths, (rows, columns), listed=True)
+
+
+def check_block_mask(
+    mask: BlockMask, leading: Sequence[int], lengths: tuple[int, int], of: str, like: Tensor
+) -> None:
+    """Raise ValueError unless a block mask fits a call.
+
+    leading: its batches and heads. lengths: its queries and keys. of: the names of the two operands that have
+    them. like: a tensor on the call's device.
+    """
+    queries, keys = lengths
+    if mask.lengths != lengths:
+        expected = f"one of {queries} queries and {keys} keys, as {of} have"
+        raise ValueError(mismatch("block_mask", expected, list(mask.lengths)))
+    batch, heads = leading
+    given = tuple(mask.kinds.shape[:2])
+    if given[0] not in (1, batch) or given[1] not in (1, heads):
+        expected = f"one of B={batch} or 1 and H={heads} or 1"
+        raise ValueError(mismatch("block_mask", expected, list(given)))
+    if mask.kinds.device != like.device:
+        name = of.partition(" ")[0]
+        raise ValueError(mismatch("block_mask", f"one on {like.device} as {name}", mask.kinds.device))
 
 
 def _listed(counts: Tensor, indices: Tensor, kind: int) -> Tensor:

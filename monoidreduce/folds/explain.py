@@ -54,7 +54,16 @@ def explain_fold(
     if call["label"] is None and "label" in getattr(fold, "_names", ()):
         call["label"] = a.new_zeros(a.shape[:-1], dtype=torch.int64)
     run = dry_run(fold, call, _differentiated(call), gpu, assumes_compiler=hardware is not None)
-    return explanation_of(repr(fold), run, gpu, where_of(a.device, hardware, gpu))
+    before = () if call.get("block_mask") is None else (_of_mask("q" in run.ops[-1].arguments),)
+    return explanation_of(repr(fold), run, gpu, where_of(a.device, hardware, gpu), before)
+
+
+def _of_mask(by_attention: bool) -> str:
+    if by_attention:
+        return "blocks that block_mask leaves out are skipped"
+    return (
+        "block_mask is a condition of each element: blocks that it leaves out are computed, and do not count"
+    )
 
 
 def _differentiated(call: dict[str, Any]) -> tuple[str, ...]:
@@ -72,7 +81,7 @@ def explanation_of(
     where: sentences about the device. before: sentences that come first.
     """
     given, (forward, backward) = run.ops[-1].arguments, passes_of(run)
-    program = parse(given["program"]) if "program" in given else None
+    program = parse(given["program"]) if "program" in given and "q" not in given else None
     # What torch computes: the k largest, and payload sums of functions of two scores.
     of_torch = program is not None and bool(program.most or (program.payloads and program.scores == 2))
     alone = of_torch and program is not None and program.first_of_most + len(program.counts) == 0
@@ -94,11 +103,10 @@ def explanation_of(
             "there is no compiler for kernels, so torch computes some columns at a time, many times slower: "
             "pip install nvidia-cuda-nvrtc"
         ]
-    elif "program" not in given:
+    elif program is None:
         reasons = ["the function is attention: the mean of a payload by softmax(score), and its log-sum-exp"]
     else:
         reader = "the CPU engine interprets" if gpu is None else f"{_compiler()} compiles"
-        assert program is not None
         of = f"the function is a program of {len(program.nodes)} operations"
         reasons = [of if alone else f"{of}, which {reader}"]
     if program is not None and program.most:
@@ -121,7 +129,7 @@ def explanation_of(
         reasons.append(f"torch computes the gradient of {of_both}, in chunks of columns")
         if gpu is not None and not torch.are_deterministic_algorithms_enabled():
             deterministic = False
-    if "program" in given:
+    if program is not None:
         reasons.append("the gradient by data of rows or of columns is one more forward pass each")
     plans = (("forward", forward.plan), ("backward", backward.plan))
     reasons += [*where, *how, *(f"{way}: {plan}" for way, plan in plans if plan is not None)]

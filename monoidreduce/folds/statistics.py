@@ -18,11 +18,12 @@ from monoidreduce._ops.registry import call_op
 from monoidreduce._results import RESULTS
 from monoidreduce._validate import mismatch
 from monoidreduce.explanation import Explanation
+from monoidreduce.folds.block_mask import BlockMask, as_block_mask
 from monoidreduce.folds.explain import explain_fold
 from monoidreduce.folds.program.arguments import arguments
 from monoidreduce.folds.program.errors import TraceError
 from monoidreduce.folds.program.program import parse, with_sizes
-from monoidreduce.folds.program.tracing import Traced, traced_in_graph, traced_now
+from monoidreduce.folds.program.tracing import KINDS, Traced, traced_in_graph, traced_now
 from monoidreduce.folds.statistics_call import Call, Options
 from monoidreduce.folds.statistics_op import AXES, joined, leave_out, obstacle, parts_of
 from monoidreduce.folds.torch import reader
@@ -98,6 +99,7 @@ class Statistics:
         ignore_index: int = -100,
         row: Mapping[str, Tensor] | None = None,
         column: Mapping[str, Tensor] | None = None,
+        block_mask: BlockMask | None = None,
         scale: float = 1.0,
         workspace: int | None = None,
         ranks: RanksOrGroup | None = None,
@@ -120,6 +122,9 @@ class Statistics:
             row: data of rows by name, each [...]; or a vector [..., D] for `stat.distance`.
             column: data of columns by name, each [V]; or a payload [V, E], a vector for each column, of which
                 the function returns means and totals (`p.mean(v)`, `total(w * v)`).
+            block_mask: the result of `monoidreduce.block_mask` for rows and columns, or torch's BlockMask.
+                A row folds only the columns that it keeps. If a is [B, H, N, D], it may differ by batch and
+                head. Not over ranks.
             scale: factor of the scores.
             workspace: bytes for local gradients on a GPU; `get_workspace()` by default.
             ranks: b, other_b and data of columns are this rank's shard of the columns. Uses the options
@@ -144,9 +149,13 @@ class Statistics:
         if others:
             refuse(self.__name__, others, "statistics")  # type: ignore[attr-defined]
         if ranks is not None:
+            if block_mask is not None:
+                expected = "None over ranks: write torch.where(keep, score, -math.inf) in the function"
+                raise ValueError(mismatch("block_mask", expected, repr(block_mask)))
             data = (label, ignore_index, row or {}, column or {}, scale, workspace)
             return _yards.ranks().statistics_over_ranks(self, (a, b, other_a, other_b), *data, ranks)
-        call = Call(self, a, b, other_a, other_b, label, ignore_index, row or {}, column or {}, scale)
+        given = (label, ignore_index, row or {}, column or {}, scale)
+        call = Call(self, a, b, other_a, other_b, *given, block_mask=block_mask)
         traced, values, _, indices, sums = self._folded(call, workspace)
         return call.named(traced, values, indices, sums)
 
@@ -183,9 +192,9 @@ class Statistics:
             return folded  # type: ignore[no-any-return]
         if by_attention and call.is_attention(traced):
             q, k, v = call.attention_inputs(traced)
-            out, lse = attention(q, k, v, scale=call.scale, return_lse=True)
+            out, lse = attention(q, k, v, scale=call.scale, return_lse=True, block_mask=call.blocks)
             none = call.a.new_empty(0, len(call.a), dtype=torch.int64)
-            return traced, lse.view(1, -1), lse.new_zeros(()), none, out.flatten(0, 2)
+            return traced, lse.reshape(1, -1), lse.new_zeros(()), none, out.flatten(0, 2)
         inputs, options = call.inputs(traced, tensors)
         if call.a.is_cpu and not torch.compiler.is_compiling():
             self._check_fits(call, traced, tensors, options)
@@ -216,10 +225,12 @@ class Statistics:
         ignore_index: int = -100,
         row: Mapping[str, Tensor] | None = None,
         column: Mapping[str, Tensor] | None = None,
+        block_mask: BlockMask | None = None,
         scale: float = 1.0,
     ) -> Any:
         """The same statistics by plain torch, with all scores stored, in the accumulation dtype."""
-        call = Call(self, a, b, other_a, other_b, label, ignore_index, row or {}, column or {}, scale)
+        given = (label, ignore_index, row or {}, column or {}, scale)
+        call = Call(self, a, b, other_a, other_b, *given, block_mask=block_mask)
         traced, tensors = self._traced(call)
         inputs, options = call.inputs(traced, tensors)
         parts = [
@@ -282,6 +293,7 @@ class Statistics:
         ignore_index: int = -100,
         row: Mapping[str, Tensor] | None = None,
         column: Mapping[str, Tensor] | None = None,
+        block_mask: BlockMask | None = None,
         scale: float = 1.0,
         workspace: int | None = None,
     ) -> Explanation:
@@ -300,6 +312,7 @@ class Statistics:
         call |= {
             "row": row,
             "column": column,
+            "block_mask": None if block_mask is None else as_block_mask(block_mask),
             "ignore_index": ignore_index,
             "scale": scale,
             "workspace": workspace,
@@ -312,10 +325,17 @@ class Statistics:
         The first is None if torch.compile traces and the function cannot be part of a graph.
         """
         if torch.compiler.is_dynamo_compiling():
-            traced, captured = traced_in_graph(self._function, *call.kinds)
-            return traced, tuple([as_input(value, call.a) for value in captured])
-        traced = traced_now(self._function, *call.kinds)
-        return traced, traced.tensors
+            mask_mod, block, has_heads = call.masking or (None, None, False)
+            traced, which, captured = traced_in_graph(self._function, *call.kinds, mask_mod, block, has_heads)
+            tensors = [
+                call.kinds_of_blocks if number == 0 else as_input(own, call.a)
+                for number, own in zip(which, captured, strict=True)
+            ]
+            return traced, tuple(tensors)
+        traced = traced_now(self._function, *call.kinds, call.masking)
+        if call.blocks is None:
+            return traced, traced.tensors
+        return traced, tuple([call.kinds_of_blocks if t is KINDS else t for t in traced.tensors])
 
 
 @functools.lru_cache(1)

@@ -13,10 +13,10 @@ from torch import Tensor
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._results import RESULTS
 from monoidreduce._validate import check_axes, check_factor, check_like, check_tensor, mismatch
+from monoidreduce.folds.block_mask import BlockMask, as_block_mask, check_block_mask
 from monoidreduce.folds.program.arguments import ARGUMENTS, VECTOR, kind_of
 from monoidreduce.folds.program.mods import learned, tables
-from monoidreduce.folds.program.payloads import is_attention
-from monoidreduce.folds.program.tracing import Source, Traced, described
+from monoidreduce.folds.program.tracing import Masking, Source, Traced, described
 from monoidreduce.folds.stat import Extremum
 from monoidreduce.folds.torch.reader import evaluate
 from monoidreduce.functional import INTEGERS, _like_rows, _operands, _per_row, _rows, check_index
@@ -104,6 +104,7 @@ class Call:
         column: Mapping[str, Tensor],
         scale: float,
         first_column: int = 0,
+        block_mask: BlockMask | None = None,
     ) -> None:
         self.of, names = of, of._names
         self.given, self.first_column = a, first_column
@@ -128,6 +129,12 @@ class Call:
         if a.dim() != 4 and ("head" in names or "batch" in names):
             expected = "shape [batch, heads, rows, D], for the arguments head and batch"
             raise ValueError(mismatch("a", expected, list(a.shape)))
+        self.blocks = None if block_mask is None else as_block_mask(block_mask)
+        if self.blocks is not None:
+            leading = a.shape[:-2] if a.dim() == 4 else (1, 1)
+            check_block_mask(
+                self.blocks, leading, (a.shape[-2] if a.dim() > 1 else 1, self.columns), "a and b", self.a
+            )
 
     def _label(
         self, label: Tensor | None, ignore_index: int, wanted: bool
@@ -161,6 +168,19 @@ class Call:
             expected = f"shape {list(shape)}, or {vectors} of floating-point numbers"
             raise ValueError(mismatch(named, expected, list(tensor.shape)))
         return tensor.reshape(-1)
+
+    @property
+    def masking(self) -> Masking | None:
+        """The block mask's function; the sizes of its blocks, if their kinds decide; and whether rows have
+        batches and heads."""
+        if self.blocks is None:
+            return None
+        return self.blocks.mask_mod, self.blocks.block if self.blocks.listed else None, self.given.dim() == 4
+
+    @property
+    def kinds_of_blocks(self) -> Tensor:
+        assert self.blocks is not None
+        return self.blocks.kinds
 
     @property
     def kinds(self) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
@@ -208,11 +228,24 @@ class Call:
         return (*self.operands_of(traced), *data), (text, widths, self.batches, sizes)
 
     def attention_inputs(self, traced: Traced) -> list[Tensor]:
-        """Queries, keys and values, [batches, 1 head, rows or columns, width]."""
+        """Queries, keys and values, [batches, 1 head, rows or columns, width].
+
+        With a block mask they have the batches and heads of a, which may share keys.
+        """
         payload, _ = self.payload_of(traced)
         assert payload is not None
-        given = (self.a, self.b, payload)
-        return [t.view(self.batches, 1, len(t) // self.batches, t.shape[1]) for t in given]
+        leading = (self.batches, 1)
+        if self.blocks is not None:
+            given = self.given.shape[:-2]
+            leading = (given[0], given[1]) if len(given) == 2 else (math.prod(given), 1)
+
+        def by_heads(t: Tensor) -> Tensor:
+            return t.view(*leading, len(t) // max(math.prod(leading), 1), t.shape[1])
+
+        of_columns = [
+            t.expand(leading[0], 1, *t.shape) if self.batches == 1 else by_heads(t) for t in (self.b, payload)
+        ]
+        return [by_heads(self.a), *of_columns]
 
     def is_attention(self, traced: Traced) -> bool:
         """Whether the kernels of attention compute the call: they fold scores and vectors in one pass.
@@ -220,13 +253,15 @@ class Call:
         On a GPU without tensor cores those of folds are faster for narrow operands (H100, float32: 3.4 beside
         11.9 ms for D and E of 3, 32768 rows and columns; 7.3 beside 4.1 ms for D and E of 64, 16384).
         """
-        if not is_attention(traced.program) or self.batches == 0:
+        if not traced.is_attention or self.batches == 0:
             return False
         payload, _ = self.payload_of(traced)
         assert payload is not None
         if payload.dtype != self.a.dtype:
             return False
         narrow = max(self.a.shape[1], payload.shape[1]) <= 32
+        if self.blocks is not None:  # of which they skip those that keep nothing
+            return True
         return self.a.is_cpu or self.a.dtype.itemsize == 2 or not narrow
 
     def check_captured(self, traced: Traced, tensors: tuple[Tensor, ...], columns: int) -> None:
@@ -377,5 +412,7 @@ class Call:
                         of_rows(t.narrow(0, n, k).mT.contiguous())
                         for t, n in ((values, first), (indices, place))
                     )
+                if self.blocks is not None:  # of no column that is kept
+                    index = index.masked_fill(value == -math.inf, -1)
                 results.append(Extremum(-value if kind == "smallest" else value, index))
         return getattr(RESULTS, traced.result)(*results)

@@ -9,16 +9,7 @@ from typing import Any
 import pytest
 import torch
 from calls import HALVES
-from folds import (
-    FOLDS,
-    fold_inputs,
-    leaves_of,
-    moved,
-    outputs_of,
-    random_folds,
-    tensor_core_scores,
-    with_gradients,
-)
+from folds import FOLDS, fold_inputs, leaves_of, moved, outputs_of, random_folds, with_gradients
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from integers import CASES, captured, kept

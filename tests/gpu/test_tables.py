@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from calls import HALVES
-from folds import tensor_core_scores
 from specimens import name_of
 from tables import CASES, check
+from tensor_core_scores import tensor_core_scores
 
 from monoidreduce.folds.torch import reader
 

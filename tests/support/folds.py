@@ -8,11 +8,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
-from torch import Tensor
 
 import monoidreduce as mr
 from monoidreduce.folds.program.tracing import trace
-from monoidreduce.folds.torch import reader
 
 stat = mr.stat
 Inputs = dict[str, Any]
@@ -349,19 +347,3 @@ def random_folds(draw: Any, scaled_data: bool = False) -> Fold:
         return build({**arguments, "t": scaled(t, score), "w": scaled(w, score)})
 
     return Fold(two if scores == 2 else one, scores)
-
-
-def tensor_core_scores(rows: Tensor, columns: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
-    """As torch's products of 16-bit operands, not rounded. Tensor cores cut off bits of float32 sums. Each
-    score is too small by up to an ulp or two, in magnitude, and totals of thousands show it. The local
-    gradients, operands of the backward products, are rounded: where a row's are all equal, so are the errors.
-    """
-    exact = _SCORES(rows, columns, dtype, 1.0)
-    if exact.requires_grad:
-        exact.register_hook(lambda local: local.to(rows.dtype).to(dtype))
-    with torch.no_grad():
-        products = torch.mm(rows, columns.T, out_dtype=torch.float32)
-    return (exact + (products - exact).detach()) * scale
-
-
-_SCORES = reader.scores

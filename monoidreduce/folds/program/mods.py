@@ -32,7 +32,17 @@ from monoidreduce.folds.program.integers import MOST
 from monoidreduce.folds.program.operations import LEAVES
 from monoidreduce.folds.program.program import Program, parse, reachable
 from monoidreduce.folds.program.sequences import in_sequences
-from monoidreduce.folds.program.tracing import Captures, Trace, described, run
+from monoidreduce.folds.program.tracing import (
+    KINDS,
+    OF_MODS,
+    Captures,
+    Trace,
+    called,
+    described,
+    is_value,
+    kept_by,
+    named_value,
+)
 from monoidreduce.folds.torch.reader import evaluate
 
 __all__ = [
@@ -48,13 +58,9 @@ __all__ = [
     "tables",
 ]
 
-NOTHING, PARTLY, WHOLLY = 0, 1, 2  # of a block of scores, what a mask keeps: BlockMask.kinds
-
 INDICES = ("batch", "head", "query", "position")
-ARGUMENTS = ("score", "batch", "head", "q_idx", "kv_idx")  # of score_mod
-MOST_SIZES = 24  # ModifiedScoresData::kMostSizes (device/program/score_element.h)
-# Stand-ins for tensors of a call: BlockMask.kinds, and `line_numbers` of packed sequences.
-KINDS, LINES = torch.zeros(1, 1, 1, 1, dtype=torch.int64), torch.zeros(1, 4, dtype=torch.int64)
+# Stand-ins for tensors of a call, beside BlockMask.kinds: `line_numbers` of packed sequences.
+LINES = torch.zeros(1, 4, dtype=torch.int64)
 # The bias, [B, H, M, N] or 1 in place of a size, and the seed of dropout.
 BIAS, BOOL_BIAS, SEED = torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, 1, dtype=torch.bool), torch.tensor(0)
 STAND_INS = (KINDS, LINES, BIAS, BOOL_BIAS, SEED)
@@ -158,14 +164,9 @@ def trace_mods(
         name, given = "score_mod", (score, *indices)
         if weights:
             name, given = "weight", _named_by_weight(score_mod, given)
-        score = _score(score_mod, graph, _called(name, score_mod, graph, given))
+        score = _score(score_mod, graph, called(name, score_mod, graph, given))
     if mask_mod is not None:
-        keep = _condition(mask_mod, graph, _called("mask_mod", mask_mod, graph, indices))
-        if block is not None:
-            batch, head, query, key = indices
-            kind = graph.gather(KINDS, (batch, head, query // block[0], key // block[1]))
-            keep = (kind == WHOLLY) | ((kind == PARTLY) & keep)
-        keeps.append(keep)
+        keeps.append(kept_by(graph, mask_mod, indices, block))
     if bias == "real":
         score = score + graph.gather(BIAS, tuple(indices))  # an axis of size 1 has any index (`within`)
     elif bias == "bool":
@@ -207,47 +208,17 @@ def _named_by_weight(weight: Mod, given: tuple[Expression, ...]) -> tuple[Expres
     wanted = [p.name for p in signature.parameters.values() if p.default is p.empty and p.kind in kinds]
     if len(wanted) <= 1:  # of any name
         return given[:1]
-    if not set(wanted) <= set(ARGUMENTS):
-        expected = f"a function of the score, or of arguments among {', '.join(ARGUMENTS)}"
+    if not set(wanted) <= set(OF_MODS):
+        expected = f"a function of the score, or of arguments among {', '.join(OF_MODS)}"
         raise TraceError(mismatch("weight", expected, f"one {signature}"), definition(weight))
-    return tuple(given[ARGUMENTS.index(name)] for name in wanted)
-
-
-def _called(name: str, function: Mod, graph: Trace, arguments: Sequence[Expression]) -> Any:
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # a built-in function, such as one of torch
-        return run(graph, function, *arguments)
-    try:
-        signature.bind(*arguments)
-    except TypeError:
-        names: Sequence[str] = ARGUMENTS
-        names = names[1:] if name == "mask_mod" else names[: len(arguments)]
-        wanted = f"a function ({', '.join(names)})"
-        raise TraceError(mismatch(name, wanted, f"one {signature}"), definition(function)) from None
-    return run(graph, function, *arguments)
+    return tuple(given[OF_MODS.index(name)] for name in wanted)
 
 
 def _score(function: Mod, graph: Trace, value: Any) -> Expression:
     expected = "a number, the new score"
-    if not _is_value(value) or graph.expression(value).kind == "bool":
-        raise TraceError(f"it returned {_described(value)}: expected {expected}", definition(function))
+    if not is_value(value) or graph.expression(value).kind == "bool":
+        raise TraceError(f"it returned {named_value(value)}: expected {expected}", definition(function))
     return graph.real(value)
-
-
-def _condition(function: Mod, graph: Trace, value: Any) -> Expression:
-    expected = "a condition, whether the element is kept"
-    if not _is_value(value) or graph.expression(value).kind != "bool":
-        raise TraceError(f"it returned {_described(value)}: expected {expected}", definition(function))
-    return graph.expression(value)
-
-
-def _is_value(value: Any) -> bool:
-    return isinstance(value, (Expression, int, float, Tensor)) or type(value).__module__ == "numpy"
-
-
-def _described(value: Any) -> str:
-    return f"a value that is {value.kind}" if isinstance(value, Expression) else repr(value)
 
 
 def tables(
@@ -285,9 +256,6 @@ def tables(
         sizes += [first, *tensor.shape]
         into.append(tensor)
     sizes += counts
-    if like.is_cuda and len(sizes) > MOST_SIZES:
-        expected = f"at most {MOST_SIZES} on a GPU, one for each tensor and one for each of its axes"
-        raise ValueError(mismatch("captured tensors", f"{expected} (torch.stack joins some)", len(sizes)))
     dtype = accumulation_dtype(like.dtype)
     return _joined(reals, dtype), _joined(integers, torch.int64), sizes
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import inspect
 import keyword
 import math
 import types
@@ -18,6 +19,7 @@ from numbers import Integral
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
@@ -37,21 +39,36 @@ from monoidreduce.folds.program.chance import OUTSIDE as OUTSIDE_OF_IT
 from monoidreduce.folds.program.chance import Watched, draws, refuse_draws_of_numpy
 from monoidreduce.folds.program.errors import TraceError, line_of
 from monoidreduce.folds.program.graph import Expression, Graph, Node, Payload, Vector
+from monoidreduce.folds.program.payloads import is_attention
 from monoidreduce.folds.program.program import Program, reachable
 from monoidreduce.folds.program.vocabulary import METHODS
 
 __all__ = [
+    "KINDS",
+    "NOTHING",
+    "OF_MODS",
+    "PARTLY",
+    "WHOLLY",
     "Captures",
+    "Masking",
     "Source",
     "Trace",
     "Traced",
+    "called",
     "described",
+    "is_value",
+    "kept_by",
+    "named_value",
     "run",
     "trace",
     "traced_in_graph",
     "traced_now",
 ]
 
+OF_MODS = ("score", "batch", "head", "q_idx", "kv_idx")  # arguments of score_mod; mask_mod has no score
+NOTHING, PARTLY, WHOLLY = 0, 1, 2  # of a block of scores, what a mask keeps: BlockMask.kinds
+KINDS = torch.zeros(1, 1, 1, 1, dtype=torch.int64)  # a stand-in for BlockMask.kinds of a call
+Masking = tuple[Callable[..., Any], tuple[int, int] | None, bool]
 OF_ROWS, OF_COLUMNS = {"row", "row_index"}, {"column", "column_index", "position"}
 OF_ELEMENTS = {"score", "other"}
 # The source of a datum: ("argument", name); ("coordinate", name, k, D), coordinate k of a vector [D]; (name,)
@@ -73,6 +90,7 @@ class Traced:
         ordered by that number.
     nodes, gathered: the unpruned graph, which has the indices of captured tensors, and the sources of its
     data.
+    is_attention: whether it would be attention (payloads.is_attention) if no mask left elements out.
     tensors: the captured tensors. in_tables: numbers of those that are indexed by row and column together, in
         the order of their sizes. by_both: (number of the tensor, nodes of its indices) for each such use.
     reads: whether torch computed something from tensors only while tracing, so
@@ -89,6 +107,7 @@ class Traced:
     payloads: tuple[tuple[int, str], ...]
     nodes: tuple[Node, ...]
     gathered: Mapping[str, tuple[Source, ...]]
+    is_attention: bool
     tensors: tuple[Tensor, ...]
     in_tables: tuple[int, ...]
     by_both: tuple[tuple[int, tuple[int, ...]], ...]
@@ -149,7 +168,9 @@ class Trace(Graph):
         if names & OF_ELEMENTS:
             raise TraceError("an index that depends on the score: index by row, column, label, head or batch")
         if names & OF_ROWS and names & OF_COLUMNS:
-            self._by_both.append((self._captured(tensor), tuple(numbers)))
+            number = self._captured(tensor)
+            if tensor is not KINDS:  # whose axes of length 1 take any index
+                self._by_both.append((number, tuple(numbers)))
             return self.entry(tensor, [Expression(self, number) for number in numbers])
         of = "column" if names & OF_COLUMNS else "row"
         kind = self.kind_of_captured(tensor)
@@ -266,8 +287,17 @@ _HARMLESS = (
 )
 
 
-def trace(function: Callable[..., Any], rows: Mapping[str, str], columns: Mapping[str, str]) -> Traced:
-    """Trace a function. rows, columns: names and kinds of the data of rows and of columns."""
+def trace(
+    function: Callable[..., Any],
+    rows: Mapping[str, str],
+    columns: Mapping[str, str],
+    mask: Masking | None = None,
+) -> Traced:
+    """Trace a function.
+
+    rows, columns: names and kinds of the data of rows and of columns. mask: what leaves elements out:
+    mask_mod; the sizes of its blocks, if their kinds (KINDS) decide; and whether rows have batches and heads.
+    """
     names, at = arguments(function), definition(function)
     graph = Trace()
     given: dict[str, Expression | Payload | Vector] = {}
@@ -296,9 +326,38 @@ def trace(function: Callable[..., Any], rows: Mapping[str, str], columns: Mappin
     result = run(graph, function, **given)
     if "label" in names:
         graph.data("row", "bool", ("ignored",))
-    traced = _traced(graph, function.__name__, _checked(function, result, at), at)
+    results = _checked(function, result, at)
+    traced = _traced(graph, function.__name__, results, at)
+    if mask is not None:
+        mask_mod, block, has_heads = mask
+        leading = [graph.data("row", "number", (of,)) if has_heads else graph.constant(0) for of in _LEADING]
+        indices = (*leading, graph.data("row", "number", ("row",)), graph.leaf("position"))
+        keep = kept_by(graph, mask_mod, indices, block)
+        kept = {name: _of_kept(graph, keep, of) for name, of in results.items()}
+        masked = _traced(graph, function.__name__, kept, at)
+        traced = replace(masked, is_attention=traced.is_attention)
     living[traced.text] = traced
     return traced
+
+
+_LEADING = ("batch", "head")
+
+
+def _of_kept(graph: Trace, keep: Expression, statistic: stat.Statistic) -> stat.Statistic:
+    """The statistic of the elements that are kept."""
+
+    def where(number: int, otherwise: float | bool) -> int:
+        return Expression(graph, number).where(keep, Expression(graph, number), otherwise).number
+
+    kind, of, log_weight = statistic.kind, statistic.of, statistic.log_weight
+    if log_weight is not None:
+        log_weight = where(log_weight, -math.inf)  # which excludes the element
+        of = log_weight if kind == "logsumexp" else of
+    elif kind in ("total", "count"):
+        of = where(of, False if kind == "count" else 0.0)
+    else:
+        of = where(of, -math.inf)  # of the negative values, if the smallest are wanted
+    return stat.Statistic(kind, of, log_weight, statistic.payload, statistic.k)
 
 
 def run(graph: Trace, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
@@ -320,6 +379,56 @@ def run(graph: Trace, function: Callable[..., Any], *args: Any, **named: Any) ->
         of_numpy = "numpy's functions are of numbers and arrays: write torch's"
         reason = of_numpy if "__array_ufunc__" in str(error) else str(error)
         raise (graph.error or TraceError(reason, line_of(error) or definition(function))) from None
+
+
+def called(name: str, function: Callable[..., Any], graph: Trace, arguments: Sequence[Expression]) -> Any:
+    """What score_mod or mask_mod returns for an element. name: of the function, for errors."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a built-in function, such as one of torch
+        return run(graph, function, *arguments)
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        names: Sequence[str] = OF_MODS
+        names = names[1:] if name == "mask_mod" else names[: len(arguments)]
+        wanted = f"a function ({', '.join(names)})"
+        raise TraceError(mismatch(name, wanted, f"one {signature}"), definition(function)) from None
+    return run(graph, function, *arguments)
+
+
+def kept_by(
+    graph: Trace,
+    mask_mod: Callable[..., Any],
+    indices: Sequence[Expression],
+    block: tuple[int, int] | None,
+) -> Expression:
+    """Whether a mask keeps an element.
+
+    indices: batch, head, query and key. block: queries and keys of a block, if kinds of blocks (KINDS) decide
+    in which of them mask_mod applies.
+    """
+    keep = _condition(mask_mod, graph, called("mask_mod", mask_mod, graph, indices))
+    if block is None:
+        return keep
+    batch, head, query, key = indices
+    kind = graph.gather(KINDS, (batch, head, query // block[0], key // block[1]))
+    return (kind == WHOLLY) | ((kind == PARTLY) & keep)
+
+
+def _condition(function: Callable[..., Any], graph: Trace, value: Any) -> Expression:
+    expected = "a condition, whether the element is kept"
+    if not is_value(value) or graph.expression(value).kind != "bool":
+        raise TraceError(f"it returned {named_value(value)}: expected {expected}", definition(function))
+    return graph.expression(value)
+
+
+def is_value(value: Any) -> bool:
+    return isinstance(value, (Expression, int, float, Tensor)) or type(value).__module__ == "numpy"
+
+
+def named_value(value: Any) -> str:
+    return f"a value that is {value.kind}" if isinstance(value, Expression) else repr(value)
 
 
 def _code_of(function: Any) -> Any:
@@ -440,6 +549,7 @@ def _traced(
         tuple(ordered),
         nodes,
         {kind: tuple(sources) for kind, sources in graph.sources.items()},
+        is_attention(program),
         tuple(graph.tensors),
         tuple(_number_in(graph.tensors, t) for t in graph.in_tables),
         tuple(graph._by_both),
@@ -518,50 +628,70 @@ class Captures:
         )
 
 
-# Cache by function: (kinds of its data in the last call, what it read, its trace).
-_known: WeakKeyDictionary[Any, tuple[Any, Captures | None, Traced]] = WeakKeyDictionary()
+# Cache by function: (kinds of its data and mask of the last call, what the functions read, the trace).
+_known: WeakKeyDictionary[Any, tuple[Any, list[Captures | None], Traced]] = WeakKeyDictionary()
 Kinds = tuple[tuple[str, str], ...]  # (name, kind) of each datum
 
 
-def traced_now(function: Any, rows: Kinds, columns: Kinds) -> Traced:
-    """`trace`, cached as long as the function reads the same values as the last time.
+def traced_now(function: Any, rows: Kinds, columns: Kinds, mask: Masking | None = None) -> Traced:
+    """`trace`, cached as long as the functions read the same values as the last time.
 
     This library's own functions (as_statistics.py) always do.
     """
+    functions, of = [function] if mask is None else [function, mask[0]], (rows, columns, mask)
     last = _known.get(function)
     if last is not None:
-        kinds, captures, traced = last
-        holds = captures is None or captures.hold(function)
-        if holds and not traced.reads and kinds == (rows, columns):
+        before, read, traced = last
+        pairs = zip(read, functions, strict=False)
+        if not traced.reads and before == of and all(c is None or c.hold(each) for c, each in pairs):
             return traced
     ours = str(getattr(function, "__module__", None)).startswith("monoidreduce.")
-    captures = None if ours else Captures(function)
-    traced = trace(function, dict(rows), dict(columns))
-    if (
-        captures is None or captures.complete
-    ):  # otherwise captures may hold an object that holds the function, and leak
-        _known[function] = (rows, columns), captures, traced
+    captures = [
+        None if ours and each is function else Captures(each)
+        for each in functions
+        if hasattr(each, "__code__")
+    ]
+    traced = trace(function, dict(rows), dict(columns), mask)
+    # If they are not complete, captures may hold an object that holds the function, and leak.
+    if len(captures) == len(functions) and all(each is None or each.complete for each in captures):
+        _known[function] = of, captures, traced
     return traced
 
 
-def traced_in_graph(function: Any, rows: Kinds, columns: Kinds) -> tuple[Traced | None, tuple[Any, ...]]:
+def traced_in_graph(
+    function: Any,
+    rows: Kinds,
+    columns: Kinds,
+    mask_mod: Any = None,
+    block: tuple[int, int] | None = None,
+    has_heads: bool = False,
+) -> tuple[Traced | None, tuple[int, ...], tuple[Any, ...]]:
     """`traced_now` while torch.compile traces, with a guard on the graph, and the function's captures.
 
-    The first result is None if the function cannot be part of a graph. Captures are tensors, and numbers that
-    changed from call to call.
+    The first result is None if the function cannot be part of a graph. The second has, for each captured
+    tensor, 0 if it is KINDS, or -1. Captures are tensors, and numbers that changed from call to call.
     """
     captured: tuple[Any, ...] = ()
     at_compile_time(_read_in_graph)  # assigns `captured`
-    traced, _ = found()
-    return traced, captured
+    traced, which = found()
+    return traced, which, captured
 
 
 def _read_in_graph(context: Any) -> None:
-    read(context, ("function", "rows", "columns"), _with_key)
+    names = ("function", "rows", "columns", "mask_mod", "block", "has_heads")
+    read(context, names, _with_key, (KINDS,))
 
 
-def _with_key(function: Any, rows: Kinds, columns: Kinds) -> tuple[Traced, Any, tuple[Tensor, ...]]:
-    traced = traced_now(function, rows, columns)
+def _with_key(
+    function: Any,
+    rows: Kinds,
+    columns: Kinds,
+    mask_mod: Any,
+    block: tuple[int, int] | None,
+    has_heads: bool,
+) -> tuple[Traced, Any, tuple[Tensor, ...]]:
+    mask = None if mask_mod is None else (mask_mod, block, has_heads)
+    traced = traced_now(function, rows, columns, mask)
     # Traces with equal keys give the same graph: same program, results and sources of data.
     key = (
         traced.text,
@@ -571,6 +701,7 @@ def _with_key(function: Any, rows: Kinds, columns: Kinds) -> tuple[Traced, Any, 
         dict(traced.sources),
         dict(traced.gathered),
         traced.nodes,
+        traced.is_attention,
         traced.in_tables,
         traced.by_both,
     )
