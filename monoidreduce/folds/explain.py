@@ -20,6 +20,7 @@ from monoidreduce.explanation import (
     passes_of,
     where_of,
 )
+from monoidreduce.folds.block_mask import as_block_mask
 from monoidreduce.folds.cuda import compiler
 from monoidreduce.folds.program.program import parse
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from monoidreduce.folds.cpp_monoid import CppMonoid
     from monoidreduce.folds.statistics import Statistics
 
-__all__ = ["explain_fold", "explanation_of"]
+__all__ = ["differentiated_tensors", "explain_fold", "explanation_of", "prepared"]
 
 NUMBERS = ("ignore_index", "scale", "workspace")
 
@@ -47,13 +48,8 @@ def explain_fold(
     a = check_tensor("a", call["a"])
     if hardware is None:
         gpu = facts_of(a.device)
-    call = call | {name: number_of(name, call[name], "a number") for name in NUMBERS if name in call}
-    for name in ("row", "column"):
-        if isinstance(call.get(name), Mapping):
-            call[name] = dict(call[name])
-    if call["label"] is None and "label" in getattr(fold, "_names", ()):
-        call["label"] = a.new_zeros(a.shape[:-1], dtype=torch.int64)
-    run = dry_run(fold, call, _differentiated(call), gpu, assumes_compiler=hardware is not None)
+    call = prepared(fold, call)
+    run = dry_run(fold, call, differentiated_tensors(call), gpu, assumes_compiler=hardware is not None)
     before = () if call.get("block_mask") is None else (_of_mask("q" in run.ops[-1].arguments),)
     return explanation_of(repr(fold), run, gpu, where_of(a.device, hardware, gpu), before)
 
@@ -66,7 +62,21 @@ def _of_mask(by_attention: bool) -> str:
     )
 
 
-def _differentiated(call: dict[str, Any]) -> tuple[str, ...]:
+def prepared(fold: Statistics | CppMonoid, call: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call for a dry run, which reads no values of tensors. A label need not be given."""
+    a = check_tensor("a", call["a"])
+    call = call | {name: number_of(name, call[name], "a number") for name in NUMBERS if name in call}
+    for name in ("row", "column"):
+        if isinstance(call.get(name), Mapping):
+            call[name] = dict(call[name])
+    if call.get("block_mask") is not None:
+        call["block_mask"] = as_block_mask(call["block_mask"])
+    if call["label"] is None and "label" in getattr(fold, "_names", ()):
+        call["label"] = a.new_zeros(a.shape[:-1], dtype=torch.int64)
+    return call
+
+
+def differentiated_tensors(call: dict[str, Any]) -> tuple[str, ...]:
     """The tensors that require gradients or, if there are none, the operands; by their names in a dry run."""
     given = dict(tensors_in(call))
     wanted = tuple(name for name, t in given.items() if t.requires_grad)

@@ -18,7 +18,7 @@ from monoidreduce._ops.registry import call_op
 from monoidreduce._results import RESULTS
 from monoidreduce._validate import mismatch
 from monoidreduce.explanation import Explanation
-from monoidreduce.folds.block_mask import BlockMask, as_block_mask
+from monoidreduce.folds.block_mask import BlockMask
 from monoidreduce.folds.explain import explain_fold
 from monoidreduce.folds.program.arguments import arguments
 from monoidreduce.folds.program.errors import TraceError
@@ -312,7 +312,7 @@ class Statistics:
         call |= {
             "row": row,
             "column": column,
-            "block_mask": None if block_mask is None else as_block_mask(block_mask),
+            "block_mask": block_mask,
             "ignore_index": ignore_index,
             "scale": scale,
             "workspace": workspace,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 from collections.abc import Callable, Iterable
@@ -11,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monoidreduce._ops.dry_run import DryRun
+from monoidreduce._ops.dry_run import DryRun, dry_run, tensors_in
 from monoidreduce._validate import mismatch
+from monoidreduce.folds.explain import differentiated_tensors, prepared
+from monoidreduce.folds.statistics import Statistics
 from monoidreduce.inspection import differentiated, fold_of, resolved
-from monoidreduce.theory.costs import cpu
+from monoidreduce.theory.costs import cpu, user_folds
 from monoidreduce.theory.costs.model import Time, time_of
 from monoidreduce.theory.costs.modelled import modelled_run
 from monoidreduce.theory.costs.work import Band, Work, work_of
@@ -27,6 +30,9 @@ CPU_ADVICE: tuple[str, ...] = (
     "bytes are of operands read once and results written once: caches are not modelled",
     "peak memory is without the scratch memory of the engine, which it allocates for each thread",
 )
+
+
+_UNMEASURED = "not measured, and taken to reach a usual share of the peak: {}"
 
 
 @dataclass(frozen=True)
@@ -168,14 +174,15 @@ def cost(
     So kernels and bytes are those of the real call. docs/cost.md has the formulas for time, and their errors.
 
     Args:
-        op: an operator, as `monoidreduce.explain` takes it.
+        op: an operator, as `monoidreduce.explain` takes it, or what `monoidreduce.statistics` returns.
         arguments, options: those of the call; tensors may be meta, fake or real. Their values are not read,
             and no target or token is assumed to be ignored.
         hardware: a GPU of `monoidreduce.hardware` or its name, such as "h100"; it need not be present. A CPU
             as a `Processor`, or "cpu" for the CPU of bench/results. Or the name of a .json file written by
             `python -m monoidreduce calibrate --out`. None: the GPU that the tensors are on.
         needed: names of the tensors that need gradients; an empty sequence means forward only. None: the
-            tensors that require gradients or, if there are none, the operator's matrices.
+            tensors that require gradients or, if there are none, the operator's matrices. Data of statistics
+            have names as "row['x']".
 
     Raises:
         TypeError, ValueError: the call itself would raise; or there is no model for it, for example with
@@ -184,6 +191,8 @@ def cost(
             that is no floating-point tensor of the call.
         OSError: the file given as hardware cannot be read.
     """
+    if isinstance(op, Statistics):
+        return _cost_of_statistics(op, arguments, options, hardware, needed)
     return _cost(*resolved(op, arguments, options), hardware, needed, keeps=True)
 
 
@@ -204,18 +213,66 @@ def _cost(
 ) -> Cost:
     device = _device(hardware, call)
     names = _needed(operator, call, needed)
+    dtype = next(iter(call.values())).dtype
     if isinstance(device, Processor):
         run = modelled_run(operator, call, names, None, keeps)
         timed = cpu.timed(operator, call, run, device)
-        passes, sheet, bounds, advice = _grouped(timed), None, {}, CPU_ADVICE
+        passes, bounds, advice = _grouped(timed), {}, CPU_ADVICE
     else:
         run = modelled_run(operator, call, names, device.facts(), keeps)
         timed = _timed(_works(run, device), device)
-        passes, sheet, bounds = _grouped(timed), device.peak, _bounds(operator, call, run, device)
+        passes, bounds = _grouped(timed), _bounds(operator, call, run, device)
         advice = tuple(_advice(operator, names, run, passes, timed))
+    return _of_passes(operator, device, dtype, run, passes, _share_of_pairs(operator, run), bounds, advice)
+
+
+def _cost_of_statistics(
+    op: Statistics,
+    arguments: tuple[Any, ...],
+    options: dict[str, Any],
+    hardware: str | Hardware | Processor | None,
+    needed: Iterable[str] | None,
+) -> Cost:
+    """`cost` of a function of `statistics`, whose kernels nobody measured."""
+    bound = inspect.signature(op.explain).bind(*arguments, **options)
+    bound.apply_defaults()
+    call = prepared(op, bound.arguments)
+    device, tensors = _device(hardware, call), dict(tensors_in(call))
+    names = differentiated_tensors(call) if needed is None else _among(tensors, needed)
+    run = dry_run(op, call, names, None if isinstance(device, Processor) else device.facts())
+    name, given = run.ops[-1].name, run.ops[-1].arguments
+    if name == "modified_attention":
+        raise ValueError(mismatch("block_mask", "None: kernels of modified scores have no model", "a mask"))
+    dtype, bounds = call["a"].dtype, {}
+    if isinstance(device, Processor):
+        attends = name == "attention"
+        timed = cpu.timed(name, given, run, device) if attends else user_folds.cpu_works(run, device, dtype)
+        advice = CPU_ADVICE
+    else:
+        timed = _timed(user_folds.gpu_works(run, device), device)
+        unknown = sorted({work.kernel for _, work, time in timed if not time.known})
+        advice = tuple([_UNMEASURED.format(", ".join(unknown))] if unknown else [])
+        b = {"b": given["k"].flatten(0, -2)} if name == "attention" else given
+        bounds = _bounds("statistics", {"a": call["a"], "b": b["b"]}, run, device)
+    advice += (user_folds.ADVICE,)
+    return _of_passes(op.__name__, device, dtype, run, _grouped(timed), 1.0, bounds, advice)  # type: ignore[attr-defined]
+
+
+def _of_passes(
+    operator: str,
+    device: Hardware | Processor,
+    dtype: torch.dtype,
+    run: DryRun,
+    passes: tuple[Pass, ...],
+    share: float,
+    bounds: dict[str, float],
+    advice: tuple[str, ...],
+) -> Cost:
+    """The sums of all passes. share: the part of the FLOPs of the dry run that are useful."""
     measured = isinstance(device, Processor) or device.measured is not None
-    peak, bandwidth = device.reached(next(iter(call.values())).dtype)
-    useful = run.flops * _share_of_pairs(operator, run)
+    sheet = None if isinstance(device, Processor) else device.peak
+    peak, bandwidth = device.reached(dtype)
+    useful = run.flops * share
     executed, dram = sum(p.flops for p in passes), sum(p.dram_read + p.dram_written for p in passes)
     seconds = sum(p.seconds for p in passes)
     by_bound = {
@@ -286,9 +343,14 @@ def _device(hardware: str | Hardware | Processor | None, call: dict[str, Any]) -
 
 
 def _needed(operator: str, call: dict[str, Any], needed: Iterable[str] | None) -> tuple[str, ...]:
-    floating = [n for n, t in call.items() if isinstance(t, Tensor) and t.is_floating_point()]
     if needed is None:
         return differentiated(operator, call)
+    return _among({name: t for name, t in call.items() if isinstance(t, Tensor)}, needed)
+
+
+def _among(tensors: dict[str, Tensor], needed: Iterable[str]) -> tuple[str, ...]:
+    """The names in `needed`; raises ValueError for one that is not of a floating-point tensor."""
+    floating = [name for name, t in tensors.items() if t.is_floating_point()]
     names = (needed,) if isinstance(needed, str) else tuple(needed)
     for name in names:
         if name not in floating:
@@ -394,5 +456,5 @@ def _advice(
         )
     unknown = sorted({work.kernel for _, work, time in timed if not time.known})
     if unknown:
-        advice.append(f"not measured, and taken to reach a usual share of the peak: {', '.join(unknown)}")
+        advice.append(_UNMEASURED.format(", ".join(unknown)))
     return advice

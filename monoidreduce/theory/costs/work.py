@@ -21,7 +21,7 @@ from monoidreduce._ops.slices import TILE_ROWS, product_waves
 from monoidreduce.theory.costs.steps import Job, job_steps, read_by, tile_steps
 from monoidreduce.theory.hardware import Hardware
 
-__all__ = ["Band", "Work", "work_of"]
+__all__ = ["Band", "Work", "contraction", "moves", "work_of"]
 
 # Clusters drift apart and read data again that has left the cache. Passes of the losses read 1.00 to 1.28
 # times the bytes of clusters in lockstep on one H100, and 1.00 to 1.48 times on another.
@@ -150,7 +150,8 @@ def _family(launch: Launch) -> str:
     return f"{launch.plan.tier}/{str(first.dtype).removeprefix('torch.')}"
 
 
-def _moves(name: str, read: int, written: int, overlapped: bool = False) -> Work:
+def moves(name: str, read: int, written: int, overlapped: bool = False) -> Work:
+    """The work of a kernel that only moves bytes."""
     return Work(name, "", 0, 0.0, Counter(), read, written, overlapped=overlapped, l2=(read, 0))
 
 
@@ -348,7 +349,7 @@ def _forward(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     if splits > 1:
         yield Work("combine_splits", "", 0, 0.0, Counter(), scratch, written, steps=splits)
     if "q" in launch.arguments and problem.partial and problem.plan.tensor_cores:
-        yield _moves("repair_forward", _bytes(launch, "lse"), 0)
+        yield moves("repair_forward", _bytes(launch, "lse"), 0)
 
 
 def _backward(launch: Launch, gpu: Hardware) -> Iterator[Work]:
@@ -361,12 +362,12 @@ def _backward(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     repairs = "q" in a and problem.partial and problem.plan.tensor_cores
     if "q" in a:
         statistics = _bytes(launch, "lse lse_low")
-        yield _moves("prepare_rows", _bytes(launch, "grad_out out out_low") + statistics, statistics)
+        yield moves("prepare_rows", _bytes(launch, "grad_out out out_low") + statistics, statistics)
     if repairs:
-        yield _moves("clear_marks", 0, 0)
+        yield moves("clear_marks", 0, 0)
     yield from _gradients(launch, problem, gpu)
     if repairs:
-        yield _moves("repair_backward", 0, 0)
+        yield moves("repair_backward", 0, 0)
 
 
 def _gradients(launch: Launch, problem: _Problem, gpu: Hardware) -> Iterator[Work]:
@@ -416,7 +417,7 @@ def _contraction_read(rows: int, columns: int, width: int, tile: tuple[int, int]
     return sum(read_by(steps, gpu.kept).values()) * len(groups) // max(len(some), 1)
 
 
-def _contraction(
+def contraction(
     name: str, rows: int, columns: int, width: int, tile: tuple[int, int], gpu: Hardware, written: int
 ) -> Work:
     """A 16-bit product [rows, width] @ [columns, width]^T."""
@@ -451,7 +452,7 @@ def _local_scores(launch: Launch, gpu: Hardware) -> Iterator[Work]:
         yield Work(launch.name, kernel, width, 2.0 * products, jobs, read, written, shared=1)
         return
     if "frames" in a:  # forward saved softmax weights; turn them into dlogits
-        yield _moves("weights_to_gradients", _bytes(launch, "out frames"), written)
+        yield moves("weights_to_gradients", _bytes(launch, "out frames"), written)
         return
     assert plan.tile is not None
     at_a_time = a["gathered"].shape[0] if "gathered" in a else rows
@@ -460,16 +461,16 @@ def _local_scores(launch: Launch, gpu: Hardware) -> Iterator[Work]:
         part = min(at_a_time, rows - first)
         if "gathered" in a:
             moved = x.dtype.itemsize * part * width
-            yield _moves("scale_rows", moved, moved)
-        yield _contraction(name, part, columns, width, plan.tile, gpu, written * part // rows)
+            yield moves("scale_rows", moved, moved)
+        yield contraction(name, part, columns, width, plan.tile, gpu, written * part // rows)
         if launch.name.endswith("_forward"):
             states, results = _bytes(launch, "scratch"), _bytes(launch, _RESULTS)
-            yield _moves("combine_partial", states * part // rows, results * part // rows)
+            yield moves("combine_partial", states * part // rows, results * part // rows)
     if "kept" in a and launch.name != "log_probs_forward":
         kept = _bytes(launch, "kept teacher_kept")
-        yield _moves("weights_to_gradients", kept, _bytes(launch, "kept"))
+        yield moves("weights_to_gradients", kept, _bytes(launch, "kept"))
     if "reduced" in a:
-        yield _moves("reduce_losses", _bytes(launch, "loss"), _bytes(launch, "reduced"))
+        yield moves("reduce_losses", _bytes(launch, "loss"), _bytes(launch, "reduced"))
 
 
 def _narrow(launch: Launch, gpu: Hardware) -> Iterator[Work]:
@@ -488,7 +489,7 @@ def _narrow(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     read, written = _bytes(launch, "a b") + scratch, statistics + _bytes(launch, "mean")
     if launch.backward:
         moved = statistics + _bytes(launch, "grad_lse mean")
-        yield _moves("logsumexp_rows", moved, scratch + _bytes(launch, "da"))
+        yield moves("logsumexp_rows", moved, scratch + _bytes(launch, "da"))
         if "db" not in a:
             return
         rows, columns, written = columns, rows, _bytes(launch, "db")
@@ -509,21 +510,21 @@ def _product(launch: Launch, gpu: Hardware) -> Iterator[Work]:
         rows, depth = depth, rows
     tile = product_waves(_tiles(rows, TILE_ROWS), columns, _clusters(gpu))[1]
     summed = a["out"].bytes if a["out"].dtype.itemsize == 4 else 0  # float32: it is added to what out holds
-    work = _contraction(launch.name, rows, columns, depth, (TILE_ROWS, tile), gpu, a["out"].bytes)
+    work = contraction(launch.name, rows, columns, depth, (TILE_ROWS, tile), gpu, a["out"].bytes)
     yield Work(**{**vars(work), "read": work.read + summed})
     if "order" in a and launch.name == "rows_product" and not summed:
-        yield _moves("clear_inactive_rows", 0, 0)  # clears ignored rows; the model assumes none
+        yield moves("clear_inactive_rows", 0, 0)  # clears ignored rows; the model assumes none
 
 
 def _copied(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     written = _bytes(launch, "out order")
-    yield _moves(launch.name, _bytes(launch, "x factor target mask"), written)
+    yield moves(launch.name, _bytes(launch, "x factor target mask"), written)
 
 
 def _gated(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     """The elementwise kernels of gated MLPs. They work in place; forward does not change the gates."""
     moved = _bytes(launch, "gate up hidden")
-    yield _moves(launch.name, moved, moved if launch.backward else _bytes(launch, "up"))
+    yield moves(launch.name, moved, moved if launch.backward else _bytes(launch, "up"))
 
 
 KERNELS: dict[str, Callable[[Launch, Hardware], Iterator[Work]]] = {
@@ -546,7 +547,7 @@ def _of_torch(launch: Launch, gpu: Hardware) -> Work:
     read, written = launch.arguments["read"], launch.arguments["written"]
     moved = sum(t.bytes for t in read), sum(t.bytes for t in written)
     name = launch.name.removeprefix("aten::")
-    if name in ("mm", "addmm"):
+    if name in ("mm", "addmm", "addmm_"):
         (rows, columns), depth = written[0].shape, read[-2].shape[1]
         jobs, operands = Counter({rows * columns: 1}), sum(t.bytes for t in read[-2:])
         if gpu.kept and read[-1].dtype.itemsize == 2:
@@ -555,7 +556,7 @@ def _of_torch(launch: Launch, gpu: Hardware) -> Work:
         return Work(f"torch {name}", "torch", depth, 2.0, jobs, *moved, shared=1, overlapped=True)
     if name in ("zeros_like", "new_zeros", "new_full", "fill_"):
         moved = 0, moved[1]
-    return _moves(f"torch {name}", *moved, overlapped=True)
+    return moves(f"torch {name}", *moved, overlapped=True)
 
 
 def work_of(launch: Launch, gpu: Hardware) -> list[Work]:

@@ -1,0 +1,113 @@
+"""The work of folds that users write: of `statistics` on kernels of this library, and of torch's products.
+
+Kernels of statistics are compiled for each function, so none was measured. They are contractions, or passes
+over all scores, with the function between; the model takes the matrix products in them to reach a usual share
+of the device's rate, and the function to cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+
+from monoidreduce import _C
+from monoidreduce._ops.dry_run import DryRun, Launch, Operand
+from monoidreduce.theory.costs.model import Time
+from monoidreduce.theory.costs.work import Work, contraction, moves, work_of
+from monoidreduce.theory.hardware import Hardware, Processor
+
+__all__ = ["ADVICE", "cpu_works", "gpu_works", "products_of_torch"]
+
+ADVICE = "the function's own operations are not counted: FLOPs and times are those of the matrix products, and bytes"
+_FOLD_TILE = 256, 128  # of the kernels that fold on Hopper, whose plan names none
+_PRODUCTS = ("mm", "addmm", "addmm_", "bmm", "baddbmm")
+
+
+def gpu_works(run: DryRun, gpu: Hardware) -> list[tuple[bool, Work]]:
+    """(whether it belongs to the backward pass, its work) of each kernel of a dry run."""
+    return [
+        (launch.backward, work)
+        for launch in run.launches
+        for work in (_of_statistics(launch, gpu) if _is_own(launch) else work_of(launch, gpu))
+    ]
+
+
+def _is_own(launch: Launch) -> bool:
+    return launch.name.startswith("statistics_")
+
+
+def _moved(launch: Launch) -> tuple[int, int]:
+    """Bytes of what a launch reads, and of what it writes."""
+    read = written = 0
+    for argument in _C.CALLS[launch.name]:
+        operand = launch.arguments.get(argument.name)
+        if isinstance(operand, Operand):
+            if argument.kind == "tensor":
+                read += operand.bytes
+            else:
+                written += operand.bytes
+    return read, written
+
+
+def _products(launch: Launch) -> tuple[int, int, int]:
+    """Rows and columns, and the widths of all matrix products of a launch, one after another."""
+    a = launch.arguments
+    (rows, width), columns = a["a"].shape, a["b"].shape[0]
+    scores = width + (a["other_a"].shape[1] if "other_a" in a else 0)
+    gradients = ("da", "db", "dother_a", "dother_b")
+    return rows, columns, scores + sum(a[name].shape[-1] for name in gradients if name in a)
+
+
+def _of_statistics(launch: Launch, gpu: Hardware) -> Iterator[Work]:
+    (rows, columns, width), (read, written), plan = _products(launch), _moved(launch), launch.plan
+    assert plan is not None
+    if not plan.can.clusters:
+        dtype = str(launch.arguments["a"].dtype).removeprefix("torch.")
+        kernel = f"{launch.name}/{plan.tier}/{dtype}"
+        jobs = Counter({rows * columns: 1})
+        yield Work(launch.name, kernel, width, 2.0, jobs, read, written, shared=1)
+        return
+    yield contraction(launch.name, rows, columns, width, plan.tile or _FOLD_TILE, gpu, written)
+    scratch = launch.arguments.get("scratch")
+    if isinstance(scratch, Operand):  # partial states of rows
+        yield moves("combine_partial", scratch.bytes, written - scratch.bytes)
+
+
+def products_of_torch(run: DryRun) -> int:
+    """FLOPs of the matrix products that torch takes in a dry run."""
+    return sum(_flops(launch) for launch in run.launches)
+
+
+def _flops(launch: Launch) -> int:
+    """FLOPs of a launch of torch, if it is a matrix product; else 0."""
+    if launch.name.removeprefix("aten::") not in _PRODUCTS:
+        return 0
+    read, (written, *_) = launch.arguments["read"], launch.arguments["written"]
+    flops: int = 2 * torch.Size(written.shape).numel() * read[-2].shape[-1]
+    return flops
+
+
+def cpu_works(run: DryRun, processor: Processor, dtype: torch.dtype) -> list[tuple[bool, Work, Time]]:
+    """(backward, work, time) of each pass of the CPU engine and of each op of torch.
+
+    Time is that of the matrix products at the rate of large ones, or that of the bytes if it is longer.
+    """
+    rate, bandwidth = processor.reached(dtype)
+    found = []
+    for launch in run.launches:
+        if _is_own(launch):
+            rows, columns, width = _products(launch)
+            flops, (read, written) = 2 * rows * columns * width, _moved(launch)
+            name = launch.name
+        elif launch.name in _C.CALLS:
+            continue
+        else:
+            flops = _flops(launch)
+            read, written = (sum(t.bytes for t in launch.arguments[of]) for of in ("read", "written"))
+            name = f"torch {launch.name.removeprefix('aten::')}"
+        work = Work(name, "", 1, float(flops), Counter({1: 1}), read, written)
+        time = Time(flops / rate, read / bandwidth, written / bandwidth, 0.0, True)
+        found.append((launch.backward, work, time))
+    return found
