@@ -29,7 +29,7 @@ from monoidreduce._torch_private import (
 from monoidreduce._validate import mismatch
 from monoidreduce.flops import backward_flops, forward_flops
 
-__all__ = ["DryRun", "Launch", "Op", "Operand", "Planned", "dry_run", "tensors_in"]
+__all__ = ["DryRun", "Launch", "Op", "Operand", "Planned", "dry_run", "dry_run_of_torch", "tensors_in"]
 
 _BLOCK = 512  # bytes; torch's CUDA allocator rounds sizes up to it
 
@@ -350,13 +350,54 @@ def dry_run(
     return run
 
 
+def dry_run_of_torch(
+    function: Callable[..., Any], call: dict[str, Any], needed: tuple[str, ...], gpu: _C.DeviceFacts | None
+) -> DryRun:
+    """`dry_run` of a function that runs ops of torch alone, as `map_reduce`. `flops` is not set."""
+    device, mixed = _device_of(call)
+    if mixed:
+        raise ValueError(mixed)
+    run, leaves = DryRun(), list[Tensor]()
+    kind = _OnCpu if gpu is None else _OnGpu
+    notes = _Notes(run, kind, device, True)
+
+    def emptied(name: str, t: Tensor) -> Tensor:
+        is_leaf = name in needed and t.is_floating_point()
+        made = _without_memory(t).as_subclass(kind).requires_grad_(is_leaf)
+        leaves.extend([made] if is_leaf else [])
+        return made
+
+    with torch.inference_mode(False), torch.enable_grad(), without_fakes():
+        call = {name: _with_tensors(name, value, emptied) for name, value in call.items()}
+        inputs = {t.untyped_storage(): t.nbytes for _, t in tensors_in(call)}
+        notes.known.update(inputs)
+        with notes:
+            output = function(**call)
+        results = [t for t in tree_leaves(output) if isinstance(t, Tensor)]
+        outputs = sum(t.nbytes for t in results)
+        run.peak, run.compulsory = notes.most - outputs, sum(inputs.values()) + outputs
+        real = [t for t in results if t.requires_grad]
+        if leaves and real:
+            notes.backward = True
+            upstream = [torch.empty_like(t).as_subclass(kind) for t in real]
+            notes.known.update(t.untyped_storage() for t in upstream)
+            with notes:
+                found = torch.autograd.grad(real, leaves, upstream, allow_unused=True)
+            gradients = sum(t.nbytes for t in found if t is not None)
+            run.peak = max(run.peak, notes.most - outputs - gradients)
+            run.compulsory += sum(inputs.values()) + sum(t.nbytes for t in upstream) + gradients
+    return run
+
+
 def _with_tensors(name: str, value: Any, new: Callable[[str, Tensor], Any]) -> Any:
-    """An argument with new(name, tensor) in place of each tensor in it; an argument may be a dict of tensors
-    or a record, such as a BlockMask."""
+    """An argument with new(name, tensor) in place of each tensor in it; an argument may be a dict or tuple of
+    tensors or a record, such as a BlockMask."""
     if isinstance(value, Tensor):
         return new(name, value)
     if isinstance(value, dict):
         return {key: _with_tensors(f"{name}[{key!r}]", t, new) for key, t in value.items()}
+    if type(value) is tuple:
+        return tuple(_with_tensors(f"{name}[{i}]", t, new) for i, t in enumerate(value))
     if is_dataclass(value) and not isinstance(value, type):
         return replace(
             value, **{f.name: _with_tensors(name, getattr(value, f.name), new) for f in fields(value)}

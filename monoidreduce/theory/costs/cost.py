@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import math
@@ -12,11 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monoidreduce._ops.dry_run import DryRun, dry_run, tensors_in
+from monoidreduce._keywords import refuse
+from monoidreduce._ops.dry_run import DryRun, dry_run, dry_run_of_torch, tensors_in
 from monoidreduce._validate import mismatch
 from monoidreduce.folds.explain import differentiated_tensors, prepared
 from monoidreduce.folds.statistics import Statistics
 from monoidreduce.inspection import differentiated, fold_of, resolved
+from monoidreduce.map_reduce import map_reduce
 from monoidreduce.theory.costs import cpu, user_folds
 from monoidreduce.theory.costs.model import Time, time_of
 from monoidreduce.theory.costs.modelled import modelled_run
@@ -174,7 +177,8 @@ def cost(
     So kernels and bytes are those of the real call. docs/cost.md has the formulas for time, and their errors.
 
     Args:
-        op: an operator, as `monoidreduce.explain` takes it, or what `monoidreduce.statistics` returns.
+        op: an operator, as `monoidreduce.explain` takes it; what `monoidreduce.statistics` returns; or
+            `monoidreduce.map_reduce`.
         arguments, options: those of the call; tensors may be meta, fake or real. Their values are not read,
             and no target or token is assumed to be ignored.
         hardware: a GPU of `monoidreduce.hardware` or its name, such as "h100"; it need not be present. A CPU
@@ -182,7 +186,7 @@ def cost(
             `python -m monoidreduce calibrate --out`. None: the GPU that the tensors are on.
         needed: names of the tensors that need gradients; an empty sequence means forward only. None: the
             tensors that require gradients or, if there are none, the operator's matrices. Data of statistics
-            have names as "row['x']".
+            have names as "row['x']", and tensors in a tuple as "a[0]".
 
     Raises:
         TypeError, ValueError: the call itself would raise; or there is no model for it, for example with
@@ -191,8 +195,14 @@ def cost(
             that is no floating-point tensor of the call.
         OSError: the file given as hardware cannot be read.
     """
+    if isinstance(op, functools.partial):
+        return cost(
+            op.func, *op.args, *arguments, hardware=hardware, needed=needed, **{**op.keywords, **options}
+        )
     if isinstance(op, Statistics):
         return _cost_of_statistics(op, arguments, options, hardware, needed)
+    if op is map_reduce or op == "map_reduce":
+        return _cost_of_map_reduce(arguments, options, hardware, needed)
     return _cost(*resolved(op, arguments, options), hardware, needed, keeps=True)
 
 
@@ -254,8 +264,42 @@ def _cost_of_statistics(
         advice = tuple([_UNMEASURED.format(", ".join(unknown))] if unknown else [])
         b = {"b": given["k"].flatten(0, -2)} if name == "attention" else given
         bounds = _bounds("statistics", {"a": call["a"], "b": b["b"]}, run, device)
-    advice += (user_folds.ADVICE,)
+    if name != "attention":
+        advice += (user_folds.ADVICE,)
     return _of_passes(op.__name__, device, dtype, run, _grouped(timed), 1.0, bounds, advice)  # type: ignore[attr-defined]
+
+
+def _cost_of_map_reduce(
+    arguments: tuple[Any, ...],
+    options: dict[str, Any],
+    hardware: str | Hardware | Processor | None,
+    needed: Iterable[str] | None,
+) -> Cost:
+    """`cost` of `map_reduce`: that of the ops of torch that it and the functions given to it run."""
+    bound = inspect.signature(map_reduce).bind(*arguments, **options)
+    bound.apply_defaults()
+    call = dict(bound.arguments)
+    if others := call.pop("others", None):
+        refuse("map_reduce", others)
+    if call["ranks"] is not None:
+        raise ValueError(mismatch("ranks", "None: what ranks send has no model here", repr(call["ranks"])))
+    tensors = {n: t for n, t in tensors_in(call) if n.partition("[")[0] in ("a", "b")}
+    if not tensors:
+        raise TypeError(mismatch("a", "a tensor, or a tuple of tensors", repr(call["a"])))
+    first = next(iter(tensors.values()))
+    device = _device(hardware, {"a": first})
+    names = tuple(tensors) if needed is None else _among(tensors, needed)
+    if needed is None and any(t.requires_grad for t in tensors.values()):
+        names = tuple(name for name, t in tensors.items() if t.requires_grad)
+    gpu = None if isinstance(device, Processor) else device.facts()
+    run = dry_run_of_torch(map_reduce, call, names, gpu)
+    run.flops = user_folds.products_of_torch(run)
+    if isinstance(device, Processor):
+        timed = user_folds.cpu_works(run, device, first.dtype)
+    else:
+        timed = _timed(user_folds.gpu_works(run, device), device)
+    passes = _grouped(timed)
+    return _of_passes("map_reduce", device, first.dtype, run, passes, 1.0, {}, (user_folds.OF_TORCH,))
 
 
 def _of_passes(

@@ -18,20 +18,31 @@ from monoidreduce.theory.costs.model import Time
 from monoidreduce.theory.costs.work import Work, contraction, moves, work_of
 from monoidreduce.theory.hardware import Hardware, Processor
 
-__all__ = ["ADVICE", "cpu_works", "gpu_works", "products_of_torch"]
+__all__ = ["ADVICE", "OF_TORCH", "cpu_works", "gpu_works", "products_of_torch"]
 
-ADVICE = "the function's own operations are not counted: FLOPs and times are those of the matrix products, and bytes"
+ADVICE = "the function's own operations are not counted: FLOPs are those of the matrix products"
+OF_TORCH = "ops of torch read and write memory, each by itself; all FLOPs of their products count as useful"
 _FOLD_TILE = 256, 128  # of the kernels that fold on Hopper, whose plan names none
 _PRODUCTS = ("mm", "addmm", "addmm_", "bmm", "baddbmm")
 
 
 def gpu_works(run: DryRun, gpu: Hardware) -> list[tuple[bool, Work]]:
     """(whether it belongs to the backward pass, its work) of each kernel of a dry run."""
-    return [
-        (launch.backward, work)
-        for launch in run.launches
-        for work in (_of_statistics(launch, gpu) if _is_own(launch) else work_of(launch, gpu))
-    ]
+    return [(launch.backward, work) for launch in run.launches for work in _works(launch, gpu)]
+
+
+def _works(launch: Launch, gpu: Hardware) -> Iterator[Work]:
+    if _is_own(launch):
+        yield from _of_statistics(launch, gpu)
+    elif launch.name in ("aten::bmm", "aten::baddbmm"):
+        read, (written, *_) = launch.arguments["read"], launch.arguments["written"]
+        name, moved = launch.name.removeprefix("aten::"), sum(t.bytes for t in read)
+        depth, jobs = read[-2].shape[-1], Counter({torch.Size(written.shape).numel(): 1})
+        yield Work(
+            f"torch {name}", "torch", depth, 2.0, jobs, moved, written.bytes, shared=1, overlapped=True
+        )
+    else:
+        yield from work_of(launch, gpu)
 
 
 def _is_own(launch: Launch) -> bool:

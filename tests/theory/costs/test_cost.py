@@ -388,8 +388,8 @@ def test_wide_heads_are_refused() -> None:
     assert mr.cost("attention", q, k, v, softcap=20.0, hardware="h100").seconds > 0
 
 
-@pytest.mark.parametrize("op", ["statistics", "attend", "map_reduce"])
-def test_folds_of_ones_own_are_refused(op: str) -> None:
+@pytest.mark.parametrize("op", ["statistics", "attend"])
+def test_what_is_no_call_is_refused(op: str) -> None:
     q, options = meta(1, 2, 128, 64), {"weight": unmodified} if op == "attend" else {}
     with pytest.raises((TypeError, ValueError), match=rf"^op: expected one .*, got .*{op}"):
         mr.cost(getattr(mr, op), q, q, q, hardware="h100", **options)
