@@ -68,10 +68,13 @@ def obstacle(program: str, counts: tuple[int, int, int, int], gradient: bool) ->
         if parse(program).variances:
             text, kept, _ = deviations(program, counts[0])
             forward_code(text, *(len(kept[kind]) for kind in ("row", "row_index", "column", "column_index")))
+    except TraceError as error:
+        return error.reason
+    try:
         if gradient:
             backward_code(program, *counts)
     except TraceError as error:
-        return error.reason
+        return f"its gradient has {error.reason}; without a gradient, call it under torch.no_grad()"
     return None
 
 

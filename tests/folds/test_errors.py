@@ -495,7 +495,10 @@ def test_captured_coordinates_of_any_number_have_gradients() -> None:
 @pytest.mark.parametrize(
     ("function", "limit"),
     (
-        (product(200), "of, which returns x: more values at a time than the 128 that the CPU engine has"),
+        (
+            product(200),
+            "of, which returns x: its gradient has more values at a time than the 128 that the CPU engine has",
+        ),
         (
             lambda score: {f"n{i}": stat.total(score * i) for i in range(40)},
             "n38, n39: the statistics have 40 numbers of a row, more than 32: write two functions",
