@@ -151,8 +151,14 @@ def explain(
     )
     if run.ops[-1].name == "linear_jsd":
         return _of_stored_scores(run, gpu, where)
-    if operator == "linear_distillation" and run.ops[-1].name == "statistics":
-        return explanation_of(operator, run, gpu, where, _of_folds(call, run))
+    if run.ops[-1].name == "statistics":
+        two = operator == "attend"
+        before = (
+            ("a weight of two scores is a fold of monoidreduce.statistics, one a head",)
+            if two
+            else _of_folds(call, run)
+        )
+        return explanation_of(operator, run, gpu, where, before)
     given = run.ops[-1].arguments
     forward, backward = passes_of(run)
     dtype = _leading(given).dtype

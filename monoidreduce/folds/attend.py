@@ -12,6 +12,7 @@ from monoidreduce._dynamo import as_input, outside_of_graphs
 from monoidreduce._ops.attention_passes import in_full
 from monoidreduce._ops.registry import call_op
 from monoidreduce._validate import check_bool, check_factor, mismatch
+from monoidreduce.folds.attend_two_scores import attend_two_scores
 from monoidreduce.folds.block_mask import BlockMask, as_block_mask, check_block_mask
 from monoidreduce.folds.cpu.bytecode import scores_code
 from monoidreduce.folds.program.arguments import definition
@@ -84,6 +85,8 @@ def attend(
     scale: float | None = None,
     mask_mod: MaskMod | None = None,
     block_mask: BlockMask | None = None,
+    other_q: Tensor | None = None,
+    other_k: Tensor | None = None,
 ) -> Tensor:
     """sum_j weight(score_ij) v_j, where score = scale * q @ k^T: attention without a softmax.
 
@@ -98,6 +101,9 @@ def attend(
         normalized: divide by the sum of a query's weights; if that is 0, out is 0. float16 inputs are
             computed in float32, because weights and their sums may exceed float16's range.
         causal, window, scale, mask_mod, block_mask: as in `attention`.
+        other_q, other_k: [B, H, M, E] and [B, heads that divide H, N, E]. The weight then has an argument
+            `other`, the second score scale * other_q @ other_k^T. Such a call has no kernels: torch computes
+            it in chunks of keys within the workspace, forward and backward.
 
     Returns:
         out [B, H, M, D] in the dtype of q. A query that sees no key has out 0.
@@ -109,6 +115,14 @@ def attend(
     """
     if not callable(weight):
         raise TypeError(mismatch("weight", "a function of a score", repr(weight)))
+    if (other_q is None) != (other_k is None):
+        given = " and ".join("none" if t is None else "a tensor" for t in (other_q, other_k))
+        raise ValueError(mismatch("other_q, other_k", "both or none", given))
+    if other_q is not None and other_k is not None:
+        if block_mask is not None and mask_mod is not None:
+            raise ValueError(mismatch("mask_mod", "None beside block_mask, which has one", repr(mask_mod)))
+        operands, normalized = (q, k, v, other_q, other_k), check_bool("normalized", normalized)
+        return attend_two_scores(operands, weight, normalized, causal, window, scale, mask_mod, block_mask)
     mods = (weight, mask_mod, block_mask)
     q, k, v, _ = attention_operands(q, k, v)
     if not check_bool("normalized", normalized):

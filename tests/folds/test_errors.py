@@ -497,7 +497,7 @@ def test_captured_coordinates_of_any_number_have_gradients() -> None:
     (
         (
             product(200),
-            "of, which returns x: its gradient has more values at a time than the 128 that the CPU engine has",
+            "of, which returns x: its gradient has more values at a time than the 128 that the CPU engine",
         ),
         (
             lambda score: {f"n{i}": stat.total(score * i) for i in range(40)},
