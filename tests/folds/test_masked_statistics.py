@@ -261,6 +261,9 @@ def test_refused() -> None:
     of_heads = mr.block_mask(MASKS["causal"], 2, 3, ROWS, COLUMNS)
     with pytest.raises(ValueError, match="block_mask: expected one of B=1 or 1 and H=1 or 1, got"):
         all_kinds(a, b, block_mask=of_heads, **data)
+    causal = mr.block_mask(MASKS["causal"], None, None, ROWS, COLUMNS)
+    with pytest.raises(ValueError, match="block_mask: expected None over ranks"):
+        all_kinds(a, b, block_mask=causal, ranks=object(), **data)
     with pytest.raises(TypeError, match="block_mask: expected the result of monoidreduce"):
         all_kinds(a, b, block_mask=KEEP, **data)
 
