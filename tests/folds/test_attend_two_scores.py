@@ -129,3 +129,16 @@ def test_normalized_in_16_bits(dtype: torch.dtype) -> None:
     expected = dense(weight, [t.double() for t in given], i >= 0, True)
     assert found.dtype == dtype
     torch.testing.assert_close(found.double(), expected, rtol=3e-2, atol=2e-2)
+
+
+def test_it_breaks_the_graph() -> None:
+    q, k, v, other_q, other_k = leaves()
+
+    def f(q: Tensor) -> Tensor:
+        found: Tensor = mr.attend(q, k, v, weight=WEIGHTS["product"], other_q=other_q, other_k=other_k)
+        return found.sin()
+
+    torch.testing.assert_close(torch.compile(f, backend="aot_eager")(q), f(q))
+    torch.compiler.reset()
+    with pytest.raises(Exception, match=r"breaks the graph|attend_two_scores"):
+        torch.compile(f, backend="aot_eager", fullgraph=True)(q)
