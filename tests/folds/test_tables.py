@@ -206,3 +206,18 @@ def test_kernels_compile(tier: str, which: str) -> None:
     counts = [len(traced.sources[kind]) for kind in ("row", "row_index", "column", "column_index")]
     image = kernels.compiled(which, text, tuple(counts), torch.bfloat16, tier, (9, 0))
     assert image.code.startswith(b"\x7fELF")
+
+
+def test_the_kernel_of_payload_sums_compiles() -> None:
+    if compiler.find() is None:
+        pytest.skip("no NVRTC: pip install --group nvrtc")
+    table = torch.zeros(3, 4)
+
+    def f(score, row, column, v):  # type: ignore[no-untyped-def]
+        return dict(out=stat.softmax(score + table[row, column]).mean(v))
+
+    traced = trace(f, {}, {"v": "payload"})
+    counts = tuple(len(traced.sources[kind]) for kind in ("row", "row_index", "column", "column_index"))
+    text = with_sizes(traced.text, (0, 3, 4))
+    image = kernels.compiled_payload(text, counts, (), ((0,),), torch.bfloat16, "sm90", (9, 0))
+    assert image.code.startswith(b"\x7fELF")

@@ -65,8 +65,8 @@ def _moved(launch: Launch) -> tuple[int, int]:
 def _products(launch: Launch) -> tuple[int, int, int]:
     """Rows and columns, and the widths of all matrix products of a launch, one after another."""
     a = launch.arguments
-    (rows, width), columns = a["a"].shape, a["b"].shape[0]
-    scores = width + (a["other_a"].shape[1] if "other_a" in a else 0)
+    (rows, width), columns = a["a"].shape, a["b"].shape[0] // max(a.get("batches", 1), 1)
+    scores = width + sum(a[name].shape[-1] for name in ("other_a", "payload") if name in a)
     gradients = ("da", "db", "dother_a", "dother_b")
     return rows, columns, scores + sum(a[name].shape[-1] for name in gradients if name in a)
 
