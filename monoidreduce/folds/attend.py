@@ -102,8 +102,9 @@ def attend(
             computed in float32, because weights and their sums may exceed float16's range.
         causal, window, scale, mask_mod, block_mask: as in `attention`.
         other_q, other_k: [B, H, M, E] and [B, heads that divide H, N, E]. The weight then has an argument
-            `other`, the second score scale * other_q @ other_k^T. Such a call has no kernels: torch computes
-            it in chunks of keys within the workspace, forward and backward.
+            `other`, the second score scale * other_q @ other_k^T. Such a call is a fold of
+            `monoidreduce.statistics`, a batch for each head: torch computes its gradients, and where there is
+            no kernel for it its result too, in chunks of keys within the workspace.
 
     Returns:
         out [B, H, M, D] in the dtype of q. A query that sees no key has out 0.

@@ -1,6 +1,6 @@
 """`attend` with a weight of two scores: a total of a payload by `statistics`.
 
-The kernels of attention multiply queries and keys once, so they lack it.
+The kernels of attention compute one score of each pair.
 """
 
 from __future__ import annotations
