@@ -104,10 +104,7 @@ def timed(work: Callable[[], T]) -> tuple[T, str]:
 def traced_function() -> Function:
     """The function, traced anew."""
     found = trace(inspect.unwrap(token_stats), {}, {})
-    row, row_index, column, column_index = (
-        len(found.sources[kind]) for kind in ("row", "row_index", "column", "column_index")
-    )
-    return Function(found, (row, row_index, column, column_index))
+    return Function(found, found.counts)
 
 
 def show_sources() -> Function:

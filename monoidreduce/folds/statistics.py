@@ -14,7 +14,7 @@ from monoidreduce import _yards
 from monoidreduce._dynamo import as_input, outside_of_graphs
 from monoidreduce._keywords import refuse
 from monoidreduce._ops.memory import accumulation_dtype
-from monoidreduce._ops.registry import call_op
+from monoidreduce._ops.registry import any_requires_grad, call_op
 from monoidreduce._results import RESULTS
 from monoidreduce._validate import mismatch
 from monoidreduce.explanation import Explanation
@@ -25,12 +25,9 @@ from monoidreduce.folds.program.errors import TraceError
 from monoidreduce.folds.program.program import parse, with_sizes
 from monoidreduce.folds.program.tracing import KINDS, Traced, traced_in_graph, traced_now
 from monoidreduce.folds.statistics_call import Call, Options
-from monoidreduce.folds.statistics_op import AXES, joined, leave_out, obstacle, parts_of
+from monoidreduce.folds.statistics_op import AXES, ignored_rows, joined, leave_out, obstacle, parts_of
 from monoidreduce.folds.torch import reader
-from monoidreduce.functional import (
-    attention,
-    workspace_bytes,
-)
+from monoidreduce.functional import attention, workspace_bytes
 
 if TYPE_CHECKING:
     from monoidreduce.ranks import RanksOrGroup
@@ -206,11 +203,9 @@ class Statistics:
     def _check_fits(self, call: Call, traced: Traced, tensors: tuple[Tensor, ...], options: Options) -> None:
         """Raise TraceError if the CPU engine cannot run forward, or backward if one may follow."""
         text, *_, sizes = options
-        sources = traced.sources
-        counts = [len(sources[kind]) for kind in ("row", "row_index", "column", "column_index")]
         given = (*call.operands, *call.row.values(), *call.column.values(), *tensors)
-        gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
-        if why := obstacle(with_sizes(text, tuple(sizes)) if sizes else text, tuple(counts), gradient):
+        gradient = torch.is_grad_enabled() and any_requires_grad(given)
+        if why := obstacle(with_sizes(text, tuple(sizes)) if sizes else text, traced.counts, gradient):
             of = ", ".join(getattr(RESULTS, traced.result)._fields)
             raise TraceError(f"{self._function.__name__}, which returns {of}: {why}", traced.at)
 
@@ -252,8 +247,7 @@ class Statistics:
         program = parse(with_sizes(text, tuple(sizes))) if sizes else traced.program
         counted = torch.arange(rows, device=a.device)
         if program.ignored is not None:  # left out, because their gradients in torch could be 0 * NaN
-            assert row_index is not None
-            counted = (row_index[program.ignored] == 0).nonzero()[:, 0]
+            counted = (~ignored_rows(program, row_index)).nonzero()[:, 0]
 
         def scores(rows: Tensor, columns: Tensor) -> Tensor:
             return reader.scores(rows[counted], columns, dtype, scale)
@@ -278,8 +272,7 @@ class Statistics:
         values, indices = (t.new_zeros(len(t), rows).index_copy(1, counted, t) for t in found)
         sums = sums.new_zeros(rows, sum(widths)).index_copy(0, counted, sums)
         if program.ignored is not None:
-            assert row_index is not None
-            leave_out(program, row_index[program.ignored] != 0, values, sums, indices)
+            leave_out(program, ignored_rows(program, row_index), values, sums, indices)
         return values, sums, indices
 
     def explain(

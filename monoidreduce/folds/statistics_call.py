@@ -117,7 +117,8 @@ class Call:
         self.operands: tuple[Any, ...] = checked_operands(a, b, other_a, other_b, batched=True)
         self.batches, self.columns = math.prod(b.shape[:-2]), b.shape[-2]
         self.scale = check_factor("scale", scale)
-        self.label, self.ignored = self._label(label, ignore_index, "label" in names)
+        self.ignore_index = check_index("ignore_index", ignore_index)
+        self.label = self._label(label, "label" in names)
         self.a, self.b = self.operands[:2]
         self.row = {name: self._datum("row", name, t, a.shape[:-1]) for name, t in row.items()}
         self.column = {name: self._datum("column", name, t, b.shape[:-1]) for name, t in column.items()}
@@ -136,18 +137,12 @@ class Call:
                 self.blocks, leading, (a.shape[-2] if a.dim() > 1 else 1, self.columns), "a and b", self.a
             )
 
-    def _label(
-        self, label: Tensor | None, ignore_index: int, wanted: bool
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """(labels [rows] int64, mask of ignored rows); None without a label."""
+    def _label(self, label: Tensor | None, wanted: bool) -> Tensor | None:
+        """[rows] int64; None without a label."""
         if (label is not None) != wanted:
             expected = "a tensor, for the argument label" if wanted else "none: no argument is label"
             raise ValueError(mismatch("label", expected, "none" if label is None else "a tensor"))
-        ignore_index = check_index("ignore_index", ignore_index)
-        if label is None:
-            return None, None
-        labels = checked_label(label, self.given)
-        return labels, labels == ignore_index
+        return None if label is None else checked_label(label, self.given)
 
     def _datum(self, which: str, name: str, tensor: Tensor, shape: Any) -> Tensor:
         named = f"{which}[{name!r}]"
@@ -183,13 +178,13 @@ class Call:
         return self.blocks.kinds
 
     @property
-    def kinds(self) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
-        """The names and kinds of the data of rows and of columns."""
+    def kinds(self) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...], int]:
+        """The names and kinds of the data of rows and of columns, and ignore_index."""
         rows = tuple(
             [(name, kind_of(t) if t.dim() == 1 else f"{VECTOR}{t.shape[1]}") for name, t in self.row.items()]
         )
         columns = [(name, "payload" if _is_payload(t) else kind_of(t)) for name, t in self.column.items()]
-        return rows, tuple(columns)
+        return rows, tuple(columns), self.ignore_index
 
     @property
     def positions(self) -> Tensor:
@@ -282,24 +277,24 @@ class Call:
 
         None if empty.
         """
-        rows, columns = self.a.shape[0], self.b.shape[0]
         if tensors and not torch.compiler.is_compiling():  # the compiler has its own errors
             self.check_captured(traced, tensors, self.first_column + self.columns)
-        real = accumulation_dtype(self.a.dtype)
-        of_kinds = (
-            ("row", rows, real),
-            ("column", columns, real),
-            ("row_index", rows, torch.int64),
-            ("column_index", columns, torch.int64),
+        return tuple(
+            [
+                self._stacked(traced, tensors, kind) if traced.sources[kind] else None
+                for kind in ("row", "column", "row_index", "column_index")
+            ]
         )
-        stacked: list[Tensor | None] = [None] * 4
-        for i, (kind, size, dtype) in enumerate(of_kinds):
-            if sources := traced.sources[kind]:
-                vectors = [self._vector(traced, tensors, kind, source) for source in sources]
-                vectors = [t if t.dtype == dtype else t.to(dtype) for t in vectors]
-                vectors = [t if t.dim() else t.expand(size) for t in vectors]
-                stacked[i] = torch.stack(vectors) if len(vectors) > 1 else vectors[0].unsqueeze(0)
-        return tuple(stacked)
+
+    def _stacked(self, traced: Traced, tensors: tuple[Tensor, ...], kind: str) -> Tensor:
+        """The data of one kind, [data, rows or columns]."""
+        dtype = torch.int64 if kind.endswith("index") else accumulation_dtype(self.a.dtype)
+        vectors: list[Tensor] = []
+        for source in traced.sources[kind]:
+            t = self._vector(traced, tensors, kind, source)
+            t = t if t.dtype == dtype else t.to(dtype)
+            vectors.append(t if t.dim() else t.expand(len(self.a if kind.startswith("row") else self.b)))
+        return torch.stack(vectors) if len(vectors) > 1 else vectors[0].unsqueeze(0)
 
     def tables_of(
         self, traced: Traced, tensors: tuple[Tensor, ...]
@@ -323,10 +318,9 @@ class Call:
                     raise ValueError(mismatch(f"column[{rest[0]!r}]", expected, vectors.shape[1]))
                 return vectors[:, k]
             return data[rest[0]]
-        if name in ("label", "ignored"):
-            datum = self.label if name == "label" else self.ignored
-            assert datum is not None
-            return datum
+        if name == "label":
+            assert self.label is not None
+            return self.label
         if name == "number":
             return torch.full((), rest[0], dtype=torch.int64, device=self.a.device)
         if name in ("leading", "row", "head", "batch"):
@@ -349,8 +343,9 @@ class Call:
                 return self.positions
             source = traced.gathered[node[0]][node[1]]
             if source == ("label",):
-                assert self.label is not None and self.ignored is not None
-                return self.label.masked_fill(self.ignored, 0)  # -100 may be outside of the tensor
+                assert self.label is not None
+                ignored = self.label == self.ignore_index
+                return self.label.masked_fill(ignored, 0)  # -100 may be outside of the tensor
             return self._vector(traced, tensors, node[0], source)
 
         found = evaluate(traced.nodes, indices, leaf, self.a)

@@ -42,7 +42,18 @@ Folded = tuple[Tensor, Tensor, Tensor]  # values, low words of log-sum-exps, ind
 AXES = (0, 0, 0, 0, 1, 1, 0, None, 1, 1, None)
 _AXES_OF_RESULTS = (1, 0, 1, 1)
 
-__all__ = ["AXES", "backward", "fold", "forward", "joined", "leave_out", "parts_of", "results", "totals"]
+__all__ = [
+    "AXES",
+    "backward",
+    "fold",
+    "forward",
+    "ignored_rows",
+    "joined",
+    "leave_out",
+    "parts_of",
+    "results",
+    "totals",
+]
 
 
 def _has_kernels(a: Tensor) -> bool:
@@ -196,7 +207,7 @@ def forward(
         found = of_parts[0] if batches == 1 else joined(of_parts, _AXES_OF_RESULTS)  # type: ignore[assignment]
     values, sums, low, indices = found
     if of.ignored is not None:
-        leave_out(of, _ignored(of, row_index), values, sums, indices)
+        leave_out(of, ignored_rows(of, row_index), values, sums, indices)
     return values, sums, low, indices
 
 
@@ -245,20 +256,21 @@ def _forward(
     return values, sums, low, indices
 
 
-def _ignored(program: Program, row_index: Tensor | None) -> Tensor:
+def ignored_rows(program: Program, row_index: Tensor | None) -> Tensor:
     """[rows] Whether a row is ignored."""
     assert row_index is not None and program.ignored is not None
-    return row_index[program.ignored].to(torch.bool)
+    label, value = program.ignored
+    return row_index[label] == value
 
 
 def leave_out(program: Program, ignored: Tensor, values: Tensor, sums: Tensor, indices: Tensor) -> None:
     """Write the results of an empty fold to the ignored rows."""
-    largest, counts = len(program.largest), len(program.counts)
-    if program.values:
-        values.masked_fill_(ignored, 0)
+    largest, counts, end = len(program.largest), len(program.counts), program.first_variance
     log_sum_exps = accumulate((len(softmax) for softmax in program.softmaxes[:-1]), initial=0)
-    end = program.first_variance
-    for k in (*(log_sum_exps if program.softmaxes else ()), *range(end - largest, end)):
+    lowest = (*(log_sum_exps if program.softmaxes else ()), *range(end - largest, end))
+    if len(lowest) < program.first_of_most:
+        values.masked_fill_(ignored, 0)
+    for k in lowest:
         values[k].masked_fill_(ignored, -math.inf)
     if counts:
         indices[largest : largest + counts].masked_fill_(ignored, 0)
@@ -477,7 +489,7 @@ def _backward(
     data, of, tables = (row, column, row_index, column_index), parse(program), (table, table_index)
     inputs = (a, b, other_a, other_b, row, column, payload, table)
     if of.ignored is not None:  # their local gradients are 0, and 0 * NaN is NaN
-        ignored = _ignored(of, row_index)[:, None]
+        ignored = ignored_rows(of, row_index)[:, None]
         a = a.masked_fill(ignored, 0)
         other_a, grad_sums = (None if t is None else t.masked_fill(ignored, 0) for t in (other_a, grad_sums))
     operands = (a, b, other_a, other_b)

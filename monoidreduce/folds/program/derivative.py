@@ -182,7 +182,9 @@ def gradient(text: str, rows: int, row_indices: int) -> Gradient:
     adjoint = Adjoint(graph)
     counted = ALWAYS
     if program.ignored is not None:
-        counted = frozenset({((graph.leaf("row_index", program.ignored, "bool") == 0).number, True)})
+        label, ignore_index = program.ignored
+        ignored = graph.leaf("row_index", label, "int64") == ignore_index
+        counted = frozenset({(ignored.number, False)})
 
     def value(k: int) -> Expression:
         return graph.leaf("row", rows + k)

@@ -45,8 +45,8 @@ class Program:
         f alone if softmax is -1.
     factors: for a program that is not a fold: for each score, the weights of its product with the operands
         (`derivative.gradient` returns them instead of gradients).
-    ignored: a row integer, by its number among the data. Where it is not 0, the row has the results of an
-        empty fold, and no gradients. None if all rows are folded.
+    ignored: a row integer, by its number among the data, and a value. Where they are equal, the row has the
+        results of an empty fold, and no gradients. None if all rows are folded.
     variances: pairs (softmax, k): the variance of the f whose mean is number k of that softmax.
     most: pairs (f, k): the k largest f, in order.
     """
@@ -58,7 +58,7 @@ class Program:
     counts: tuple[int, ...] = ()
     payloads: tuple[tuple[int, int], ...] = ()
     factors: tuple[int, ...] = ()
-    ignored: int | None = None
+    ignored: tuple[int, int] | None = None
     variances: tuple[tuple[int, int], ...] = ()
     most: tuple[tuple[int, int], ...] = ()
 
@@ -131,9 +131,10 @@ class Program:
             nodes.append((name, *rest))
         ignored, integers = self.ignored, kept["row_index"]
         if ignored is not None:
-            if ignored not in integers:
-                integers.append(ignored)
-            ignored = integers.index(ignored)
+            label, value = ignored
+            if label not in integers:
+                integers.append(label)
+            ignored = integers.index(label), value
         return replace(self.with_nodes(nodes, renumbered.__getitem__), ignored=ignored), kept
 
     def with_nodes(self, nodes: Iterable[Node], of: Callable[[int], int]) -> Program:
@@ -166,7 +167,7 @@ def parse(text: str) -> Program:
             tuple(counts),
             tuple((softmax, factor) for softmax, factor in payloads),
             tuple(factors),
-            ignored,
+            None if ignored is None else (ignored[0], ignored[1]),
             tuple((softmax, k) for softmax, k in variances),
             tuple((f, k) for f, k in most),
         )
@@ -219,7 +220,10 @@ def _check(program: Program) -> None:
     if not all(type(s) is int and -1 <= s < len(program.softmaxes) for s, _ in program.payloads):
         raise ValueError("a payload")
     if program.ignored is not None:
-        _number(program.ignored, program.ignored + 1)
+        label, value = program.ignored
+        _number(label, label + 1)
+        if type(value) is not int:
+            raise ValueError("a label")
     if any(type(k) is not int or not 1 <= k <= MOST for _, k in program.most):
         raise ValueError("the largest")
     for softmax, k in program.variances:

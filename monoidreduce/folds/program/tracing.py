@@ -72,9 +72,8 @@ Masking = tuple[Callable[..., Any], tuple[int, int] | None, bool]
 OF_ROWS, OF_COLUMNS = {"row", "row_index"}, {"column", "column_index", "position"}
 OF_ELEMENTS = {"score", "other"}
 # The source of a datum: ("argument", name); ("coordinate", name, k, D), coordinate k of a vector [D]; (name,)
-# for one of ROW_INDICES; ("leading",), the number of the row's leading indices but the last; ("ignored",),
-# which is 1 for ignored rows; ("number", n), the same n for all rows; or ("tensor", number of the captured
-# tensor, nodes of its indices).
+# for one of ROW_INDICES; ("leading",), the number of the row's leading indices but the last; ("number", n),
+# the same n for all rows; or ("tensor", number of the captured tensor, nodes of its indices).
 Source = tuple[Any, ...]
 
 
@@ -113,6 +112,14 @@ class Traced:
     by_both: tuple[tuple[int, tuple[int, ...]], ...]
     reads: bool
     at: tuple[str, int]
+
+    @functools.cached_property
+    def counts(self) -> tuple[int, int, int, int]:
+        """Numbers of row data, integer row data, column data, and integer column data."""
+        row, row_index, column, column_index = (
+            len(self.sources[kind]) for kind in ("row", "row_index", "column", "column_index")
+        )
+        return row, row_index, column, column_index
 
 
 living: WeakValueDictionary[str, Traced] = WeakValueDictionary()  # traced functions by program text
@@ -292,11 +299,13 @@ def trace(
     rows: Mapping[str, str],
     columns: Mapping[str, str],
     mask: Masking | None = None,
+    ignore_index: int = -100,
 ) -> Traced:
     """Trace a function.
 
     rows, columns: names and kinds of the data of rows and of columns. mask: what leaves elements out:
     mask_mod; the sizes of its blocks, if their kinds (KINDS) decide; and whether rows have batches and heads.
+    ignore_index: the label of rows that are left out.
     """
     names, at = arguments(function), definition(function)
     graph = Trace()
@@ -324,17 +333,17 @@ def trace(
                 at,
             )
     result = run(graph, function, **given)
-    if "label" in names:
-        graph.data("row", "bool", ("ignored",))
+    labels = graph.sources["row_index"]
+    ignored = (labels.index(("label",)), ignore_index) if "label" in names else None
     results = _checked(function, result, at)
-    traced = _traced(graph, function.__name__, results, at)
+    traced = _traced(graph, function.__name__, results, at, ignored)
     if mask is not None:
         mask_mod, block, has_heads = mask
         leading = [graph.data("row", "number", (of,)) if has_heads else graph.constant(0) for of in _LEADING]
         indices = (*leading, graph.data("row", "number", ("row",)), graph.leaf("position"))
         keep = kept_by(graph, mask_mod, indices, block)
         kept = {name: _of_kept(graph, keep, of) for name, of in results.items()}
-        masked = _traced(graph, function.__name__, kept, at)
+        masked = _traced(graph, function.__name__, kept, at, ignored)
         traced = replace(masked, is_attention=traced.is_attention)
     living[traced.text] = traced
     return traced
@@ -462,8 +471,9 @@ def _traced(
     function: str,
     results: dict[str, stat.Statistic],
     defined: tuple[str, int],
+    ignored: tuple[int, int] | None,
 ) -> Traced:
-    """Build the program of the returned statistics."""
+    """Build the program of the returned statistics. ignored: as in `Program`."""
     softmaxes: dict[int, list[int]] = {}
     totals: list[int] = []
     largest: list[int] = []
@@ -527,7 +537,6 @@ def _traced(
         else:
             outputs[name] = (statistic.kind, rows + len(totals) + at, at, None)
     nodes, numbered = tuple(graph.nodes), list(softmaxes)
-    integers = graph.sources["row_index"]
     program, kept = Program(
         nodes,
         tuple((weight, *means) for weight, means in softmaxes.items()),
@@ -537,7 +546,7 @@ def _traced(
         tuple((-1 if weight is None else numbered.index(weight), factor) for weight, factor in weights),
         most=tuple(most),
         variances=tuple((numbered.index(weight), k) for weight, k in variances),
-        ignored=integers.index(("ignored",)) if ("ignored",) in integers else None,
+        ignored=ignored,
     ).pruned()
     return Traced(
         program,
@@ -617,28 +626,32 @@ class Captures:
         """
         if not self.complete:
             return False
-        now = [value for reader in (function, *self.others) for value in _read_by(reader)]
-        return (
-            len(now) == len(self.values)
-            and all(
-                x is y or (type(x) is type(y) and isinstance(x, _PLAIN[:4]) and _equal(x, y))
-                for x, y in zip(now, self.values, strict=True)
-            )
-            and _kinds(now) == self.kinds
-        )
+        now = _read_by(function)
+        for other in self.others:
+            now += _read_by(other)
+        if len(now) != len(self.values):
+            return False
+        changed = [(x, y) for x, y in zip(now, self.values, strict=True) if x is not y]
+        for x, y in changed:
+            if type(x) is not type(y) or not isinstance(x, _PLAIN[:4]) or not _equal(x, y):
+                return False
+        return not self.kinds or _kinds(now) == self.kinds
 
 
-# Cache by function: (kinds of its data and mask of the last call, what the functions read, the trace).
+# Cache by function: (kinds of its data, ignore_index and mask of the last call, what the functions read, the
+# trace).
 _known: WeakKeyDictionary[Any, tuple[Any, list[Captures | None], Traced]] = WeakKeyDictionary()
 Kinds = tuple[tuple[str, str], ...]  # (name, kind) of each datum
 
 
-def traced_now(function: Any, rows: Kinds, columns: Kinds, mask: Masking | None = None) -> Traced:
+def traced_now(
+    function: Any, rows: Kinds, columns: Kinds, ignore_index: int, mask: Masking | None = None
+) -> Traced:
     """`trace`, cached as long as the functions read the same values as the last time.
 
     This library's own functions (as_statistics.py) always do.
     """
-    functions, of = [function] if mask is None else [function, mask[0]], (rows, columns, mask)
+    functions, of = [function] if mask is None else [function, mask[0]], (rows, columns, ignore_index, mask)
     last = _known.get(function)
     if last is not None:
         before, read, traced = last
@@ -651,7 +664,7 @@ def traced_now(function: Any, rows: Kinds, columns: Kinds, mask: Masking | None 
         for each in functions
         if hasattr(each, "__code__")
     ]
-    traced = trace(function, dict(rows), dict(columns), mask)
+    traced = trace(function, dict(rows), dict(columns), mask, ignore_index)
     # If they are not complete, captures may hold an object that holds the function, and leak.
     if len(captures) == len(functions) and all(each is None or each.complete for each in captures):
         _known[function] = of, captures, traced
@@ -662,6 +675,7 @@ def traced_in_graph(
     function: Any,
     rows: Kinds,
     columns: Kinds,
+    ignore_index: int,
     mask_mod: Any = None,
     block: tuple[int, int] | None = None,
     has_heads: bool = False,
@@ -678,7 +692,7 @@ def traced_in_graph(
 
 
 def _read_in_graph(context: Any) -> None:
-    names = ("function", "rows", "columns", "mask_mod", "block", "has_heads")
+    names = ("function", "rows", "columns", "ignore_index", "mask_mod", "block", "has_heads")
     read(context, names, _with_key, (KINDS,))
 
 
@@ -686,12 +700,13 @@ def _with_key(
     function: Any,
     rows: Kinds,
     columns: Kinds,
+    ignore_index: int,
     mask_mod: Any,
     block: tuple[int, int] | None,
     has_heads: bool,
 ) -> tuple[Traced, Any, tuple[Tensor, ...]]:
     mask = None if mask_mod is None else (mask_mod, block, has_heads)
-    traced = traced_now(function, rows, columns, mask)
+    traced = traced_now(function, rows, columns, ignore_index, mask)
     # Traces with equal keys give the same graph: same program, results and sources of data.
     key = (
         traced.text,
