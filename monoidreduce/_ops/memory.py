@@ -155,12 +155,15 @@ def rounded_gradients(
 
     unrounded: gradients that need no cut keep the dtype in which they were summed.
     """
-    return [
-        (gradient if unrounded and gradient.shape == t.shape else _cut(gradient, t))
-        if wanted and gradient is not None and t is not None
-        else no_gradient(of)
-        for gradient, t, wanted in zip(gradients, of, needed, strict=True)
-    ]
+    found = []
+    for gradient, t, wanted in zip(gradients, of, needed, strict=True):
+        if not wanted or gradient is None or t is None:
+            found.append(no_gradient(of))
+        elif gradient.shape != t.shape:  # cut and rounded in one kernel
+            found.append(copy_fitted(gradient, t.new_empty(t.shape)))
+        else:
+            found.append(gradient if unrounded or gradient.dtype == t.dtype else gradient.to(t.dtype))
+    return found
 
 
 def no_gradient(of: Sequence[Tensor | None]) -> Tensor:
@@ -168,13 +171,6 @@ def no_gradient(of: Sequence[Tensor | None]) -> Tensor:
     fixed number of results."""
     assert of[0] is not None
     return of[0].new_empty(0)
-
-
-def _cut(result: Tensor, like: Tensor) -> Tensor:
-    """The result cut to the shape of `like` and rounded to its dtype, in one kernel."""
-    if result.shape == like.shape:
-        return result if result.dtype == like.dtype else result.to(like.dtype)
-    return copy_fitted(result, like.new_empty(like.shape))
 
 
 def cut_to_width(width: int, out: Tensor) -> Tensor:

@@ -580,7 +580,10 @@ def gradients(
             program, operands, data, folded, grad_values, scale, workspace, needed, tables
         )
     known = torch.cat([t for t in (row, values, low, grad_values) if t is not None])
-    known_index = torch.cat([t for t in (row_index, indices[: len(parse(program).largest)]) if t is not None])
+    known_index = row_index
+    if row_index is None or parse(program).largest:
+        at = indices[: len(parse(program).largest)]
+        known_index = at if row_index is None else torch.cat((row_index, at))
     counts = (_count(row), _count(row_index))
     d_table = None
     if needed[-1] and tables[0] is not None:
