@@ -456,6 +456,7 @@ def test_programs_that_nobody_wrote() -> None:
         '[[["score"]],[[0]],[],[],[],[[1,0]],[]]',
         '[[["score"]],[],[],[],[],[[-1,1]],[]]',
         '[[["score"]],[],[],[],[],[],["a"]]',
+        '[[["score"]],[[0]],[],[],[],[],[],[0,"a"],[],[]]',
     ):
         with pytest.raises(ValueError, match="program: expected a text that monoidreduce wrote"):
             program(A, B, *[None] * 9, text, [], 1, [], 1.0, None)
