@@ -1,7 +1,7 @@
 // A user's program on Hopper: all scores, statistics and sums of vectors in one pass over the columns, for several
 // batches at once. For operands whose rows fit into shared memory.
 //
-//   scores[n] = rows[n] . columns[n]^T     from shared memory          program: scores become weights, in registers
+//   scores[n] = rows[n] . columns[n]^T     from shared memory      program: scores become weights, in registers
 //   sums[k]  += weights[g(k)] . payload[k]   weights from registers
 //
 // Operands are streamed in slabs: 64 lines of 64 elements of the width. A block has 128 rows of one batch, and adds
