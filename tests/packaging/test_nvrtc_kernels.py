@@ -209,6 +209,10 @@ HOPPER = {
             "sm90::SavingEpilogue<M, S, FoldRows<M>, 256>>",
         ),
     ),
+    "sm90 programs in one pass": Kernel(
+        "fold_payload_sm90",
+        ("sm90::fold_payload_kernel<E, Program<ElementReal>, sm90::PayloadSlabs<0, 0>>",),
+    ),
     "sm90 products of matrices": Kernel(
         "contraction_sm90 product_epilogue_sm90",
         tuple(

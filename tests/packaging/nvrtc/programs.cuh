@@ -7,20 +7,25 @@ namespace user {
 
 using namespace monoidreduce;
 
-// The log-sum-exp, the mean score and the largest of a row's data times the score.
+// The log-sum-exp, the mean score, the largest of a row's data times the score, and the mean of a payload.
 template <class R>
 struct Program {
   using Real = R;
   using RowIndex = Index<R>;
   using ColumnIndex = Index<R>;
   static constexpr int kScores = 1, kRowData = 1, kRowIndices = 0, kColumnData = 0, kColumnIndices = 0;
-  static constexpr int kSoftmaxes = 1, kTotals = 0, kLargest = 1, kCounts = 0, kPayloads = 0;
-  static constexpr int kMeans[] = {1};
+  static constexpr int kSoftmaxes = 1, kTotals = 0, kLargest = 1, kCounts = 0, kPayloads = 1;
+  static constexpr int kMeans[] = {1}, kSoftmaxOf[] = {0}, kCountOf[] = {-1};
+  static constexpr bool kBounded = true;
   static constexpr int kOperands = 1, kSums = 1;
   MR_HD static ElementStatistics<Program> statistics(const ProgramElement<Program>& e) {
     ElementStatistics<Program> to{};
     to.log_weight[0] = to.mean[0] = e.score, to.largest[0] = e.score * e.row.data[0];
+    to.factor[0] = R(1);
     return to;
+  }
+  MR_HD static void bound(const ProgramElement<Program>&, std::int64_t& first, std::int64_t& end) {
+    first = 1, end = 100;
   }
   MR_HD static Gradient<R> gradient(const ProgramElement<Program>& e) {
     return {e.row.data[0] * e.score, R(0)};
