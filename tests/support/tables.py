@@ -189,7 +189,7 @@ def results(
 
 
 def check(name: str, dtype: torch.dtype, device: Any = None) -> None:
-    """Hold outputs and gradients to the rule of tolerance.py, those of several draws together."""
+    """Check outputs and gradients by the rule of tolerance.py, several draws together."""
     seeds = count(1)
 
     def draw() -> None:

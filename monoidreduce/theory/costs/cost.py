@@ -243,7 +243,7 @@ def _cost_of_statistics(
     hardware: str | Hardware | Processor | None,
     needed: Iterable[str] | None,
 ) -> Cost:
-    """`cost` of a function of `statistics`, whose kernels nobody measured."""
+    """The cost of a call of a `statistics` function. Its rates are usual shares of the peak; none is fitted."""
     bound = inspect.signature(op.explain).bind(*arguments, **options)
     bound.apply_defaults()
     call = prepared(op, bound.arguments)

@@ -170,7 +170,10 @@ def _experts(entries: Mapping[str, Any], layers: int, hidden: int) -> Experts | 
 
 
 def _defaults(entries: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What transformers' class of this `model_type` has for entries that are left out; {} without one."""
+    """The config's entries, completed by the defaults of transformers' class for its `model_type`.
+
+    Empty if there is no such class, or no transformers.
+    """
     try:
         from transformers import AutoConfig
 

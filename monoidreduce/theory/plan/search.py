@@ -95,7 +95,7 @@ class Proposals:
 
     @property
     def why(self) -> tuple[str, ...]:
-        """What the nearest other sizes of each strategy would cost, of those that can be."""
+        """For each strategy, how much longer a step takes, or what it needs, with its next smaller and larger size."""
         return tuple(self._reasons())
 
     def _reasons(self) -> Iterator[str]:
