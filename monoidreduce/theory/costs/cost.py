@@ -243,7 +243,7 @@ def _cost_of_statistics(
     hardware: str | Hardware | Processor | None,
     needed: Iterable[str] | None,
 ) -> Cost:
-    """The cost of a call of a `statistics` function. Its rates are usual shares of the peak; none is fitted."""
+    """The cost of a call of a `statistics` function, at usual shares of the peak rates."""
     bound = inspect.signature(op.explain).bind(*arguments, **options)
     bound.apply_defaults()
     call = prepared(op, bound.arguments)

@@ -95,7 +95,7 @@ class Proposals:
 
     @property
     def why(self) -> tuple[str, ...]:
-        """For each strategy, how much longer a step takes, or what it needs, with its next smaller and larger size."""
+        """For each strategy, the step's time, or the memory, with the next smaller and larger size."""
         return tuple(self._reasons())
 
     def _reasons(self) -> Iterator[str]:
