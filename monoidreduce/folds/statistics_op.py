@@ -37,8 +37,8 @@ from monoidreduce.folds.torch.chunked import Chunked
 from monoidreduce.workspace import get_workspace
 
 Folded = tuple[Tensor, Tensor, Tensor]  # values, low words of log-sum-exps, indices
-# The axes of the op's inputs that have rows or columns (tables have neither), and those of its results that
-# have rows.
+# For each input of the op, the axis of its rows or columns, along which batches are split; None for tables,
+# which all batches share. Then the same for each result.
 AXES = (0, 0, 0, 0, 1, 1, 0, None, 1, 1, None)
 _AXES_OF_RESULTS = (1, 0, 1, 1)
 

@@ -117,7 +117,7 @@ def test_what_is_refused() -> None:
 
 @pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=str)
 def test_normalized_in_16_bits(dtype: torch.dtype) -> None:
-    """Weights beyond the range of float16, whose sums are not rounded."""
+    """Weights that float16 cannot hold: sums are in float32 until they are divided."""
     given = [t.detach().to(dtype) for t in leaves()]
 
     def weight(score: Any, other: Any) -> Any:

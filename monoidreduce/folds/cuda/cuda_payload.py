@@ -29,7 +29,7 @@ __all__ = ["fold", "plan_of"]
 _Results: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]  # values, low words, indices, payload sums
 
 _SLAB = 64  # columns of the payload
-_KERNELS = 2  # at most: further ones would compute the scores more often than stored weights cost
+_KERNELS = 2  # at most: each computes the scores, and with more of them stored weights need fewer products
 
 
 def plan_of(
@@ -77,7 +77,7 @@ def fold(
     # has a weight, and multiplies another in its place.
     text, counted = counting_excluded(program, 0 if data[1] is None else data[1].shape[0])
     if counted:
-        # A vector times 0 is 0 or NaN; torch reduces a matrix of bools four times as slowly.
+        # A vector times 0 is 0 or NaN. With isfinite().all(1) torch took 0.25 ms of a call of 2.7 (H200).
         spoiled = torch.stack([vectors[n] @ vectors[n].new_zeros(widths[n]) for n in counted]) != 0
         row, column, row_index, column_index = data
         column = torch.cat([t for t in (column, spoiled.to(torch.float32)) if t is not None])

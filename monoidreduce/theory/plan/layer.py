@@ -207,8 +207,11 @@ class Layer:
 
     @property
     def working(self) -> float:
-        """Bytes that a layer's backward needs besides what is kept: gradients of hidden values, and with tp
-        the gathered input and output gradient, and both products' results before they are summed."""
+        """Temporary bytes of a layer's backward pass, beyond the activations that the forward pass saved.
+
+        These are the gradients of the hidden values. With tensor parallelism there are also the gathered
+        input, the gathered output gradient, and the results of both products before ranks add them up.
+        """
         gathered = 4 * self.tokens * self.model.width if self.tp > 1 else 0
         return BF16 * ((2 + self.model.gated) * self.hidden_rows + gathered)
 

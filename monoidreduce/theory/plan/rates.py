@@ -1,4 +1,7 @@
-"""What training runs reach of published rates: a few constants, fitted to runs (`runs.py` says which)."""
+"""Which share of a chip's published peak rates training reaches, for products, attention and 8-bit products.
+
+The shares are fitted to some of the published runs; `runs.py` marks these.
+"""
 
 from __future__ import annotations
 

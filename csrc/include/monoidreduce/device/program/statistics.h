@@ -230,9 +230,9 @@ MR_HD void find_tops(Numbers<typename P::Real, P::kSoftmaxes> (&top)[kStates], c
         kAll || present(i) ? max(e.log_weight[s], of_row[s]) : of_row[s];
   }
 }
-// Adds kCount elements to the states of kStates rows, whose frames are not below their log weights. Their sums are added to the
-// states' sums once: errors grow with the elements of a part plus the number of parts, not with their product.
-// added(i, statistics, weights): called for each element.
+// Adds kCount elements to the states of their rows. raise() must have been called with their log weights, so that no exponential
+// overflows. The elements' sums are formed first and then added to the states, so that errors grow with the number of elements of a
+// part plus the number of parts, not with their product. added(i, statistics, weights): called for each element.
 template <class P, int kCount, bool kAll, int kStates, class RowOf, class ElementAt, class Present,
           class Added>
 MR_HD void add_elements(StatisticsState<P> (&state)[kStates], const RowOf& row_of, const ElementAt& element,
