@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from monoidreduce.folds.attend import attend
     from monoidreduce.folds.block_mask import block_mask
     from monoidreduce.folds.cpp_monoid import cpp_monoid
+    from monoidreduce.folds.decoding import Sample, TopK, linear_sample, linear_topk
     from monoidreduce.folds.statistics import statistics
     from monoidreduce.inspection import backend_info, explain
     from monoidreduce.laws import MonoidLawError, check_monoid
@@ -48,6 +49,8 @@ __all__ = [
     "Monoid",
     "MonoidLawError",
     "Ranks",
+    "Sample",
+    "TopK",
     "TraceError",
     "__version__",
     "attend",
@@ -67,6 +70,8 @@ __all__ = [
     "linear_cross_entropy",
     "linear_distillation",
     "linear_log_probs",
+    "linear_sample",
+    "linear_topk",
     "logsumexp_matmul",
     "map_reduce",
     "merge_attention",
@@ -84,6 +89,8 @@ __all__ = [
 _LATER = {
     "Cost": "theory.costs.cost",
     "MonoidLawError": "laws",
+    "Sample": "folds.decoding",
+    "TopK": "folds.decoding",
     "attend": "folds.attend",
     "backend_info": "inspection",
     "block_mask": "folds.block_mask",
@@ -91,6 +98,8 @@ _LATER = {
     "cost": "theory.costs.cost",
     "cpp_monoid": "folds.cpp_monoid",
     "explain": "inspection",
+    "linear_sample": "folds.decoding",
+    "linear_topk": "folds.decoding",
     "statistics": "folds.statistics",
 }
 _MODULES_LATER = ("distributed", "hardware", "io", "plan")

@@ -34,18 +34,23 @@ from monoidreduce.explanation import (
 from monoidreduce.folds.attend import attend, dtype_of_weights
 from monoidreduce.folds.block_mask import as_block_mask
 from monoidreduce.folds.cpp_monoid import CppMonoid
+from monoidreduce.folds.decoding import linear_sample, linear_topk, sample_fold
 from monoidreduce.folds.explain import explain_fold, explanation_of
 from monoidreduce.folds.program.program import parse
 from monoidreduce.folds.statistics import Statistics
 from monoidreduce.theory.hardware import find
 
-__all__ = ["backend_info", "explain"]
+__all__ = ["DECODING", "backend_info", "explain"]
 
 _PUBLIC = {name: getattr(module, name) for module in (functional, varlen) for name in module.__all__}
-# The functions that have kernels of their own: those with the name of an op, and attend.
+# What runs the fold of `statistics` that an operator is, with the operator's arguments.
+DECODING: dict[str, Callable[..., Any]] = {"linear_topk": linear_topk, "linear_sample": sample_fold}
+# The functions that run kernels of this library: those with the name of an op, attend, and those of decoding.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: _PUBLIC[name] for name in sorted(_PUBLIC.keys() & OPERATORS.keys())},
     "attend": attend,
+    "linear_topk": linear_topk,
+    "linear_sample": linear_sample,
 }
 # Arguments of attention with which its kernels run a program, as attend's do.
 MODS = ("score_mod", "mask_mod", "block_mask")
@@ -83,7 +88,7 @@ def backend_info() -> dict[str, Any]:
                 "cuda": _paths(operator, "cuda") if build["cuda"] and count else None,
             }
             for operator in FUNCTIONS
-            if operator != "attend"  # attention's
+            if operator != "attend" and operator not in DECODING  # attention's; of statistics
         },
     }
 
@@ -143,7 +148,7 @@ def explain(
     if call.get("block_mask") is not None:
         call["block_mask"] = as_block_mask(call["block_mask"])
     run = dry_run(
-        FUNCTIONS[operator],
+        DECODING.get(operator, FUNCTIONS[operator]),
         call,
         differentiated(operator, call),
         gpu,
@@ -152,12 +157,11 @@ def explain(
     if run.ops[-1].name == "linear_jsd":
         return _of_stored_scores(run, gpu, where)
     if run.ops[-1].name == "statistics":
-        two = operator == "attend"
-        before = (
-            ("a weight of two scores is a fold of monoidreduce.statistics, one a head",)
-            if two
-            else _of_folds(call, run)
-        )
+        before: tuple[str, ...] = ()
+        if operator == "attend":
+            before = ("a weight of two scores is a fold of monoidreduce.statistics, one a head",)
+        elif operator not in DECODING:
+            before = _of_folds(call, run)
         return explanation_of(operator, run, gpu, where, before)
     given = run.ops[-1].arguments
     forward, backward = passes_of(run)
@@ -201,6 +205,8 @@ def explain(
 
 def fold_of(operator: str) -> Fold:
     """What an operator folds; its arguments have the names of its op's."""
+    if operator in DECODING:
+        return Fold(a="x", b="weight")
     return OPERATORS["modified_attention" if operator == "attend" else operator].fold
 
 

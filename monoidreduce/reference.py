@@ -26,6 +26,7 @@ __all__ = [
     "linear_cross_entropy",
     "linear_distillation",
     "linear_log_probs",
+    "linear_topk",
     "logsumexp_matmul",
     "merge_attention",
     "mlp",
@@ -346,6 +347,32 @@ def linear_log_probs(
     entropies = torch.where(used, (shares * surprise).sum(-1), 0.0)
     best = torch.where(used, scores.argmax(-1), -1) if top1 else None
     return log_probs, entropies if entropy else None, best, torch.where(used, lse, 0.0)
+
+
+def linear_topk(
+    x: Tensor,
+    weight: Tensor,
+    k: int,
+    *,
+    bias: Tensor | None = None,
+    temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The k most likely classes under softmax(softcap(logit_scale * x @ weight^T + bias) / temperature).
+
+    x [..., D], weight [V, D], bias [V], temperature a number or [...] -> log_probs and index [..., k], and
+    lse [...]. Of equal logits the lower class comes first; beyond the last class -inf and -1.
+    """
+    logits = _logits(x, weight, bias, logit_scale, softcap)
+    divisor = temperature.to(logits.dtype)[..., None] if isinstance(temperature, Tensor) else temperature
+    scores = logits / divisor
+    lse = _logsumexp(scores)
+    best, index = scores.sort(descending=True, stable=True)
+    log_probs = torch.where(best == -math.inf, best, best - lse[..., None])
+    missing = (0, max(k - scores.shape[-1], 0))
+    log_probs, index = (t[..., :k] for t in (log_probs, index))
+    return F.pad(log_probs, missing, value=-math.inf), F.pad(index, missing, value=-1), lse
 
 
 def mlp(

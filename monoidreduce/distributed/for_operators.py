@@ -6,6 +6,7 @@ from monoidreduce.distributed.attention_varlen import varlen_over_ranks
 from monoidreduce.distributed.fold import map_reduce_over_ranks
 from monoidreduce.distributed.group import Sharding, together
 from monoidreduce.distributed.operators import Sharded
+from monoidreduce.distributed.split import unshard
 from monoidreduce.distributed.user_folds import statistics_over_ranks
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     "map_reduce_over_ranks",
     "statistics_over_ranks",
     "together",
+    "unshard",
     "varlen_over_ranks",
 ]

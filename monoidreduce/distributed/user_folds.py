@@ -47,8 +47,9 @@ def statistics_over_ranks(
     scale: float,
     workspace: int | None,
     ranks: RanksOrGroup,
+    words: Tensor | None = None,
 ) -> Any:
-    """`Statistics.__call__` over ranks."""
+    """`Statistics.__call__` over ranks. words: as in `Statistics._with_words`, of the rows of all ranks."""
     sharding = Sharding.of(ranks)
     group, shards_rows = sharding.group, sharding.ranks.sequence_parallel
 
@@ -56,7 +57,7 @@ def statistics_over_ranks(
         sharding.check(of.__name__, *COLUMN_OPTIONS)  # type: ignore[attr-defined]
         if check_tensor("b", operands[1]).dim() != 2:
             raise ValueError(mismatch("b", "shape [V, D] over ranks", list(operands[1].shape)))
-        call = Call(of, *operands, label, ignore_index, row, column, scale)
+        call = Call(of, *operands, label, ignore_index, row, column, scale, words=words)
         columns = sharding.columns("b", call.b)
         most_numbers("b", columns.all)
         traced, tensors = of._traced(call)
@@ -93,9 +94,10 @@ def statistics_over_ranks(
     row = {name: rows_of(t) for name, t in row.items()}
     column = {name: columns.own(t) for name, t in column.items()}  # type: ignore[misc]
     if group.size == 1:
-        alone: dict[str, Any] = {"ignore_index": ignore_index, "scale": scale, "workspace": workspace}
-        return of(*own, label=label, row=row, column=column, **alone)
-    call = Call(of, *own, label, ignore_index, row, column, scale, columns.first)
+        call = Call(of, *own, label, ignore_index, row, column, scale, words=words)
+        traced, values, _, indices, sums = of._folded(call, workspace)
+        return call.named(traced, values, indices, sums)
+    call = Call(of, *own, label, ignore_index, row, column, scale, columns.first, words=words)
     traced, tensors = of._traced(call)
     of_rows, of_columns, row_index, column_index = call.data_of(traced, tensors)
     learned_text, table, table_index, sizes = call.tables_of(traced, tensors)

@@ -262,6 +262,13 @@ def uniform(seed: int | Tensor) -> Any:
     mask_mod, `attend`) rows have the indices [batch, heads, queries], and an int is part of the kernel.
 
     Args:
-        seed: an int of 64 bits, or a 0-d tensor of an integer dtype, whose values need no new kernels.
+        seed: an int of 64 bits, or a 0-d tensor of an integer dtype, or an integer datum of rows: a seed for
+            each row. Its values need no new kernels.
     """
     return _graph_for("uniform").uniform(seed)
+
+
+def _uniform_at(seed: Any, row: Any, column: Any) -> Any:
+    """`uniform` of the element with this row and column, which are data of rows in 32
+    bits."""
+    return _graph_for("uniform").uniform_at(seed, row, column)

@@ -23,7 +23,7 @@ from monoidreduce.folds.explain import explain_fold
 from monoidreduce.folds.program.arguments import arguments
 from monoidreduce.folds.program.errors import TraceError
 from monoidreduce.folds.program.program import parse, with_sizes
-from monoidreduce.folds.program.tracing import KINDS, Traced, traced_in_graph, traced_now
+from monoidreduce.folds.program.tracing import STAND_INS, Traced, traced_in_graph, traced_now
 from monoidreduce.folds.statistics_call import Call, Options
 from monoidreduce.folds.statistics_op import AXES, ignored_rows, joined, leave_out, obstacle, parts_of
 from monoidreduce.folds.torch import reader
@@ -154,6 +154,25 @@ class Statistics:
         given = (label, ignore_index, row or {}, column or {}, scale)
         call = Call(self, a, b, other_a, other_b, *given, block_mask=block_mask)
         traced, values, _, indices, sums = self._folded(call, workspace)
+        return call.named(traced, values, indices, sums)
+
+    def _with_words(
+        self,
+        a: Tensor,
+        b: Tensor,
+        *,
+        words: Tensor | None,
+        row: Mapping[str, Tensor],
+        column: Mapping[str, Tensor],
+        scale: float,
+        ranks: RanksOrGroup | None,
+    ) -> Any:
+        """A call of a function that reads `tracing.WORDS`, for which `words` stands in."""
+        if ranks is not None:
+            data = (None, -100, row, column, scale, None)
+            return _yards.ranks().statistics_over_ranks(self, (a, b, None, None), *data, ranks, words)
+        call = Call(self, a, b, None, None, None, -100, row, column, scale, words=words)
+        traced, values, _, indices, sums = self._folded(call, None)
         return call.named(traced, values, indices, sums)
 
     def _in_two_words(
@@ -321,14 +340,15 @@ class Statistics:
             mask_mod, block, has_heads = call.masking or (None, None, False)
             traced, which, captured = traced_in_graph(self._function, *call.kinds, mask_mod, block, has_heads)
             tensors = [
-                call.kinds_of_blocks if number == 0 else as_input(own, call.a)
+                call.tensors[number] if number >= 0 else as_input(own, call.a)
                 for number, own in zip(which, captured, strict=True)
             ]
             return traced, tuple(tensors)
         traced = traced_now(self._function, *call.kinds, call.masking)
-        if call.blocks is None:
+        if call.blocks is None and call.words is None:
             return traced, traced.tensors
-        return traced, tuple([call.kinds_of_blocks if t is KINDS else t for t in traced.tensors])
+        of_call = dict(zip(map(id, STAND_INS), call.tensors, strict=True))
+        return traced, tuple([of_call.get(id(t), t) for t in traced.tensors])
 
 
 @functools.lru_cache(1)

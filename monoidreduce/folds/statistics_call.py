@@ -105,9 +105,10 @@ class Call:
         scale: float,
         first_column: int = 0,
         block_mask: BlockMask | None = None,
+        words: Tensor | None = None,
     ) -> None:
         self.of, names = of, of._names
-        self.given, self.first_column = a, first_column
+        self.given, self.first_column, self.words = a, first_column, words
         if ("other" in names) != (other_a is not None) or (other_a is None) != (other_b is None):
             expected = (
                 "two tensors, for the argument other" if "other" in names else "none: no argument is other"
@@ -173,9 +174,9 @@ class Call:
         return self.blocks.mask_mod, self.blocks.block if self.blocks.listed else None, self.given.dim() == 4
 
     @property
-    def kinds_of_blocks(self) -> Tensor:
-        assert self.blocks is not None
-        return self.blocks.kinds
+    def tensors(self) -> tuple[Any, Any]:
+        """The tensors that `tracing.STAND_INS` stand for; None if the call has none."""
+        return None if self.blocks is None else self.blocks.kinds, self.words
 
     @property
     def kinds(self) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...], int]:

@@ -284,3 +284,15 @@ def test_bits_are_independent() -> None:
 def test_streams_differ() -> None:
     of_rows = streams.stream(torch.arange(4)[:, None], torch.arange(2**18))
     assert of_rows.unique().numel() == of_rows.numel()
+
+
+def test_a_seed_for_each_row() -> None:
+    """Data of rows: the numbers of a row are those of its own seed. That of an element is none."""
+    fold = mr.statistics(lambda score, seed, v: dict(u=stat.total(stat.uniform(seed) * v)))
+    a, seeds = torch.ones(4, 2), torch.tensor([3, 2**40, -1, 3])
+    found = fold(a, torch.ones(9, 2), row={"seed": seeds}, column={"v": torch.eye(9)}).u
+    for row, seed in enumerate(seeds.tolist()):
+        assert torch.equal(found[row], numbers(seed, 4, 9)[row])
+    wrong = mr.statistics(lambda score, column: dict(u=stat.total(stat.uniform(column))))
+    with pytest.raises(mr.TraceError, match="seed: expected an int of 64 bits"):
+        wrong(a, torch.ones(9, 2))

@@ -53,6 +53,10 @@ def losses(x: Tensor, weight: Tensor, target: Tensor, flag: bool) -> None:
     assert_type(mr.linear_distillation(x, weight, x, weight, mask=None), Tensor)
     assert_type(mr.linear_log_probs(x, weight, target, temperature=x), mr.LogProbs)
     assert_type(mr.linear_log_probs(x, weight, target, entropy=flag).entropy, Tensor | None)
+    assert_type(mr.linear_topk(x, weight, 8, temperature=x), mr.TopK)
+    assert_type(mr.linear_sample(x, weight, seed=target, kept=target), mr.Sample)
+    assert_type(mr.linear_sample(x, weight, seed=3, entropy=flag).entropy, Tensor | None)
+    mr.linear_sample(x, weight)  # type: ignore[call-arg]
     mr.linear_cross_entropy(x, weight, target, ce_weight=x)  # type: ignore[call-overload]
     assert_type(
         mr.linear_distillation(x, weight, x, weight, loss="jsd", target=target, hard_weight=0.5), Tensor

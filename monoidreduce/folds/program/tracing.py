@@ -48,7 +48,9 @@ __all__ = [
     "NOTHING",
     "OF_MODS",
     "PARTLY",
+    "STAND_INS",
     "WHOLLY",
+    "WORDS",
     "Captures",
     "Masking",
     "Source",
@@ -67,7 +69,10 @@ __all__ = [
 
 OF_MODS = ("score", "batch", "head", "q_idx", "kv_idx")  # arguments of score_mod; mask_mod has no score
 NOTHING, PARTLY, WHOLLY = 0, 1, 2  # of a block of scores, what a mask keeps: BlockMask.kinds
-KINDS = torch.zeros(1, 1, 1, 1, dtype=torch.int64)  # a stand-in for BlockMask.kinds of a call
+# Stand-ins for tensors of a call: BlockMask.kinds, and the bits of kept columns (decoding.py).
+KINDS = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
+WORDS = torch.zeros(1, 1, dtype=torch.int64)
+STAND_INS = (KINDS, WORDS)
 Masking = tuple[Callable[..., Any], tuple[int, int] | None, bool]
 OF_ROWS, OF_COLUMNS = {"row", "row_index"}, {"column", "column_index", "position"}
 OF_ELEMENTS = {"score", "other"}
@@ -215,20 +220,33 @@ class Trace(Graph):
         leading, row = (self.data("row", "number", (name,)) for name in ("leading", "row"))
         return self._uniform(seed, leading, row)
 
-    def _uniform(self, seed: Any, leading: Expression, row: Expression) -> Expression:
+    def uniform_at(self, seed: Any, row: Expression, column: Expression) -> Expression:
+        """The number of the element with this row and column."""
+        return self._uniform(seed, self.data("row", "number", ("leading",)), row, column)
+
+    def _uniform(
+        self, seed: Any, leading: Expression, row: Expression, column: Expression | None = None
+    ) -> Expression:
         if (
             isinstance(seed, Tensor)
             and seed.dim() == 0
             and self.kind_of_captured(seed) not in ("real", "bool")
-        ):
+        ) or self._is_of_rows(seed):
             of = self.expression(seed)
         elif isinstance(seed, Integral) and not isinstance(seed, bool) and -(2**63) <= int(seed) < 2**63:
             of = self._number(int(seed))
         else:
-            raise TraceError(
-                mismatch("seed", "an int of 64 bits, or a 0-d tensor of an integer dtype", repr(seed))
-            )
-        return self.apply("uniform", self.apply("index_stream", of, leading), row, self.leaf("position"))
+            expected = "an int of 64 bits, or a 0-d tensor or datum of rows of an integer dtype"
+            raise TraceError(mismatch("seed", expected, repr(seed)))
+        column = self.leaf("position") if column is None else column
+        return self.apply("uniform", self.apply("index_stream", of, leading), row, column)
+
+    def _is_of_rows(self, value: Any) -> bool:
+        """Whether a value is an integer that depends on the row alone."""
+        if not isinstance(value, Expression) or value.kind != "index":
+            return False
+        names = {self.nodes[number][0] for number in reachable(self.nodes, [value.number])}
+        return not names & (OF_COLUMNS | OF_ELEMENTS)
 
     def _number(self, value: int) -> Expression:
         """A number that may differ from call to call: data, so that the program does not depend on it."""
@@ -683,7 +701,8 @@ def traced_in_graph(
     """`traced_now` while torch.compile traces, with a guard on the graph, and the function's captures.
 
     The first result is None if the function cannot be part of a graph. The second has, for each captured
-    tensor, 0 if it is KINDS, or -1. Captures are tensors, and numbers that changed from call to call.
+    tensor, its place among STAND_INS, or -1. Captures are tensors, and numbers that changed from call to
+    call.
     """
     captured: tuple[Any, ...] = ()
     at_compile_time(_read_in_graph)  # assigns `captured`
@@ -693,7 +712,7 @@ def traced_in_graph(
 
 def _read_in_graph(context: Any) -> None:
     names = ("function", "rows", "columns", "ignore_index", "mask_mod", "block", "has_heads")
-    read(context, names, _with_key, (KINDS,))
+    read(context, names, _with_key, STAND_INS)
 
 
 def _with_key(

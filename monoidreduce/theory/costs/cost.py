@@ -18,7 +18,7 @@ from monoidreduce._ops.dry_run import DryRun, dry_run, dry_run_of_torch, tensors
 from monoidreduce._validate import mismatch
 from monoidreduce.folds.explain import differentiated_tensors, prepared
 from monoidreduce.folds.statistics import Statistics
-from monoidreduce.inspection import differentiated, fold_of, resolved
+from monoidreduce.inspection import DECODING, differentiated, fold_of, resolved
 from monoidreduce.map_reduce import map_reduce
 from monoidreduce.theory.costs import cpu, user_folds
 from monoidreduce.theory.costs.model import Time, time_of
@@ -223,6 +223,8 @@ def _cost(
 ) -> Cost:
     device = _device(hardware, call)
     names = _needed(operator, call, needed)
+    if operator in DECODING:
+        return _cost_of_fold(operator, DECODING[operator], call, device, names)
     dtype = next(iter(call.values())).dtype
     if isinstance(device, Processor):
         run = modelled_run(operator, call, names, None, keeps)
@@ -249,11 +251,23 @@ def _cost_of_statistics(
     call = prepared(op, bound.arguments)
     device, tensors = _device(hardware, call), dict(tensors_in(call))
     names = differentiated_tensors(call) if needed is None else _among(tensors, needed)
-    run = dry_run(op, call, names, None if isinstance(device, Processor) else device.facts())
+    return _cost_of_fold(op.__name__, op, call, device, names)  # type: ignore[attr-defined]
+
+
+def _cost_of_fold(
+    operator: str,
+    function: Callable[..., Any],
+    call: dict[str, Any],
+    device: Hardware | Processor,
+    names: tuple[str, ...],
+) -> Cost:
+    """The cost of a function that runs one fold of `statistics`. names: the tensors that need gradients."""
+    run = dry_run(function, call, names, None if isinstance(device, Processor) else device.facts())
     name, given = run.ops[-1].name, run.ops[-1].arguments
+    first = next(iter(call.values()))
     if name == "modified_attention":
         raise ValueError(mismatch("block_mask", "None: kernels of modified scores have no model", "a mask"))
-    dtype, bounds = call["a"].dtype, {}
+    dtype, bounds = first.dtype, {}
     if isinstance(device, Processor):
         attends = name == "attention"
         timed = cpu.timed(name, given, run, device) if attends else user_folds.cpu_works(run, device, dtype)
@@ -263,10 +277,10 @@ def _cost_of_statistics(
         unknown = sorted({work.kernel for _, work, time in timed if not time.known})
         advice = tuple([_UNMEASURED.format(", ".join(unknown))] if unknown else [])
         b = {"b": given["k"].flatten(0, -2)} if name == "attention" else given
-        bounds = _bounds("statistics", {"a": call["a"], "b": b["b"]}, run, device)
+        bounds = _bounds("statistics", {"a": first, "b": b["b"]}, run, device)
     if name != "attention":
         advice += (user_folds.ADVICE,)
-    return _of_passes(op.__name__, device, dtype, run, _grouped(timed), 1.0, bounds, advice)  # type: ignore[attr-defined]
+    return _of_passes(operator, device, dtype, run, _grouped(timed), 1.0, bounds, advice)
 
 
 def _cost_of_map_reduce(

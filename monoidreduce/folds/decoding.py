@@ -1,0 +1,465 @@
+"""`linear_topk` and `linear_sample`: the most likely classes and a sample of a head whose logits are never
+stored. Both are folds of `statistics`."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from monoidreduce import _yards
+from monoidreduce._dynamo import are_symbols, as_tensor
+from monoidreduce._keywords import refuse
+from monoidreduce._ops.memory import accumulation_dtype
+from monoidreduce._results import exported
+from monoidreduce._validate import (
+    LEAST_FACTOR,
+    MOST_FACTOR,
+    check_axes,
+    check_bool,
+    check_factor,
+    check_int,
+    check_positive,
+    check_tensor,
+    is_dtensor,
+    mismatch,
+)
+from monoidreduce.folds import stat
+from monoidreduce.folds.program.program import MOST
+from monoidreduce.folds.program.tracing import WORDS
+from monoidreduce.folds.statistics import Statistics, statistics
+from monoidreduce.functional import (
+    INTEGERS,
+    _like_rows,
+    _operands,
+    _rows,
+    _temperatures,
+    check_index,
+    refuse_over_ranks,
+    softcap_value,
+)
+
+if TYPE_CHECKING:
+    from monoidreduce.ranks import RanksOrGroup
+
+__all__ = ["Sample", "TopK", "linear_sample", "linear_topk", "sample_fold"]
+
+_SEED = "an int of 64 bits, or a 0-d tensor of an integer dtype"
+
+
+@exported
+class TopK(NamedTuple):
+    """Results of `linear_topk`. Those that are not indices are in the accumulation dtype.
+
+    Attributes:
+        log_probs: [..., k], the k largest log-probabilities, in descending order; -inf beyond the last class.
+        index: [..., k] int64, their classes; of equal logits the lower class comes first. -1 beyond the last
+            class.
+        lse: [...], log-sum-exp of the logits divided by the temperature.
+    """
+
+    log_probs: Tensor
+    index: Tensor  # type: ignore[assignment]  # hides tuple.index
+    lse: Tensor
+
+
+@exported
+class Sample(NamedTuple):
+    """Results of `linear_sample`, [...] each.
+
+    Attributes:
+        index: int64, the sampled class; -1 if there is none.
+        log_prob: its log-probability, in the accumulation dtype; -inf if there is no class.
+        entropy: entropy of the distribution in nats, in the accumulation dtype; None if it was not asked for.
+    """
+
+    index: Tensor  # type: ignore[assignment]  # hides tuple.index
+    log_prob: Tensor
+    entropy: Tensor | None
+
+
+Kind = tuple[bool, ...]  # of a call: it has a bias, a softcap and, if it samples, kept classes
+
+
+def _logit(score: Any, inverse: Any, cap: Any, bias: Any, kind: Kind) -> Any:
+    """The logit divided by the temperature. inverse: 1 / temperature."""
+    biased, capped, *_ = kind
+    logit = score + bias if biased else score
+    return (cap * torch.tanh(logit / cap) if capped else logit) * inverse
+
+
+# Calls pass all data that these functions name. What a function does not use is not in its program.
+
+
+def _topk_fold(k: int, kind: Kind) -> Statistics:
+    def linear_topk(score: Any, inverse: Any, cap: Any, bias: Any) -> dict[str, Any]:
+        logit = _logit(score, inverse, cap, bias, kind)
+        return {"best": stat.largest(logit, k), "lse": stat.softmax(logit).logsumexp}
+
+    return Statistics(linear_topk)
+
+
+def _sample_fold(entropy: bool, kind: Kind) -> Statistics:
+    """noise: factor of the random numbers of a row, 0 or 1. shift: what brings the bit of a column to the
+    front of its word, by a product that wraps."""
+    *_, kept = kind
+
+    def linear_sample(
+        score: Any,
+        row: Any,
+        column: Any,
+        inverse: Any,
+        cap: Any,
+        noise: Any,
+        seed: Any,
+        bias: Any,
+        shift: Any,
+    ) -> dict[str, Any]:
+        logit = _logit(score, inverse, cap, bias, kind)
+        noisy = logit + noise * _gumbel(stat.uniform(seed))
+        if kept:
+            keep = WORDS[row, column // 64] * shift < 0
+            logit, noisy = (torch.where(keep, each, -math.inf) for each in (logit, noisy))
+        p = stat.softmax(logit)
+        found = {"best": stat.largest(noisy), "lse": p.logsumexp}
+        return {**found, "mean": p.mean(logit)} if entropy else found
+
+    return Statistics(linear_sample)
+
+
+def _gumbel(uniform: Any) -> Any:
+    return -torch.log(-torch.log(uniform))
+
+
+@statistics
+def _noise_at(seed: Any, token: Any, index: Any) -> dict[str, Any]:
+    """The Gumbel number of an element of each row. The fold has one column.
+
+    As the kernels compute it: in torch it were some 60 operations.
+    """
+    return {"noise": stat.total(_gumbel(stat._uniform_at(seed, token, index)))}
+
+
+_BOOLS = (False, True)
+# Numbers of classes that are found; a call uses the next one. So few programs are compiled.
+_COUNTS = tuple(2**n for n in range(MOST.bit_length()))
+_TOPK = {(k, (b, c)): _topk_fold(k, (b, c)) for k in _COUNTS for b in _BOOLS for c in _BOOLS}
+_SAMPLE = {
+    (entropy, (b, c, kept)): _sample_fold(entropy, (b, c, kept))
+    for entropy in _BOOLS
+    for b in _BOOLS
+    for c in _BOOLS
+    for kept in _BOOLS
+}
+
+
+class _Head:
+    """The checked arguments that both operators have.
+
+    rows [N, D], weight [V, D], column: data of the classes, row: data of the tokens, [N] each. real: the
+    accumulation dtype.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        softcap: float | None,
+        logit_scale: float,
+    ) -> None:
+        x, self.weight, bias = _operands(("bias",), x=x, weight=weight, bias=bias)
+        sizes: dict[Any, Any] = {}
+        self.x, self.rows = x, _rows("x", x, "D")
+        check_axes("x", self.rows, ("tokens", "D"), sizes, x)
+        check_axes("weight", self.weight, ("V", "D"), sizes)
+        self.real, self.scale = accumulation_dtype(x.dtype), check_factor("logit_scale", logit_scale)
+        if bias is not None:
+            check_axes("bias", bias, ("V",), sizes)
+        self.kind = bias is not None, softcap is not None
+        self.row = {"cap": self.of_rows(1.0 if softcap is None else softcap_value(softcap))}
+        self.column = {"bias": self.of_columns(0.0) if bias is None else bias.to(self.real)}
+
+    def of_columns(self, number: float) -> Tensor:
+        """The number for each class."""
+        return torch.full((1,), number, dtype=self.real, device=self.rows.device).expand(len(self.weight))
+
+    def of_rows(self, number: float) -> Tensor:
+        """The number for each token."""
+        place: Any = {"dtype": self.real, "device": self.rows.device}
+        if torch.compiler.is_dynamo_compiling() and any(are_symbols((number,))):
+            one = torch.ones(1, **place) * as_tensor(number)
+        else:
+            one = torch.full((1,), number, **place)
+        return one.expand(len(self.rows))
+
+    def like_rows(self, result: Tensor) -> Tensor:
+        return _like_rows(result, self.x)
+
+
+def _in_range(temperature: Tensor) -> Tensor:
+    """1 / temperature; NaN if it is out of range."""
+    known = (temperature >= LEAST_FACTOR) & (temperature <= MOST_FACTOR)
+    return torch.where(known, temperature, math.nan).reciprocal()
+
+
+def _log_prob(value: Tensor, lse: Tensor) -> Tensor:
+    """value - lse, or -inf where the value is."""
+    return torch.where(value == -math.inf, value, value - lse)
+
+
+def _refuse_dtensors(operator: str, *tensors: Any) -> None:
+    if any(map(is_dtensor, tensors)):
+        expected = f"plain tensors and ranks=, as in {operator}(x, weight.to_local(), ..., ranks=mesh)"
+        raise TypeError(mismatch("x, weight", expected, "a DTensor"))
+
+
+def linear_topk(
+    x: Tensor,
+    weight: Tensor,
+    k: int,
+    *,
+    bias: Tensor | None = None,
+    temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    workspace: int | None = None,
+    ranks: RanksOrGroup | None = None,
+    **others: NoReturn,
+) -> TopK:
+    """The k most likely classes under softmax(softcap(logit_scale * x @ weight^T + bias) / temperature).
+
+        best = mr.linear_topk(hidden, head, 64)  # of a teacher, to be stored: best.log_probs, best.index
+
+    No logits are stored. The backward pass computes them again.
+
+    Args:
+        x: [..., D] one row per token.
+        weight: [V, D] one row per class.
+        k: from 1 to 64.
+        bias: [V].
+        temperature: a number, a floating tensor [...] with one temperature per token, or a tensor without
+            axes on the device of x. Each is from 2^-100 to 2^100. A tensor must not require a gradient.
+        softcap: c, from 2^-100 to 2^100. Each logit becomes c * tanh(logit / c).
+        logit_scale: factor of x @ weight^T, before the bias is added; 1 by default. It is 0, or its magnitude
+            is from 2^-100 to 2^100.
+        workspace: bytes for scores of some classes at a time, `get_workspace()` by default. A smaller one is
+            slower, never wrong.
+        ranks: weight and bias are this rank's shard of the classes. Uses the options classes,
+            sequence_parallel and grad_dtype of `Ranks`. Indices count the classes of all ranks.
+
+    Returns:
+        TopK(log_probs, index, lse). log_probs and lse are differentiable in x, weight and bias. NaN counts as
+        the largest logit, and the log-probabilities of its token are NaN.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above, or temperature requires a gradient. A temperature
+            out of range in a tensor makes its token's results NaN instead.
+    """
+    if others:
+        refuse("linear_topk", others)
+    try:
+        _refuse_dtensors("linear_topk", x, weight, bias)
+        head = _Head(x, weight, bias, softcap, logit_scale)
+        k = check_int("k", k, f"an int from 1 to {MOST}")
+        if not 1 <= k <= MOST:
+            raise ValueError(mismatch("k", f"an int from 1 to {MOST}", k))
+        of_tokens = _temperatures(temperature, head.x)
+        inverse = (
+            head.of_rows(1 / check_positive("temperature", temperature))
+            if of_tokens is None
+            else _in_range(of_tokens)
+        )
+    except (TypeError, ValueError) as error:
+        if ranks is None:
+            raise
+        refuse_over_ranks(ranks, "linear_topk", error)
+    count = next(n for n in _COUNTS if n >= k)
+    found = _TOPK[count, head.kind](
+        head.rows,
+        head.weight,
+        row={"inverse": inverse, **head.row},
+        column=head.column,
+        scale=head.scale,
+        workspace=workspace,
+        ranks=ranks,
+    )
+    values, index = (t[:, :k] for t in found.best)
+    results = _log_prob(values, found.lse[:, None]), index, found.lse
+    return TopK(*map(head.like_rows, results))
+
+
+def _checked_seed(seed: int | Tensor, rows: Tensor) -> Tensor:
+    """The seed of each row, [N] int64."""
+    if isinstance(seed, Tensor):
+        if seed.dim() or seed.dtype not in INTEGERS or seed.dtype == torch.uint64:
+            raise TypeError(mismatch("seed", _SEED, f"a tensor of shape {list(seed.shape)}, {seed.dtype}"))
+        return seed.to(rows.device, torch.int64).expand(len(rows))
+    seed = check_index("seed", check_int("seed", seed, _SEED))
+    return torch.full((1,), seed, dtype=torch.int64, device=rows.device).expand(len(rows))
+
+
+def _words(kept: Tensor, head: _Head, classes: int) -> Tensor:
+    """The checked words of the tokens, [N, ceil(classes / 32)]."""
+    count, shape = -(-classes // 32), list(head.x.shape[:-1])
+    if check_tensor("kept", kept).dtype != torch.int32:
+        raise TypeError(mismatch("kept", "a tensor of torch.int32, a bit for each class", kept.dtype))
+    if list(kept.shape) != [*shape, count]:
+        expected = f"shape {[*shape, count]}, a bit for each of {classes} classes"
+        raise ValueError(mismatch("kept", expected, list(kept.shape)))
+    if kept.device != head.rows.device:
+        raise ValueError(mismatch("kept", f"a tensor on {head.rows.device} as x", kept.device))
+    return kept.reshape(len(head.rows), count)
+
+
+def _in_64_bits(words: Tensor) -> Tensor:
+    """Pairs of words as one, [rows, words]: at least one, of at least one row.
+
+    The sizes of a table are constants of the compiled program. So the number of rows becomes a power of two,
+    and other numbers of tokens compile few others.
+    """
+    rows, count = words.shape
+    lines = max(rows, 1) if torch.compiler.is_compiling() else 1 << max(rows - 1, 0).bit_length()
+    padding = (0, 2 - count if count < 2 else count % 2, 0, lines - rows)
+    if any(padding):
+        words = torch.nn.functional.pad(words, padding)
+    return words.contiguous().view(torch.int64)
+
+
+def linear_sample(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    kept: Tensor | None = None,
+    entropy: bool = False,
+    seed: int | Tensor,
+    ranks: RanksOrGroup | None = None,
+    **others: NoReturn,
+) -> Sample:
+    """A class of each token, drawn from softmax(softcap(logit_scale * x @ weight^T + bias) / temperature).
+
+        token = mr.linear_sample(hidden, head, temperature=0.7, seed=step).index
+
+    One pass over the head's weight, and no logits are stored: the class with the largest sum of its logit and
+    a Gumbel number is a sample. These numbers are functions of the seed, the token and the class
+    (`stat.uniform`). So the same seed gives the same sample on every device and over any number of ranks, but
+    where two such sums are equal up to rounding. Calls of different steps need different seeds.
+
+    Args:
+        x: [..., D] one row per token.
+        weight: [V, D] one row per class.
+        bias: [V].
+        temperature: a number, a floating tensor [...] with one temperature per token, or a tensor without
+            axes on the device of x. Each is 0, or from 2^-100 to 2^100. At 0 the class of the largest logit
+            is taken, with log-probability and entropy 0. A tensor must not require a gradient.
+        softcap: c, from 2^-100 to 2^100. Each logit becomes c * tanh(logit / c).
+        logit_scale: factor of x @ weight^T, before the bias is added; 1 by default. It is 0, or its magnitude
+            is from 2^-100 to 2^100.
+        kept: [..., ceil(V / 32)] int32: bit c % 32 of word c // 32 says whether class c may be drawn, as in
+            masks of xgrammar and vLLM. Log-probability and entropy are those among the kept classes.
+        entropy: also return the entropy.
+        seed: an int of 64 bits, or a 0-d tensor of an integer dtype, whose values need no new kernels.
+        ranks: weight and bias are this rank's shard of the classes. Uses the options classes,
+            sequence_parallel and grad_dtype of `Ranks`. Each rank is given the words of all classes in kept,
+            and the same seed. Indices count the classes of all ranks.
+
+    Returns:
+        Sample(index, log_prob, entropy). log_prob and entropy are differentiable in x, weight and bias. A
+        token that may take no class has index -1, log_prob -inf and entropy 0. One with a logit that is NaN
+        has index -1 and results that are NaN.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above, or temperature requires a gradient. A temperature
+            out of range in a tensor makes its token's results NaN instead.
+    """
+    if others:
+        refuse("linear_sample", others)
+    call = x, weight, bias, temperature, softcap, logit_scale, kept, entropy, seed, ranks
+    head, found, of_token, noise, greedy = sample_fold(*call)
+    value, index = found.best
+    missing = (value == -math.inf) | value.isnan()
+    nothing = torch.zeros(1, 1, dtype=head.real, device=value.device)
+    of_token["index"] = index.int()
+    drawn = _noise_at(nothing.expand(len(value), 1), nothing, row=of_token).noise
+    log_prob = _log_prob(value - noise * drawn, found.lse)
+    spread = None
+    if entropy:
+        spread = torch.where(found.lse == -math.inf, 0.0, found.lse - found.mean)
+    if greedy is not None:
+        settled = greedy & ~missing
+        log_prob = torch.where(settled, 0.0, log_prob)
+        spread = None if spread is None else torch.where(settled, 0.0, spread)
+    return Sample(
+        head.like_rows(index.masked_fill(missing, -1)),
+        head.like_rows(log_prob),
+        None if spread is None else head.like_rows(spread),
+    )
+
+
+def sample_fold(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    temperature: float | Tensor,
+    softcap: float | None,
+    logit_scale: float,
+    kept: Tensor | None,
+    entropy: bool,
+    seed: int | Tensor,
+    ranks: RanksOrGroup | None,
+) -> tuple[_Head, Any, dict[str, Tensor], Tensor, Tensor | None]:
+    """The fold of `linear_sample`, which has these arguments.
+
+    Returns the arguments as they are checked; the statistics; the seed and the number of each token; the
+    factor of its random numbers; and whether it takes the largest logit, None if no token does.
+    """
+    first, words = 0, None
+    try:
+        _refuse_dtensors("linear_sample", x, weight, bias)
+        head = _Head(x, weight, bias, softcap, logit_scale)
+        of_tokens = _temperatures(temperature, head.x)
+        greedy = None
+        if of_tokens is not None:
+            greedy = of_tokens == 0
+            inverse = _in_range(torch.where(greedy, 1.0, of_tokens))
+            noise = (~greedy).to(head.real)
+        else:
+            at_zero = not isinstance(temperature, Tensor) and temperature == 0
+            inverse = head.of_rows(1.0 if at_zero else 1 / check_positive("temperature", temperature))
+            noise = head.of_rows(0.0 if at_zero else 1.0)
+            greedy = torch.ones_like(noise, dtype=torch.bool) if at_zero else None
+        seeds, entropy = _checked_seed(seed, head.rows), check_bool("entropy", entropy)
+        sharding = None if ranks is None else _yards.ranks().Sharding.of(ranks)
+        if kept is not None:
+            classes, place = len(head.weight), torch.arange(len(head.weight), device=head.rows.device)
+            if sharding is not None:
+                columns = sharding.columns("weight", head.weight)
+                classes, place = columns.all, place + columns.first
+            words = _words(kept, head, classes)
+            head.column["shift"] = torch.ones_like(place) << 63 - place % 64
+        else:
+            head.column["shift"] = head.of_columns(0.0).long()
+    except (TypeError, ValueError) as error:
+        if ranks is None:
+            raise
+        refuse_over_ranks(ranks, "linear_sample", error)
+    if sharding is not None and sharding.ranks.sequence_parallel:
+        first = sharding.group.rank * len(head.rows)
+        words = None if words is None else _yards.ranks().unshard(words, 0, sharding.group.handle)
+    found = _SAMPLE[entropy, (*head.kind, kept is not None)]._with_words(
+        head.rows,
+        head.weight,
+        words=None if words is None else _in_64_bits(words),
+        row={"inverse": inverse, "seed": seeds, "noise": noise, **head.row},
+        column=head.column,
+        scale=head.scale,
+        ranks=ranks,
+    )
+    token = torch.arange(first, first + len(head.rows), dtype=torch.int32, device=head.rows.device)
+    return head, found, {"seed": seeds, "token": token}, noise, greedy
