@@ -5,6 +5,8 @@ All of them have in common:
 
 - Tensors may have any strides. They share one dtype (float64, float32, bfloat16 or float16) and one device.
   Under autocast they are cast as torch casts the operands of `linear` and `scaled_dot_product_attention`.
+  The gradient of a float32 weight of a loss or of `linear_log_probs` is then summed in float32 and never
+  rounded to 16 bits.
 - Sums, statistics and losses have the accumulation dtype: float32, or float64 for float64 inputs.
 - An empty fold (no key, no class, a fully masked row) gives output 0, log-sum-exp -inf and gradients of
   exactly 0.
@@ -42,6 +44,7 @@ from monoidreduce._ops.distillation import DISTILLATION_LOSSES
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._ops.mlp import ACTIVATIONS
 from monoidreduce._ops.registry import any_requires_grad, call_op
+from monoidreduce._ops.summed_weights import call_adding
 from monoidreduce._results import exported
 from monoidreduce._torch_private import has_tangent, is_captured
 from monoidreduce._validate import (
@@ -114,10 +117,13 @@ def autocast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor if dtype is None or tensor.dtype == torch.float64 else tensor.to(dtype)
 
 
-def _operands(optional: tuple[str, ...] = (), **tensors: Tensor | None) -> list[Any]:
+def _operands(
+    optional: tuple[str, ...] = (), master: str | None = None, **tensors: Tensor | None
+) -> list[Any]:
     """Check that the tensors have one dtype and device, and return them, cast if autocast is on.
 
-    optional: names of arguments that may be None.
+    optional: names of arguments that may be None. master: the name of a weight that stays float32 under
+    autocast if it gets a gradient, so that the gradient is not rounded to 16 bits; the op casts it.
     """
     operands: list[Tensor | None] = []
     first_name, first, dtype = "", None, None
@@ -129,14 +135,52 @@ def _operands(optional: tuple[str, ...] = (), **tensors: Tensor | None) -> list[
         operand = check_floating(name, tensor)
         if first is None:
             dtype = autocast_dtype(operand)
+        allowed = dtypes
         if dtype is not None:
-            operand = autocast(operand, dtype)
+            if name == master and dtypes == (dtype,) and _is_master(operand):
+                allowed = (dtype, torch.float32)
+            else:
+                operand = autocast(operand, dtype)
         if first is None:
             first_name, first, dtypes = name, operand, (operand.dtype,)
         else:
-            check_like(name, operand, first_name, first, dtypes)
+            check_like(name, operand, first_name, first, allowed)
         operands.append(operand)
     return operands
+
+
+def _is_master(weight: Tensor) -> bool:
+    """Whether a weight is float32 and gets a gradient."""
+    return weight.dtype == torch.float32 and weight.requires_grad and torch.is_grad_enabled()
+
+
+def _main_grad(weight: Tensor) -> Tensor | None:
+    """Megatron's float32 `main_grad` of a weight that gets a gradient; None if it has no such tensor."""
+    found = None if torch.compiler.is_compiling() else getattr(weight, "main_grad", None)
+    if not isinstance(found, Tensor) or not torch.is_grad_enabled() or not weight.requires_grad:
+        return None
+    alike = found.shape == weight.shape and found.device == weight.device and found.is_contiguous()
+    return found if alike and found.dtype == torch.float32 and weight.dtype != torch.float64 else None
+
+
+def _sum_of_gradients(given: Tensor | None, weight: Tensor) -> Tensor | None:
+    """The tensor to which the gradient of weight is added: `given`, or main_grad of the weight; else None."""
+    if given is None:
+        return _main_grad(weight)
+    check_floating("weight", weight)
+    check_tensor("weight_grad", given)
+    check_like("weight_grad", given, "weight", weight, (accumulation_dtype(weight.dtype),))
+    if given.shape != weight.shape:
+        raise ValueError(mismatch("weight_grad", f"shape {list(weight.shape)} as weight", list(given.shape)))
+    if not given.is_contiguous():
+        raise ValueError(mismatch("weight_grad", "a contiguous tensor", f"strides {list(given.stride())}"))
+    if given.requires_grad:
+        raise ValueError(mismatch("weight_grad", "a tensor that requires no gradient", "one that does"))
+    if not torch.is_grad_enabled():
+        return None
+    if not weight.requires_grad:
+        raise ValueError(mismatch("weight_grad", "None where weight requires no gradient", "a tensor"))
+    return given
 
 
 def _rows(name: str, tensor: Tensor, width: str) -> Tensor:
@@ -269,6 +313,16 @@ def _checked(
 
     sharded = _yards.ranks().Sharded.of(operator, checked, ranks)
     return sharded.tensors, sharded.options, found[0], None if sharded.group.size == 1 else sharded
+
+
+def _called(operator: str, sum_to: Tensor | None, weight: Tensor, given: tuple[Any, ...]) -> Any:
+    """Call an op with the arguments `given`.
+
+    sum_to: from `_sum_of_gradients`. weight: as the user gave it.
+    """
+    if sum_to is None:
+        return call_op(operator, *given)
+    return call_adding(operator, sum_to, weight, *given)
 
 
 def refuse_over_ranks(ranks: RanksOrGroup, operator: str, error: Exception) -> NoReturn:
@@ -738,7 +792,7 @@ def _check_cross_entropy(
     if class_weight is not None and torch.is_grad_enabled() and class_weight.requires_grad:
         raise ValueError(mismatch("class_weight", "a tensor that requires no gradient", "one that does"))
     x, weight, bias, class_weight = _operands(
-        ("bias", "class_weight"), x=x, weight=weight, bias=bias, class_weight=class_weight
+        ("bias", "class_weight"), "weight", x=x, weight=weight, bias=bias, class_weight=class_weight
     )
     sizes: dict[Any, Any] = {}
     rows = _rows("x", x, "D")
@@ -784,6 +838,7 @@ class CrossEntropyKeywords(CrossEntropyTensors, CrossEntropyOptions, total=False
     """All keywords of `linear_cross_entropy` but return_lse, which decides the type of its result."""
 
     ranks: RanksOrGroup | None
+    weight_grad: Tensor | None
 
 
 @overload
@@ -829,6 +884,7 @@ def linear_cross_entropy(
     return_lse: bool = False,
     workspace: int | None = None,
     ranks: RanksOrGroup | None = None,
+    weight_grad: Tensor | None = None,
     **others: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Cross entropy of softcap(logit_scale * x @ weight^T + bias) against class indices, without the logits.
@@ -859,6 +915,10 @@ def linear_cross_entropy(
             forward pass on a Hopper GPU saves as many dlogits as fit. The backward pass computes all others,
             a slice at a time, in memory of gradients that are not written yet, or else in the workspace. A
             smaller workspace is slower, never wrong.
+        weight_grad: a contiguous tensor like weight in the accumulation dtype. The backward pass adds the
+            gradient of weight to it, never rounded to 16 bits; weight.grad stays None. It needs a weight that
+            requires a gradient. By default it is `weight.main_grad` (Megatron), if that is such a tensor. Not
+            for DTensors, gradients of gradients, or inside of graphs of torch.compile.
 
     Returns:
         The loss: [...] for reduction "none", else a scalar. With return_lse also lse [...], differentiable.
@@ -887,25 +947,29 @@ def linear_cross_entropy(
             logit_scale=logit_scale,
             return_lse=return_lse,
             workspace=workspace,
+            weight_grad=weight_grad,
         )
         return found  # type: ignore[no-any-return]
     numbers = (reduction, logit_scale, softcap, ignore_index, label_smoothing, z_loss)
-    tensors, options, (return_lse, workspace), sharded = _checked(
+    tensors, options, (return_lse, workspace, sum_to), sharded = _checked(
         "linear_cross_entropy",
         _check_cross_entropy,
         (x, weight, bias, target, class_weight, *numbers),
         ranks,
-        lambda: (check_bool("return_lse", return_lse), workspace_bytes(workspace)),
+        lambda: (
+            check_bool("return_lse", return_lse),
+            workspace_bytes(workspace),
+            _sum_of_gradients(weight_grad, weight),
+        ),
     )
     rows, columns, *_ = tensors
     differentiated = _differentiated(rows), _differentiated(columns)
     if sharded is None:
         keep = rows.is_cuda and any(differentiated)
-        loss, lse, *_ = call_op(
-            "linear_cross_entropy", *tensors, *options, 0, -1, return_lse, keep, differentiated[0], workspace
-        )
+        given = (*tensors, *options, 0, -1, return_lse, keep, differentiated[0], workspace)
+        loss, lse, *_ = _called("linear_cross_entropy", sum_to, weight, given)
     else:
-        loss, lse = sharded.linear_cross_entropy(return_lse, differentiated, workspace)
+        loss, lse = sharded.linear_cross_entropy(return_lse, differentiated, workspace, sum_to, weight)
     if reduction == "none":
         loss = _like_rows(loss, x)
     return (loss, _like_rows(lse, x)) if return_lse else loss
@@ -923,7 +987,7 @@ def _check_distillation(
     teacher_grad: bool,
 ) -> Checked:
     x, weight, teacher_x, teacher_weight = _operands(
-        x=x, weight=weight, teacher_x=teacher_x, teacher_weight=teacher_weight
+        (), "weight", x=x, weight=weight, teacher_x=teacher_x, teacher_weight=teacher_weight
     )
     sizes: dict[Any, Any] = {}
     rows = _rows("x", x, "D")
@@ -985,6 +1049,7 @@ def distillation_folds(
     of_call: the arguments of `_check_distillation`. hard: (target, hard_weight, ignore_index).
     """
     (*tensors, keep), (_, loss, temperature) = _check_distillation(*of_call)
+    tensors[1] = tensors[1].to(tensors[0].dtype)  # a float32 master under autocast
     x, teacher_grad = of_call[0], of_call[-1]
     classes: dict[Any, Any] = {"V": len(tensors[1]), ("weight",): (("V",), tensors[1].shape)}
     for name, bias in zip(("bias", "teacher_bias"), biases, strict=True):
@@ -1046,6 +1111,7 @@ def linear_distillation(
     teacher_grad: bool = False,
     workspace: int | None = None,
     ranks: RanksOrGroup | None = None,
+    weight_grad: Tensor | None = None,
     **others: NoReturn,
 ) -> Tensor:
     """A loss between a student's and a teacher's distribution over the same classes, without their logits.
@@ -1080,6 +1146,7 @@ def linear_distillation(
             forward pass on a Hopper GPU saves as many dlogits as fit. The backward pass computes all others,
             a slice at a time, in memory of gradients that are not written yet, or else in the workspace. A
             smaller workspace is slower, never wrong.
+        weight_grad: as in `linear_cross_entropy`, and not with biases, target or the loss "jsd".
 
     Returns:
         The loss in the accumulation dtype: [...] for reduction "none", else a scalar.
@@ -1098,10 +1165,12 @@ def linear_distillation(
         refuse("linear_distillation", others)
     biases = bias, teacher_bias
     if distils_by_statistics(loss, *biases, target, hard_weight):
+        expected = "None beside bias, teacher_bias, target or the loss jsd"
         if ranks is not None:
-            expected = "None beside bias, teacher_bias, target or the loss jsd"
             error = ValueError(mismatch("ranks", expected, ranks))
             refuse_over_ranks(ranks, "linear_distillation", error)
+        if weight_grad is not None:
+            raise ValueError(mismatch("weight_grad", expected, "a tensor"))
         beta, hard_weight = check_mixture(beta, target, hard_weight, ignore_index)
         hard = (target, hard_weight, ignore_index)
         of_call = (x, weight, teacher_x, teacher_weight, mask, reduction, loss, temperature, teacher_grad)
@@ -1122,29 +1191,29 @@ def linear_distillation(
             hard_weight=hard_weight,
             teacher_grad=teacher_grad,
             workspace=workspace,
+            weight_grad=weight_grad,
         )
         return found
-    tensors, options, (_, workspace), sharded = _checked(
+    tensors, options, (_, workspace, sum_to), sharded = _checked(
         "linear_distillation",
         _check_distillation,
         (x, weight, teacher_x, teacher_weight, mask, reduction, loss, temperature, teacher_grad),
         ranks,
-        lambda: (check_mixture(beta, target, hard_weight, ignore_index), workspace_bytes(workspace)),
+        lambda: (
+            check_mixture(beta, target, hard_weight, ignore_index),
+            workspace_bytes(workspace),
+            _sum_of_gradients(weight_grad, weight),
+        ),
     )
     if sharded is None:
         rows = tensors[0]
-        result, _, _ = call_op(
-            "linear_distillation",
-            *tensors,
-            *options,
-            rows.is_cuda and _differentiated(*tensors[:2]) and not _differentiated(*tensors[2:4]),
-            _differentiated(rows),
-            workspace,
-        )
+        keep = rows.is_cuda and _differentiated(*tensors[:2]) and not _differentiated(*tensors[2:4])
+        given = (*tensors, *options, keep, _differentiated(rows), workspace)
+        result, _, _ = _called("linear_distillation", sum_to, weight, given)
     else:
         of_x, of_weight = map(_differentiated, tensors[:2])
         differentiated = (of_x, of_weight, _differentiated(*tensors[2:4]))
-        result = sharded.linear_distillation(differentiated, workspace)
+        result = sharded.linear_distillation(differentiated, workspace, sum_to, weight)
     return _like_rows(result, x) if reduction == "none" else result
 
 
@@ -1194,7 +1263,7 @@ def _check_log_probs(
     ignore_index: int,
     top1: bool,
 ) -> Checked:
-    x, weight, bias = _operands(("bias",), x=x, weight=weight, bias=bias)
+    x, weight, bias = _operands(("bias",), "weight", x=x, weight=weight, bias=bias)
     sizes: dict[Any, Any] = {}
     rows = _rows("x", x, "D")
     check_axes("x", rows, ("tokens", "D"), sizes, x)
@@ -1223,6 +1292,7 @@ def linear_log_probs(
     top1: bool = False,
     workspace: int | None = None,
     ranks: RanksOrGroup | None = None,
+    weight_grad: Tensor | None = None,
     **others: NoReturn,
 ) -> LogProbs:
     """Log-probabilities of targets under softmax(softcap(logit_scale * x @ weight^T + bias) / temperature).
@@ -1252,6 +1322,7 @@ def linear_log_probs(
             never wrong.
         ranks: weight and bias are this rank's shard of the classes. Uses the options classes,
             sequence_parallel and grad_dtype of `Ranks`.
+        weight_grad: as in `linear_cross_entropy`.
 
     Returns:
         LogProbs(log_probs, entropy, top1, lse). log_probs, entropy and lse are differentiable in x, weight
@@ -1279,27 +1350,31 @@ def linear_log_probs(
             entropy=entropy,
             top1=top1,
             workspace=workspace,
+            weight_grad=weight_grad,
         )
         return of_ranks
-    tensors, options, (entropy, workspace), sharded = _checked(
+    tensors, options, (entropy, workspace, sum_to), sharded = _checked(
         "linear_log_probs",
         _check_log_probs,
         (x, weight, bias, target, temperature, logit_scale, softcap, ignore_index, top1),
         ranks,
-        lambda: (check_bool("entropy", entropy), workspace_bytes(workspace)),
+        lambda: (
+            check_bool("entropy", entropy),
+            workspace_bytes(workspace),
+            _sum_of_gradients(weight_grad, weight),
+        ),
     )
     if sharded is None:
         rows, columns = tensors[:2]
         keep = rows.is_cuda and _differentiated(rows, columns) and not torch.compiler.is_compiling()
         keep = keep and not is_captured()  # a captured backward pass may be replayed without its forward pass
-        results = call_op(
-            "linear_log_probs", *tensors, *options, 0, -1, keep, _differentiated(rows), workspace
-        )
+        given = (*tensors, *options, 0, -1, keep, _differentiated(rows), workspace)
+        results = _called("linear_log_probs", sum_to, weight, given)
     elif top1 and ranks is not None:
         error = ValueError(mismatch("top1", "False where classes are split over ranks", True))
         refuse_over_ranks(ranks, "linear_log_probs", error)
     else:
-        results = sharded.linear_log_probs(workspace)
+        results = sharded.linear_log_probs(workspace, sum_to, weight)
     log_probs, entropies, lse = results[:3]
     return LogProbs(
         _like_rows(log_probs, x),

@@ -19,7 +19,7 @@ struct alignas(16) Vector {
 };
 
 // Gathers: rows is [rows, width], out [places, width] in the order. With `scatters` it is the other way
-// round. pitch, out_pitch: elements between lines. factors: [places], or null. vectors: how many there are in
+// round. Rows that are scaled in place by 1 are neither read nor written. pitch, out_pitch: elements between lines. factors: [places], or null. vectors: how many there are in
 // all.
 template <class T, class U>
 __global__ void __launch_bounds__(kThreads)
@@ -31,6 +31,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t place = i / vectors_of_row, column = i % vectors_of_row * kVector;
   const std::int64_t row = order[static_cast<int>(place)];
   const float factor = factors != nullptr ? factors[place] : place < order.counted() ? 1.f : 0.f;
+  if (factor == 1.f && static_cast<const void*>(rows) == out) return;
   const auto in = *reinterpret_cast<const Vector<T>*>(rows + (scatters ? place : row) * pitch + column);
   Vector<U> scaled;
 #pragma unroll

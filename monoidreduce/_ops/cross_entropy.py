@@ -18,6 +18,7 @@ from monoidreduce._ops.linear_loss import (
     LinearBackward,
     LinearHead,
     check_targets,
+    in_dtype_of,
     mean_divisor,
     no_dlogits,
     prepare_forward,
@@ -27,13 +28,15 @@ from monoidreduce._ops.linear_loss import (
     unreduced,
 )
 from monoidreduce._ops.memory import (
+    add_to,
     empty_statistics,
     launch_on,
     new_bias_gradient,
     new_gradient,
     rounded_gradients,
+    weight_sums,
 )
-from monoidreduce._ops.registry import UNROUNDED, Fold, register
+from monoidreduce._ops.registry import SUM_TO, UNROUNDED, Fold, register
 from monoidreduce._ops.slices import Needed
 from monoidreduce.workspace import get_workspace
 
@@ -177,6 +180,7 @@ def fold_cross_entropy(
 
     of_rank: the classes are those of one rank, so forward saves softmax weights instead of dlogits.
     """
+    weight = in_dtype_of(x, weight)
     check_targets(target, weight.shape[0] if options.classes < 0 else options.classes, options.ignore_index)
     loss_weights = None
     if options.classes < 0:
@@ -285,7 +289,9 @@ def cross_entropy_backward(
     options: CrossEntropyOpOptions,
     needed: list[bool],
     unrounded: bool = False,
+    sum_to: Tensor | None = None,
 ) -> list[Tensor]:
+    inputs, weight = (x, weight, bias), in_dtype_of(x, weight)
     lse, lse_low, saved = lse.contiguous(), lse_low.contiguous(), saved.contiguous()
     counted, class_weights = target != options.ignore_index, with_mean(class_weight, options.label_smoothing)
     if grad_loss is not None:
@@ -293,7 +299,6 @@ def cross_entropy_backward(
         grad_loss = unreduced(grad_loss, lse, count, options.reduction)
     workspace = get_workspace() if options.workspace is None else options.workspace
     classes, plan = weight.shape[0] if options.classes < 0 else options.classes, None
-    inputs = (x, weight, bias)
     if x.is_cuda:
         plan = _C.plan_cross_entropy_backward(
             x,
@@ -345,10 +350,12 @@ def cross_entropy_backward(
             uniform=skips and loss_alone and grad_loss is not None and options.reduction != "none",
             slope=options.logit_scale,
             unrounded=unrounded,
+            unrounded_weight=inputs[1] is not weight,
+            sum_to=sum_to,
         ).gradients()
         return rounded_gradients(head_gradients, inputs, needed[:3], unrounded)
     dx = new_gradient(x, needed[0], unrounded)
-    dweight = new_gradient(weight, needed[1])
+    dweight = weight_sums(weight, needed[1], sum_to, inputs[1] is not weight)
     dbias = new_bias_gradient(bias, needed[2])
     _C.cross_entropy_backward(
         x,
@@ -370,6 +377,7 @@ def cross_entropy_backward(
         *launch_on(x),
         plan,
     )
+    add_to(sum_to, dweight)
     return rounded_gradients((dx, dweight, dbias), inputs, needed[:3], unrounded)
 
 
@@ -388,5 +396,5 @@ register(
     of_shard=lambda given: {
         "keep": given["keep"] and rank_may_save(given["class_weight"], given["label_smoothing"])
     },
-    backward_options=UNROUNDED,
+    backward_options=f"{UNROUNDED}, {SUM_TO}",
 )

@@ -18,6 +18,7 @@ from monoidreduce._ops.engine import _C
 from monoidreduce._ops.linear_loss import (
     LinearBackward,
     LinearHead,
+    in_dtype_of,
     mean_divisor,
     no_dlogits,
     prepare_forward,
@@ -26,8 +27,15 @@ from monoidreduce._ops.linear_loss import (
     traced_dlogits,
     unreduced,
 )
-from monoidreduce._ops.memory import empty_statistics, launch_on, new_gradient, rounded_gradients
-from monoidreduce._ops.registry import UNROUNDED, Fold, choices, register
+from monoidreduce._ops.memory import (
+    add_to,
+    empty_statistics,
+    launch_on,
+    new_gradient,
+    rounded_gradients,
+    weight_sums,
+)
+from monoidreduce._ops.registry import SUM_TO, UNROUNDED, Fold, choices, register
 from monoidreduce._ops.slices import Needed
 from monoidreduce.workspace import get_workspace
 
@@ -110,6 +118,7 @@ def fold_distillation(
 
     of_rank: the classes are those of one rank, so forward saves softmax weights instead of dlogits.
     """
+    weight = in_dtype_of(x, weight)
     losses, stats = empty_statistics(x, x.shape[0]), empty_statistics(x, 6, x.shape[0])
     plan = scratch = classes_saved = teacher_saved = unit = None
     order = gathered = teacher_gathered = None
@@ -204,12 +213,13 @@ def distillation_backward(
     options: DistillationOpOptions,
     needed: list[bool],
     unrounded: bool = False,
+    sum_to: Tensor | None = None,
 ) -> list[Tensor]:
+    inputs, weight = (x, weight, teacher_x, teacher_weight), in_dtype_of(x, weight)
     stats, saved = stats.contiguous(), saved.contiguous()
     count = mean_divisor(mask, options.reduction, stats)
     grad_losses = unreduced(grad_loss, stats[0], count, options.reduction)
     workspace, plan = get_workspace() if options.workspace is None else options.workspace, None
-    inputs = (x, weight, teacher_x, teacher_weight)
     if x.is_cuda:
         teacher_needed = needed[2] or needed[3]
         head_workspace = workspace // 2 if teacher_needed else workspace
@@ -260,6 +270,8 @@ def distillation_backward(
                 uniform=plan.skips_rows and options.reduction != "none",
                 slope=1 / options.temperature,
                 unrounded=unrounded,
+                unrounded_weight=inputs[1] is not weight,
+                sum_to=sum_to,
             ).gradients()
             gradients = [t for head in head_gradients for t in (head.rows, head.columns)]
             gradients += [None] * (len(inputs) - len(gradients))  # for a frozen teacher
@@ -267,7 +279,8 @@ def distillation_backward(
     dx, dteacher_x = (
         new_gradient(t, wanted, unrounded) for t, wanted in ((x, needed[0]), (teacher_x, needed[2]))
     )
-    dweight, dteacher_weight = new_gradient(weight, needed[1]), new_gradient(teacher_weight, needed[3])
+    dweight = weight_sums(weight, needed[1], sum_to, inputs[1] is not weight)
+    dteacher_weight = new_gradient(teacher_weight, needed[3])
     _C.distillation_backward(
         x,
         weight,
@@ -285,6 +298,7 @@ def distillation_backward(
         *launch_on(x),
         plan,
     )
+    add_to(sum_to, dweight)
     return rounded_gradients((dx, dweight, dteacher_x, dteacher_weight), inputs, needed[:4], unrounded)
 
 
@@ -300,5 +314,5 @@ register(
     fake=distillation_results,
     backward=distillation_backward,
     fold=Fold(a="x", b="weight", other_a="teacher_x", other_b="teacher_weight"),
-    backward_options=UNROUNDED,
+    backward_options=f"{UNROUNDED}, {SUM_TO}",
 )

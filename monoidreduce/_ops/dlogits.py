@@ -125,7 +125,7 @@ class Head:
         for each slice, the last columns first:
             slice_at(part)          returns the operands, and where a kernel writes the slice's dlogits
             add_products(part)      dX += dlogits @ W[part]         in float32, rounded once at the end
-                                    dW[part] = dlogits.T @ X        written once
+                                    dW[part] = dlogits.T @ X        written once, or added to `column_sums`
                                     db[part] = sum of dlogits over rows
         add_saved_products()        does the same for the first columns, whose dlogits forward saved
 
@@ -144,6 +144,7 @@ class Head:
         upstream: Upstream | None = None,
         order: Tensor | None = None,
         unrounded: bool = False,
+        column_sums: Tensor | None = None,
     ) -> None:
         """
         Args:
@@ -158,6 +159,8 @@ class Head:
             order: from order_rows. The rows of dlogits are in this order, and inactive rows are skipped.
                 Needs clusters > 0.
             unrounded: return dX in float32.
+            column_sums: float32 [V, D], to which dW is added, unrounded; then dW is needed. Dlogits do not
+                lie in its memory.
         """
         self.rows, self.columns = multipliable(rows), multipliable(columns)
         self.clusters, self.order, self.unrounded = clusters, order, unrounded
@@ -165,7 +168,12 @@ class Head:
         (count, width), first = columns.shape, self.saved.shape[1]
         computes = first < count  # whether some dlogits were not saved
         self.gathers = order is not None and computes
-        self.d_columns = columns.new_empty(columns.shape) if needed.columns else None
+        self.adds_columns = column_sums is not None
+        self.d_columns = column_sums
+        if column_sums is not None:
+            needed = needed._replace(columns=False)  # there is no memory that is not written yet
+        elif needed.columns:
+            self.d_columns = columns.new_empty(columns.shape)
         self.space = space = Space.of(len(rows), count, width, own_columns, first, needed, self.gathers)
         # The memory of dX. Until dX is written, it holds dlogits or the gathered rows.
         memory = rows.new_empty(rows.shape) if space.has_rows or space.gathers_in_rows else None
@@ -211,6 +219,8 @@ class Head:
         if self.d_columns is not None:
             if self.clusters:
                 _columns_product(dlogits, self.rows, uniform, self.d_columns[part], self.order)
+            elif self.adds_columns:
+                add_product(self.d_columns[part], dlogits.T, self.rows)
             else:
                 write_product(self.d_columns[part], dlogits.T, self.rows)
         if self.bias is not None:
@@ -319,5 +329,5 @@ def _rows_product(
 def _columns_product(
     dlogits: Tensor, rows: Tensor, scale: Tensor | None, out: Tensor, order: Tensor | None
 ) -> None:
-    """out = scale * dlogits.T @ rows, summed over active rows."""
+    """out = scale * dlogits.T @ rows, summed over active rows. A float32 out is added to."""
     _C.columns_product(dlogits, rows, scale, out, order, 1, streams.current(out.device.index))

@@ -27,7 +27,7 @@ from monoidreduce._ops.dlogits import (
     multiply_dlogits,
 )
 from monoidreduce._ops.engine import _C
-from monoidreduce._ops.memory import empty_statistics, padded, padded_weight
+from monoidreduce._ops.memory import add_to, empty_statistics, is_aligned, padded, padded_weight
 from monoidreduce._ops.slices import Needed, columns_in, columns_to_save
 from monoidreduce._validate import mismatch
 
@@ -36,6 +36,7 @@ __all__ = [
     "LinearForward",
     "LinearHead",
     "check_targets",
+    "in_dtype_of",
     "mean_divisor",
     "no_dlogits",
     "prepare_forward",
@@ -94,6 +95,15 @@ def check_targets(target: Tensor, classes: int, ignore_index: int) -> None:
         if wrong.numel():
             expected = f"class indices in [0, {classes}) or ignore_index={ignore_index}"
             raise IndexError(mismatch("target", expected, wrong[0].item()))
+
+
+def in_dtype_of(x: Tensor, weight: Tensor) -> Tensor:
+    """The weight as kernels multiply it.
+
+    Under autocast an op takes a float32 weight beside a 16-bit x: its gradient is then a float32 sum that is
+    never rounded.
+    """
+    return weight if weight.dtype == x.dtype else weight.to(x.dtype)
 
 
 # The dlogits that forward saves for backward
@@ -220,6 +230,9 @@ class LinearBackward:
         uniform: grad is the same for all active tokens, as after a mean or sum. Only for Hopper's kernels.
         slope: d logit / d dot product.
         unrounded: return the gradient of x in float32.
+        unrounded_weight: return the gradient of the first head's weight in float32.
+        sum_to: float32 [V, D], to which the gradient of the first head's weight is added. None: it is
+            returned, if it is needed.
     """
 
     plan: _C.Plan
@@ -234,6 +247,8 @@ class LinearBackward:
     uniform: bool = False
     slope: float = 1.0
     unrounded: bool = False
+    unrounded_weight: bool = False
+    sum_to: Tensor | None = None
 
     def gradients(self) -> list[HeadGradients]:
         """The gradients of each head that is not frozen. They may be padded or in float32; the caller passes
@@ -251,6 +266,8 @@ class LinearBackward:
 
         def head(which: int) -> Head | FrozenHead:
             x, weight, needed = xs[which], weights[which], self.heads[which].needed
+            if which == 0 and self.sum_to is not None:
+                needed = needed._replace(columns=True)
             if which > 0 and not any(needed):
                 return FrozenHead(x, weight, self.order if computes else None)
             return Head(
@@ -263,6 +280,7 @@ class LinearBackward:
                 upstream=upstream,
                 order=self.order,
                 unrounded=self.unrounded,
+                column_sums=self._column_sums(weight) if which == 0 and needed.columns else None,
             )
 
         heads = [head(which) for which in range(len(xs))]
@@ -272,7 +290,21 @@ class LinearBackward:
             first_classes = HeadSlice(student.rows, student.columns[first], saved[:, first], None)
             self.finish_saved(first_classes)
         head_gradients = multiply_dlogits(heads, lambda part, of_heads: self.store(part, of_heads, grad))
+        if self.sum_to is not None:
+            add_to(self.sum_to, head_gradients[0].columns)
+            head_gradients[0] = head_gradients[0]._replace(columns=None)
         return [self._by_terms(gradients) for gradients in head_gradients]
+
+    def _column_sums(self, weight: Tensor) -> Tensor | None:
+        """Where the gradient of the first head's weight is summed in float32; None if it is rounded.
+
+        weight: padded. Kernels add to `sum_to` itself if it has the same columns and is aligned.
+        """
+        if self.sum_to is not None and self.sum_to.shape == weight.shape and is_aligned(self.sum_to):
+            return self.sum_to
+        if self.sum_to is None and not self.unrounded_weight:
+            return None
+        return weight.new_zeros(weight.shape, dtype=torch.float32)
 
     def _upstream(self, saved: Tensor) -> Upstream | None:
         """None if no dlogits were or will be stored with UNIT_UPSTREAM."""

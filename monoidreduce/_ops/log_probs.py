@@ -23,19 +23,22 @@ from monoidreduce._ops.linear_loss import (
     LinearBackward,
     LinearHead,
     check_targets,
+    in_dtype_of,
     no_dlogits,
     prepare_forward,
     saved_classes,
     traced_dlogits,
 )
 from monoidreduce._ops.memory import (
+    add_to,
     empty_statistics,
     launch_on,
     new_bias_gradient,
     new_gradient,
     rounded_gradients,
+    weight_sums,
 )
-from monoidreduce._ops.registry import UNROUNDED, Fold, register
+from monoidreduce._ops.registry import SUM_TO, UNROUNDED, Fold, register
 from monoidreduce._ops.slices import TILE_COLUMNS, Needed
 from monoidreduce.workspace import get_workspace
 
@@ -111,6 +114,7 @@ def log_probs_forward(
     temperatures: Tensor | None,
     options: LogProbsOpOptions,
 ) -> Results:
+    weight = in_dtype_of(x, weight)
     check_targets(target, weight.shape[0] if options.classes < 0 else options.classes, options.ignore_index)
     log_probs, entropy, lse, lse_low = (empty_statistics(x, x.shape[0]) for _ in range(4))
     best = target.new_empty(x.shape[:1]) if options.top1 else None
@@ -183,13 +187,14 @@ def log_probs_backward(
     options: LogProbsOpOptions,
     needed: list[bool],
     unrounded: bool = False,
+    sum_to: Tensor | None = None,
     consumes: bool = False,
 ) -> list[Tensor]:
     """consumes: overwrite the saved weights with dlogits. Otherwise they are not used."""
+    inputs, weight = (x, weight, bias), in_dtype_of(x, weight)
     workspace = get_workspace() if options.workspace is None else options.workspace
     classes, plan = weight.shape[0] if options.classes < 0 else options.classes, None
     entropy, lse, lse_low = (t.contiguous() for t in (entropy, lse, lse_low))
-    inputs = (x, weight, bias)
     if x.is_cuda:
         plan = _C.plan_log_probs_backward(
             x,
@@ -256,10 +261,12 @@ def log_probs_backward(
             order=order,
             slope=options.logit_scale,
             unrounded=unrounded,
+            unrounded_weight=inputs[1] is not weight,
+            sum_to=sum_to,
         ).gradients()
         return rounded_gradients(head_gradients, inputs, needed[:3], unrounded)
     dx = new_gradient(x, needed[0], unrounded)
-    dweight = new_gradient(weight, needed[1])
+    dweight = weight_sums(weight, needed[1], sum_to, inputs[1] is not weight)
     dbias = new_bias_gradient(bias, needed[2])
     _C.log_probs_backward(
         x,
@@ -283,6 +290,7 @@ def log_probs_backward(
         *launch_on(x),
         plan,
     )
+    add_to(sum_to, dweight)
     return rounded_gradients((dx, dweight, dbias), inputs, needed[:3], unrounded)
 
 
@@ -300,5 +308,5 @@ register(
     fold=Fold(a="x", b="weight"),
     of_shard=lambda given: {"keep": False},
     in_place=functools.partial(log_probs_backward, consumes=True),
-    backward_options=UNROUNDED,
+    backward_options=f"{UNROUNDED}, {SUM_TO}",
 )

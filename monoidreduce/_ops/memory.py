@@ -42,6 +42,23 @@ def new_gradient(of: Tensor, needed: bool, unrounded: bool = False) -> Tensor | 
     return accumulator(of) if of.is_cuda or unrounded else empty_dense(of)
 
 
+def weight_sums(of: Tensor, needed: bool, sum_to: Tensor | None, unrounded: bool) -> Tensor | None:
+    """Memory for the gradient of a weight, for kernels that compute it whole; None if it is not needed.
+
+    sum_to: from a caller who wants the gradient added to it (SUM_TO in registry.py). Kernels of a GPU add
+    to it themselves; `add_to` adds what a CPU kernel wrote. unrounded: in the accumulation dtype.
+    """
+    if sum_to is not None and of.is_cuda:
+        return sum_to
+    return new_gradient(of, needed or sum_to is not None, unrounded or sum_to is not None)
+
+
+def add_to(sum_to: Tensor | None, gradient: Tensor | None) -> None:
+    """Add a gradient, unless it has been summed there already. It may be padded to more columns."""
+    if sum_to is not None and gradient is not None and gradient is not sum_to:
+        sum_to += gradient[:, : sum_to.shape[1]]
+
+
 def new_bias_gradient(of: Tensor | None, needed: bool) -> Tensor | None:
     """Zeros, to which kernels add the gradient of a bias; None if it is not needed."""
     return accumulator(of) if of is not None and needed else None

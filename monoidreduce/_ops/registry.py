@@ -37,6 +37,7 @@ from monoidreduce._torch_private import (
 
 __all__ = [
     "OPERATORS",
+    "SUM_TO",
     "UNROUNDED",
     "Fold",
     "Operator",
@@ -52,6 +53,9 @@ __all__ = [
 
 # An option of backward ops: return the rows' gradient in the dtype in which it was summed.
 UNROUNDED = "bool unrounded=False"
+# And an option of the linear losses: add the gradient of the weight to this tensor, which is in the
+# accumulation dtype, instead of returning it. Then `needed` is False for the weight.
+SUM_TO = "Tensor(a!)? sum_to=None"
 
 # torch unregisters the ops when this object is garbage-collected, so the module keeps it.
 _library: Any = torch.library.Library("monoidreduce", "DEF")  # type: ignore[no-untyped-call]

@@ -346,6 +346,7 @@ def linear_distillation(
 
     The teacher's tensors have the placements of the student's.
     """
+    _refuse_tensors("linear_distillation", options)
     check_choice("reduction", reduction, functional.REDUCTIONS)
 
     def call(local: dict[str, Any], ranks: Ranks | None) -> _Results:
@@ -370,6 +371,7 @@ def linear_log_probs(
 
     temperature: a number, or a DTensor placed like x.
     """
+    _refuse_tensors("linear_log_probs", options)
     of_rows = {"temperature": temperature} if isinstance(temperature, Tensor) else {}
     number = {} if of_rows else {"temperature": temperature}
     names: list[str] = []

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from monoidreduce._keywords import refuse
 from monoidreduce._ops.registry import unrecorded
+from monoidreduce._ops.summed_weights import WEIGHT, stand_in
 from monoidreduce._torch_private import mark_untraced
 from monoidreduce._validate import mismatch
 from monoidreduce.distributed.collectives import gather_states, sum_over_ranks
@@ -28,6 +29,7 @@ from monoidreduce.ranks import RanksOrGroup
 
 __all__ = [
     "ShardedFold",
+    "Sums",
     "all_fold",
     "combined",
     "fold_over_ranks",
@@ -147,6 +149,16 @@ class _AllFold(torch.autograd.Function):
         return None, None, None, *(g if field.is_floating_point() else None for field, g in pairs)
 
 
+class Sums(NamedTuple):
+    """Where the gradient of a rank's own weight is added (`_ops.summed_weights`).
+
+    to: like the weight, without padding. parameter: the weight as the user gave it.
+    """
+
+    to: Tensor
+    parameter: Tensor
+
+
 class ShardedFold(NamedTuple):
     """How to run an op of `_ops` with columns sharded over ranks.
 
@@ -159,6 +171,7 @@ class ShardedFold(NamedTuple):
     results and the residuals that backward needs.
     run: called in place of the op if given; it returns the op's outputs, then more arguments for `combine`.
     differentiable: the first this many results have gradients.
+    sums: given if the gradient of the weight, input 1, is added to a tensor.
     """
 
     name: str
@@ -171,6 +184,7 @@ class ShardedFold(NamedTuple):
     differentiable: int = 1
     pack: Callable[[Any], Tensor] | None = None
     run: Callable[..., Any] | None = None
+    sums: Sums | None = None
 
 
 def fold_over_ranks(fold: ShardedFold, *inputs: Tensor | None) -> Any:
@@ -208,14 +222,21 @@ class _FoldOverRanks(torch.autograd.Function):
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        fold, saved, needed = ctx.fold, ctx.saved_tensors, ctx.needs_input_grad[1:]
+        fold, saved, needed = ctx.fold, ctx.saved_tensors, [*ctx.needs_input_grad[1:]]
         grads = grads[: fold.differentiable]
         if all(grad is None for grad in grads):
             return (None,) * (1 + ctx.count)
+        sums = fold.sums if needed[WEIGHT] else None
+        to: tuple[Tensor, ...] = ()
+        if sums is not None:
+            needed[WEIGHT], to = False, (sums.to,)
         with fold.sharding.group.failing_together(any(needed[i] for i in fold.rows)):
-            found = [*unrecorded(fold.name)[1](*grads, *saved, *fold.backward, needed, True)]
+            found = [*unrecorded(fold.name)[1](*grads, *saved, *fold.backward, needed, True, *to)]
         found += [None] * (ctx.count - len(found))  # inputs without gradients
         for i in fold.rows:
             if needed[i]:
                 found[i] = summed_gradient(found[i], saved[i], fold.sharding)
-        return None, *(g if wanted else None for g, wanted in zip(found, needed, strict=True))
+        gradients = [g if wanted else None for g, wanted in zip(found, needed, strict=True)]
+        if sums is not None:
+            gradients[WEIGHT] = stand_in(sums.parameter, saved[WEIGHT])
+        return None, *gradients

@@ -22,7 +22,7 @@ from monoidreduce._ops.registry import unrecorded
 from monoidreduce._torch_private import mark_untraced, modes_are_active
 from monoidreduce.distributed import states
 from monoidreduce.distributed.collectives import sum_over_ranks
-from monoidreduce.distributed.fold import ShardedFold, fold_over_ranks, summed_gradient
+from monoidreduce.distributed.fold import ShardedFold, Sums, fold_over_ranks, summed_gradient
 from monoidreduce.distributed.group import (
     COLUMN_OPTIONS,
     UNTRACED,
@@ -136,10 +136,21 @@ class Sharded:
         """[rows of all ranks] -> [rows of this rank]."""
         return shard(t, 0, self.group.handle) if self.sharding.ranks.sequence_parallel else t
 
+    def _sums(self, sum_to: Tensor | None, weight: Tensor) -> Sums | None:
+        """Where the gradient of weight is added (`functional._sum_of_gradients`), without its padding."""
+        own = self.columns.own(sum_to)
+        return None if own is None else Sums(own, weight)
+
     def linear_cross_entropy(
-        self, return_lse: bool, differentiated: tuple[bool, bool], workspace: int | None
+        self,
+        return_lse: bool,
+        differentiated: tuple[bool, bool],
+        workspace: int | None,
+        sum_to: Tensor | None,
+        parameter: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """The loss, and lse [rows]. differentiated: whether x and weight need gradients."""
+        """The loss, and lse [rows]. differentiated: whether x and weight need gradients. sum_to: the gradient
+        of the weight `parameter` is added to it; as in `_ops.summed_weights`, like the next two."""
         x, weight, bias, target, class_weight = self.tensors
         numbers: CrossEntropyNumbers = self.options  # type: ignore[assignment]
         z_loss, columns = numbers.z_loss, self.columns
@@ -171,11 +182,18 @@ class Sharded:
             sharding=self.sharding,
             differentiable=2,
             run=partial(_run, fold_cross_entropy, CrossEntropyOpOptions) if keep else None,
+            sums=self._sums(sum_to, parameter),
         )
         loss, lse = fold_over_ranks(fold, x, weight, bias, target, class_weight)
         return self._own_rows(loss) if numbers.reduction == "none" else loss, self._own_rows(lse)
 
-    def linear_distillation(self, differentiated: tuple[bool, bool, bool], workspace: int | None) -> Tensor:
+    def linear_distillation(
+        self,
+        differentiated: tuple[bool, bool, bool],
+        workspace: int | None,
+        sum_to: Tensor | None,
+        parameter: Tensor,
+    ) -> Tensor:
         """The loss. differentiated: whether x, weight, and a tensor of the teacher need gradients."""
         x, weight, teacher_x, teacher_weight, mask = self.tensors
         reduction, kind, temperature = self.options
@@ -204,11 +222,14 @@ class Sharded:
             combine=combine,
             sharding=self.sharding,
             run=partial(_run, fold_distillation, DistillationOpOptions) if keep else None,
+            sums=self._sums(sum_to, parameter),
         )
         (loss,) = fold_over_ranks(fold, x, weight, teacher_x, teacher_weight, mask)
         return self._own_rows(loss) if reduction == "none" else loss
 
-    def linear_log_probs(self, workspace: int | None) -> tuple[Tensor, ...]:
+    def linear_log_probs(
+        self, workspace: int | None, sum_to: Tensor | None, parameter: Tensor
+    ) -> tuple[Tensor, ...]:
         """log_probs, entropies and log-sum-exps, [rows] each."""
         x, weight, bias, target, temperatures = self.tensors
         columns = self.columns
@@ -223,7 +244,16 @@ class Sharded:
 
         options = (*self.options, columns.first, columns.all, False, False, workspace)
         fold = ShardedFold(
-            "linear_log_probs", options, options, (0,), 4, combine, self.sharding, 3, pack=torch.stack
+            "linear_log_probs",
+            options,
+            options,
+            (0,),
+            4,
+            combine,
+            self.sharding,
+            3,
+            pack=torch.stack,
+            sums=self._sums(sum_to, parameter),
         )
         results: tuple[Tensor, ...] = fold_over_ranks(fold, x, weight, bias, target, temperatures)
         return tuple(map(self._own_rows, results)) if self.sharding.ranks.sequence_parallel else results

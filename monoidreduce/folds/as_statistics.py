@@ -161,6 +161,7 @@ def _tokens(
     less: Tensor | None = None,
 ) -> Any:
     """`_token_statistics` of a call. ignored: the label of rows that have no part."""
+    weight = weight.to(x.dtype)  # it may be a float32 master, under autocast
     column = {
         "bias": weight.new_zeros(len(weight)) if bias is None else bias,
         "class_weight": weight.new_ones(len(weight)) if class_weight is None else class_weight,
@@ -433,7 +434,10 @@ def _linear_distillation(
     x_differentiated: bool,
     workspace: int | None,
 ) -> tuple[Tensor]:
-    operands, beta = (x, weight, teacher_x, teacher_weight), 0.5  # beta is of the loss jsd, which has no op
+    operands, beta = (
+        (x, weight.to(x.dtype), teacher_x, teacher_weight),
+        0.5,
+    )  # beta is of the loss jsd, which has no op
     fold = Distillation(operands, (None, None), kind, temperature, beta, None, mask, 0.0, workspace)
     return (fold.reduced(reduction),)
 

@@ -33,7 +33,9 @@ def linear_cross_entropy(
 
     Args:
         hidden: [s, b, h] or [tokens, h]. With sequence_parallel, this rank's shard of the first axis.
-        weight: [V, h], or with a group this rank's shard of the classes, of equal size on each rank.
+        weight: [V, h], or with a group this rank's shard of the classes, of equal size on each rank. If it
+            has a float32 `main_grad`, its gradient is added there, as by Megatron's own layers with
+            `gradient_accumulation_fusion`.
         labels: [s, b] or [tokens] class indices of all tokens, the same on all ranks.
         tp_group: the ranks that the classes are sharded over.
         reduction: "none", "sum" or "mean". The mean is over labels that are not ignored.

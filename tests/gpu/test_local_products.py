@@ -91,6 +91,24 @@ def test_columns_product(
         _close(out, expected * (1 if scale is None else 0.375), float(torch.finfo(dtype).eps))
 
 
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("rows, columns, width, counted", SIZES)
+def test_columns_product_adds_to_float32(
+    rows: int, columns: int, width: int, counted: int, dtype: torch.dtype, gpu: torch.device
+) -> None:
+    local, order = _problem(rows, columns, counted, dtype, gpu)
+    x = torch.randn(rows, width, device=gpu).to(dtype)
+    x[counted : counted + 64] = 1
+    x[counted + 64 :] = torch.nan  # is not read
+    sums = torch.randn(columns, width, device=gpu)
+    expected = sums.double()
+    for scale in (None, torch.tensor([0.375], device=gpu)):
+        product = local[:counted].double().T @ x[:counted].double()
+        expected += product * (1 if scale is None else 0.375)
+        dlogits._columns_product(local, x, scale, sums, order)
+        _close(sums, expected, 1e-5)
+
+
 def test_all_rows_count_without_an_order(gpu: torch.device) -> None:
     local, _ = _problem(500, 300, 500, torch.bfloat16, gpu)
     weight, x = (torch.randn(n, 128, device=gpu).bfloat16() for n in (300, 500))

@@ -110,18 +110,26 @@ WANTED = {"both": [True, True], "rows": [True, False], "columns": [False, True],
 
 
 @pytest.mark.parametrize("wanted", WANTED.values(), ids=WANTED)
+@pytest.mark.parametrize("added", (False, True), ids=("written", "added"))
 @pytest.mark.parametrize("own_tiles", (1, 3, 100))
 @pytest.mark.parametrize(
     ("rows", "columns", "width"),
     ((64, 3333, 512), (300, 2048, 16), (700, 1111, 712), (40, 100, 8), (40, 5, 8), (8, 5000, 64)),
 )
 def test_gradients_are_not_written_over_before_they_are_done(
-    rows: int, columns: int, width: int, own_tiles: int, wanted: list[bool], products_of_torch: None
+    rows: int,
+    columns: int,
+    width: int,
+    own_tiles: int,
+    wanted: list[bool],
+    added: bool,
+    products_of_torch: None,
 ) -> None:
     """Whatever local gradients share memory with, both products are products of all local gradients."""
     shapes = ((rows, width), (columns, width), (rows, columns))
     a, b, exact = (torch.randint(-3, 4, shape).float() for shape in shapes)  # sums are exact in any order
-    head = Head(a, b, Needed(*wanted), clusters=0, own_columns=own_tiles * TILE)
+    sums = torch.ones_like(b) if added and wanted[1] else None
+    head = Head(a, b, Needed(*wanted), clusters=0, own_columns=own_tiles * TILE, column_sums=sums)
     parts: list[slice] = []
 
     def store(part: slice, heads: list[HeadSlice]) -> None:
@@ -131,6 +139,9 @@ def test_gradients_are_not_written_over_before_they_are_done(
         to.copy_(exact[:, part])
 
     (found,) = multiply_dlogits([head], store)
+    if sums is not None:
+        assert found.columns is sums
+        sums -= 1
     stops, starts = [part.stop for part in parts], [part.start for part in parts]
     assert stops == [columns, *starts[:-1]] and starts[-1] == 0
     assert all(start % TILE == 0 for start in starts)
@@ -169,7 +180,8 @@ def products_of_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
         order: Tensor | None,
     ) -> None:
         before = local.clone()
-        out.copy_((1 if scale is None else scale) * (local.T @ rows))
+        product = (1 if scale is None else scale) * (local.T @ rows)
+        out.copy_(out + product if out.dtype == torch.float32 else product)
         assert torch.equal(local, before)
 
     monkeypatch.setattr(dlogits, "_rows_product", rows_product)
@@ -180,6 +192,7 @@ def products_of_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("wanted", WANTED.values(), ids=WANTED)
+@pytest.mark.parametrize("added", (False, True), ids=("written", "added"))
 @pytest.mark.parametrize("uniform", (False, True), ids=("of_rows", "uniform"))
 @pytest.mark.parametrize("kept_tiles", (1, 20))
 @pytest.mark.parametrize(
@@ -192,6 +205,7 @@ def test_saved_dlogits_are_multiplied_after_the_others(
     kept_tiles: int,
     uniform: bool,
     wanted: list[bool],
+    added: bool,
     products_of_hopper: None,
 ) -> None:
     """Some or all are kept; they may be multiplied again, with other upstream gradients."""
@@ -202,6 +216,7 @@ def test_saved_dlogits_are_multiplied_after_the_others(
     for factor in (2.0, -1.0):
         upstream = factor * (torch.ones(rows) if uniform else torch.randint(-2, 3, (rows,)).float())
         local = UNIT_UPSTREAM * exact if uniform else upstream[:, None] * exact
+        sums = torch.ones_like(b, dtype=torch.float32) if added and wanted[1] else None
         head = Head(
             a,
             b,
@@ -210,6 +225,7 @@ def test_saved_dlogits_are_multiplied_after_the_others(
             own_columns=TILE,
             saved=saved,
             upstream=Upstream(upstream, 1.0, uniform),
+            column_sums=sums,
         )
         starts = [columns]
 
@@ -227,7 +243,8 @@ def test_saved_dlogits_are_multiplied_after_the_others(
         if d_rows is not None:
             assert torch.equal(d_rows, expected @ b)
         if d_columns is not None:
-            assert torch.equal(d_columns, expected.T @ a)
+            assert (d_columns is sums) == added
+            assert torch.equal(d_columns.double() - int(added), expected.T @ a)
 
 
 def test_slices_fill_the_last_wave_of_tiles() -> None:

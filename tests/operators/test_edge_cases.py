@@ -944,7 +944,10 @@ def test_autocast(specimen: Specimen, dtype: torch.dtype, device: torch.device) 
         outputs, [leaves[name] for name in names], [torch.ones_like(y) for y in outputs]
     )
     for name, gradient in zip(names, gradients, strict=True):
-        assert gradient.dtype == torch.float32 and torch.equal(gradient, expected[f"d_{name}"].float())
+        assert gradient.dtype == torch.float32
+        if name == "weight" and specimen.operator.startswith("linear_"):  # a sum that is not rounded
+            gradient = gradient.to(dtype).float()
+        assert torch.equal(gradient, expected[f"d_{name}"].float())
 
 
 # Index ranges

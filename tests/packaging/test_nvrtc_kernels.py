@@ -220,7 +220,8 @@ HOPPER = {
             for epilogue, transposed in (
                 ("StoreEpilogue<E>", "true"),
                 ("ScatterEpilogue<E>", "false"),
-                ("AddEpilogue", "false"),
+                ("AddEpilogue<sm90::RowFactors>", "false"),
+                ("AddEpilogue<sm90::OneFactor>", "true"),
                 ("FloatEpilogue", "false"),
             )
         ),

@@ -77,7 +77,8 @@ void run(const RowsProduct& x, const Plan&, const Launch& launch) {
     };
     if (!x.adds) return x.out.dtype == DType::kFloat32 ? scatter(0.f) : scatter(E{});
     with_tile<false>(p, [&](auto tile) {
-      contraction<E>(tile, p, AddEpilogue{factors, tensor_map(out, kSlabBoxRows)}, nullptr, kName, launch);
+      const AddEpilogue<RowFactors> epilogue{factors, tensor_map(out, kSlabBoxRows)};
+      contraction<E>(tile, p, epilogue, nullptr, kName, launch);
     });
   });
 }
@@ -85,13 +86,19 @@ void run(const RowsProduct& x, const Plan&, const Launch& launch) {
 template <>
 void run(const ColumnsProduct& x, const Plan&, const Launch& launch) {
   const FoldProblem p = product_problem(x);
+  constexpr const char* kName = "columns_product";
   const TensorView outs[] = {as_rows(x.out)};
+  const OneFactor factor{static_cast<const float*>(x.scale.data),
+                         row_order(p.order, p.width(), p.first_place)};
   with_element(x.a.dtype, [&](auto element) {
     using E = decltype(element);
     with_tile<true>(p, [&](auto tile) {
-      const StoreEpilogue<E> epilogue{static_cast<const float*>(x.scale.data),
-                                      row_order(p.order, p.width(), p.first_place), stores_for(tile, outs)};
-      contraction<E>(tile, p, epilogue, nullptr, "columns_product", launch);
+      if (x.out.dtype == DType::kFloat32) {
+        const AddEpilogue<OneFactor> adds{factor, tensor_map(outs[0], kSlabBoxRows)};
+        return contraction<E>(tile, p, adds, nullptr, kName, launch);
+      }
+      const StoreEpilogue<E> stores{factor, stores_for(tile, outs)};
+      contraction<E>(tile, p, stores, nullptr, kName, launch);
     });
   });
 }

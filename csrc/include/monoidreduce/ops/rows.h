@@ -110,7 +110,7 @@ constexpr auto describe(const X*) {
                 order_of(&X::order, "P"), option("adds", &X::adds));
 }
 
-// out = scale a^T b, summed over the active rows.
+// out = scale a^T b, summed over the active rows. A float out is added to, a 16-bit one is written.
 struct ColumnsProduct {
   TensorView a, b;
   TensorView scale;  // one number, on the device
@@ -120,7 +120,7 @@ template <std::same_as<ColumnsProduct> X>
 constexpr auto describe(const X*) {
   return helper("columns_product", kSm90, tensor("a", &X::a, "P C").where(&check_16_bits<X>),
                 tensor("b", &X::b, "P D"), optional("scale", &X::scale, "1=1", Type::kAccumulation).dense(),
-                result("out", &X::out, "C D").strided(), order_of(&X::order, "P"));
+                result("out", &X::out, "C D", Type::kSameOrAccumulation).strided(), order_of(&X::order, "P"));
 }
 
 // A matrix product as the scores of a problem; the width is the dimension that is summed over.

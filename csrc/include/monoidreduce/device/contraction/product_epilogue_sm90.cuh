@@ -24,6 +24,18 @@ struct RowFactors {
   }
 };
 
+// The same factor for all rows: *factor, or 1 if it is null. order: the order of the width, over which the
+// product sums. If no place of it is active, the factor is 0, so the product is 0 whatever memory holds.
+struct OneFactor {
+  const float* factor;
+  RowOrder order;
+
+  __device__ __forceinline__ RowFactors::OfThread of(int) const {
+    const float all = order.counted() == 0 ? 0.f : factor == nullptr ? 1.f : *factor;
+    return {all, all};
+  }
+};
+
 // Elements [first, first + kSize) of the thread's dot products, times their row's factor. A factor of 0 gives
 // 0 even where the product is NaN.
 template <int kSize, int kAll>
@@ -36,23 +48,15 @@ __device__ __forceinline__ void scaled_part(float (&part)[kSize], const float (&
   }
 }
 
-// Stores the rounded product to a tensor [1, 1, rows, columns] of the element type. scale: one factor for all
-// elements, or null for 1. order: the order of the width, over which the product sums. If no place of it is
-// active, the product is 0, whatever memory holds.
+// Stores the product times a factor, rounded, to a tensor [1, 1, rows, columns] of the element type.
 template <class E>
 struct StoreEpilogue {
   using Memory = SlabMemory;
-  struct Work {
-    float scale[2];
-  };
-  const float* scale;
-  RowOrder order;
+  using Work = RowFactors::OfThread;
+  OneFactor factor;
   SlabStores<1> stores;
 
-  __device__ __forceinline__ Work begin(int) const {
-    const float all = order.counted() == 0 ? 0.f : scale == nullptr ? 1.f : *scale;
-    return {all, all};
-  }
+  __device__ __forceinline__ Work begin(int row0) const { return factor.of(row0); }
   template <int kSize>
   __device__ __forceinline__ void tile(const Work& work, const float (&dots)[1][kSize], int row0, int column0,
                                        Memory& memory, int warpgroup) const {
@@ -60,7 +64,7 @@ struct StoreEpilogue {
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
       float part[kSlabElements];
-      scaled_part(part, dots, slab * kSlabElements, work.scale);
+      scaled_part(part, dots, slab * kSlabElements, work.factor);
       std::uint32_t words[kSlabElements / 2];
       round_fragment<E>(words, part);
       stores.template store<kSlabs>(words, 0, row0, column0 + slab * kSlab, slab, memory, warpgroup);
@@ -133,11 +137,13 @@ struct ScatterEpilogue {
 };
 
 // Multiplies rows by their factors and adds them to a tensor of floats [1, 1, rows, columns], 32 columns at a
-// time, by TMA reduce-add. Each element is added to once, so the order does not matter.
+// time, by TMA reduce-add. Each element is added to once, so the order does not matter. Factors: RowFactors or
+// OneFactor.
+template <class Factors>
 struct AddEpilogue {
   using Memory = SlabMemory;
   using Work = RowFactors::OfThread;
-  RowFactors factors;
+  Factors factors;
   arch::TensorMap sums;  // boxes of kSlabBoxRows lines
 
   __device__ __forceinline__ Work begin(int row0) const { return factors.of(row0); }
