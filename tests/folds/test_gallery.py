@@ -538,12 +538,12 @@ def check(name: str, inputs: Inputs, **options: bool) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Statistics, "__call__", Statistics.reference)
             bases = run(function, inputs, {}, differentiate, upstream)
-    failures = []
+    failures, rows = [], max(t.shape[0] for t in inputs.values() if t.dim())
     for i, of in enumerate(zip(*(outputs for outputs, _ in (results, refs, bases)), strict=True)):
-        failures += accuracy_failures(f"out{i}", *of, dtype, 1, **options)
+        failures += accuracy_failures(f"out{i}", *of, dtype, rows, **options)
     for key in differentiate:
         of = (results[1][key], refs[1][key], bases[1][key])
-        failures += accuracy_failures(f"d_{key}", *of, dtype, 1, **options)
+        failures += accuracy_failures(f"d_{key}", *of, dtype, rows, **options)
     raise_failures(name, failures)
 
 
@@ -558,14 +558,20 @@ def test_small_sizes(name: str, sizes: tuple[int, int, int]) -> None:
     check(name, ENTRIES[name][0](*sizes), generated=True)
 
 
-def in_dtype(name: str, dtype: torch.dtype, device: torch.device | str = "cpu") -> Inputs:
-    inputs = ENTRIES[name][0](60, 130, 16)
+def in_dtype(
+    name: str,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    sizes: tuple[int, int, int] = (60, 130, 16),
+) -> Inputs:
+    inputs = ENTRIES[name][0](*sizes)
     return {key: t.to(device, dtype if t.is_floating_point() else t.dtype) for key, t in inputs.items()}
 
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_float32(name: str, device: torch.device) -> None:
-    check_draws(lambda: check(name, in_dtype(name, torch.float32, device), drawn_again=True))
+    sizes = (400, 430, 24)  # torch's largest error, with which ours is compared, is one of many
+    check_draws(lambda: check(name, in_dtype(name, torch.float32, device, sizes), drawn_again=True))
 
 
 # Not points, as their coordinates have more than 8 bits.

@@ -349,6 +349,18 @@ def test_strides_scale_and_a_single_row() -> None:
     assert_exact(list(fold(a[0], b, scale=-0.3)), [t[0] for t in expected])
 
 
+def test_sums_of_many_columns_are_as_accurate_as_torchs(device: torch.device) -> None:
+    @mr.statistics
+    def sums(score: Any) -> dict[str, Any]:
+        p = mr.stat.softmax(score * 0.1)
+        return dict(total=mr.stat.total(score.abs()), mean=p.mean(score.abs()))
+
+    a, b = torch.randn(64, 16, device=device), torch.randn(100_000, 16, device=device)
+    exact, stored = sums.reference(a.double(), b.double()), sums.reference(a, b)
+    for y, ref, base in zip(sums(a, b), exact, stored, strict=True):
+        assert (y - ref).norm() <= 2 * (base - ref).norm()
+
+
 def test_threads_and_determinism() -> None:
     fold, call = fold_inputs("token_stats", (130,), 1500, 24, torch.float32)
     first = with_gradients(fold, call)
