@@ -62,6 +62,7 @@ OPERATORS = (
     "folds",
     "mods",
     "kernel_sums",
+    "payloads",
     "short",
 )
 OTHERS = (
