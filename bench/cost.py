@@ -111,6 +111,8 @@ def _cases(row: dict[str, Any], environment: dict[str, Any]) -> Iterator[Measure
     phases = row["phases"]
     if row["parameters"].get("loss") == "jsd":  # not an operator, but a function for mr.statistics
         return
+    if "weight" in row["parameters"]:  # under autocast, or with sums of several steps
+        return
     for contender in phases["forward"]["milliseconds"]:
         ours, _, mode = contender.partition(", ")
         of_another = mode.startswith("linear_cross_entropy")  # a contender of log_probs

@@ -70,6 +70,107 @@ def quack(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     return chunked_linear_cross_entropy(x, weight, target, chunk_size=2048 if x.shape[1] == 4096 else 4096)
 
 
+# A float32 gradient of the weight
+
+
+def under_autocast(contender: Contender) -> Contender:
+    """The contender on a float32 weight: autocast casts it in every call."""
+
+    def call(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, x.dtype):
+            return contender(x, weight, target)
+
+    return call
+
+
+class _Accumulated(torch.autograd.Function):
+    """A step of `accumulating`. The gradient of the float32 weight is the sum over all steps so far."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, contender: Contender, x: Tensor, _: Tensor, target: Tensor, weight: Tensor, sums: Tensor
+    ) -> Tensor:
+        with torch.enable_grad():
+            rows = x.detach().requires_grad_()
+            loss = contender(rows, weight, target, sums)
+        ctx.step = rows, weight, sums, loss
+        return loss.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        rows, weight, sums, loss = ctx.step
+        loss.backward(grad)
+        if weight.grad is not None:
+            sums += weight.grad
+            weight.grad = None
+        return None, rows.grad, sums, None, None, None
+
+
+def accumulating(contender: Contender) -> Contender:
+    """The contender on a 16-bit weight, which is not cast in every call, and a float32 sum of its gradients.
+
+    contender: takes x, the 16-bit weight, target and the sum. If it leaves a 16-bit gradient, that is added.
+    """
+    kept: list[Tensor] = []
+
+    def call(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        if not kept:
+            kept.extend((weight.detach().to(x.dtype).requires_grad_(), torch.zeros_like(weight)))
+        result: Tensor = _Accumulated.apply(contender, x, weight, target, *kept)  # type: ignore[no-untyped-call]
+        return result
+
+    return call
+
+
+def with_weight_grad(
+    workspace: int | None, x: Tensor, weight: Tensor, target: Tensor, sums: Tensor
+) -> Tensor:
+    return mr.linear_cross_entropy(x, weight, target, weight_grad=sums, workspace=workspace)
+
+
+def float32_case(dtype: torch.dtype, device: torch.device, *, N: int, V: int, D: int) -> Case:
+    """N tokens of width D over V classes, in 16 bits, with a float32 gradient of the weight [V, D].
+
+    The weight is float32 under autocast; or, as of trainers with a `main_grad`, 16-bit with a float32 sum.
+    torch rounds the gradient to 16 bits before it casts or adds it.
+    """
+    products = 2 * N * V * D  # FLOPs of the logits
+
+    def inputs() -> tuple[Tensor, ...]:
+        x = torch.randn(N, D, device=device).to(dtype)
+        weight = (torch.randn(V, D, device=device) * D**-0.5).to(dtype).float()
+        return x, weight, torch.randint(V, (N,), device=device)
+
+    contenders = {
+        "monoidreduce": under_autocast(mr.linear_cross_entropy),
+        "monoidreduce, weight_grad": accumulating(functools.partial(with_weight_grad, None)),
+        "torch": under_autocast(torch_loss),
+    }
+    if device.type == "cuda":
+        compiled = torch.compile(torch_loss, dynamic=False)
+        contenders["torch.compile"] = under_autocast(compiled)
+        contenders["torch.compile, added"] = accumulating(
+            lambda x, weight, target, _: compiled(x, weight, target)
+        )
+        for size in (384, 512, 1536):
+            own = functools.partial(mr.linear_cross_entropy, workspace=size << 20)
+            contenders[f"monoidreduce, {size} MiB"] = under_autocast(own)
+            summed = functools.partial(with_weight_grad, size << 20)
+            contenders[f"monoidreduce, weight_grad, {size} MiB"] = accumulating(summed)
+    return Case(
+        op="cross_entropy",
+        dtype=dtype,
+        device=device,
+        parameters={"N": N, "V": V, "D": D, "weight": "float32"},
+        inputs=inputs,
+        leaves=2,
+        output=(),
+        contenders=contenders,
+        flops={"forward": products, "backward": 2 * products, "total": 3 * products},
+        targets={},
+    )
+
+
 def case(
     dtype: torch.dtype,
     device: torch.device,
@@ -135,7 +236,9 @@ def case(
 def cases(device: torch.device, quick: bool) -> list[Case]:
     """Cases in float32 and bfloat16; on a GPU, the heads of three models, one with several vocabularies."""
     if quick:
-        return [case(dtype, device, N=64, V=1000, D=64) for dtype in (torch.float32, torch.bfloat16)]
+        small = {"N": 64, "V": 1000, "D": 64}
+        plain = [case(dtype, device, **small) for dtype in (torch.float32, torch.bfloat16)]
+        return [*plain, float32_case(torch.bfloat16, device, **small)]
     if device.type == "cuda":
         sizes = [
             {"N": 8192, "V": 128256, "D": 4096},
@@ -145,7 +248,9 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
         ]
         all_count = [case(torch.bfloat16, device, **size) for size in sizes]
         options: list[dict[str, Any]] = [{"ignored": 0.5}, {"smoothing": True}]
-        return [*all_count, *(case(torch.bfloat16, device, **sizes[0], **option) for option in options)]
+        others = [case(torch.bfloat16, device, **sizes[0], **option) for option in options]
+        others += [float32_case(torch.bfloat16, device, **size) for size in (sizes[0], sizes[2])]
+        return [*all_count, *others]
     return [
         case(torch.float32, device, N=1024, V=32000, D=512, target=1.2),
         case(torch.bfloat16, device, N=1024, V=32000, D=512, target=1.0),

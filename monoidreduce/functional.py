@@ -31,13 +31,25 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from numbers import Integral
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, TypedDict, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    cast,
+    overload,
+)
 
 import torch
 from torch import Tensor
 
 from monoidreduce import _yards
 from monoidreduce._keywords import refuse
+from monoidreduce._ops import cross_entropy_parts
 from monoidreduce._ops.attention_passes import in_full
 from monoidreduce._ops.cross_entropy import CrossEntropyNumbers
 from monoidreduce._ops.distillation import DISTILLATION_LOSSES
@@ -965,6 +977,12 @@ def linear_cross_entropy(
     rows, columns, *_ = tensors
     differentiated = _differentiated(rows), _differentiated(columns)
     if sharded is None:
+        if differentiated[1] and sum_to is None:
+            labels, classes = tensors[3:]
+            how = (cast(CrossEntropyNumbers, options), return_lse, workspace)
+            if cross_entropy_parts.takes(rows, columns, bias, classes, *how):
+                given = (rows, columns, labels, classes, *options, *differentiated, workspace)
+                return call_op("linear_cross_entropy_parts", *given)[0]  # type: ignore[no-any-return]
         keep = rows.is_cuda and any(differentiated)
         given = (*tensors, *options, 0, -1, return_lse, keep, differentiated[0], workspace)
         loss, lse, *_ = _called("linear_cross_entropy", sum_to, weight, given)

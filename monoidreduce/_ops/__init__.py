@@ -4,6 +4,7 @@ from monoidreduce._ops import (  # noqa: F401  # each registers its op
     attention,
     attention_varlen,
     cross_entropy,
+    cross_entropy_parts,
     distillation,
     gated_mlp,
     log_probs,

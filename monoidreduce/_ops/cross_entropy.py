@@ -42,7 +42,11 @@ from monoidreduce.workspace import get_workspace
 
 __all__ = [
     "CrossEntropyNumbers",
+    "CrossEntropyOpOptions",
     "SavedWeights",
+    "cross_entropy_backward",
+    "cross_entropy_forward",
+    "dlogits_can_be_saved",
     "fold_cross_entropy",
     "rank_may_save",
     "target_weights",

@@ -19,6 +19,7 @@ from torch import Tensor
 from monoidreduce import _C
 from monoidreduce._ops import engine
 from monoidreduce._ops.registry import OPERATORS
+from monoidreduce._ops.summed_weights import WEIGHT
 from monoidreduce._torch_private import (
     DispatchMode,
     plain_torch_function,
@@ -341,8 +342,12 @@ def dry_run(
             notes.known.update(t.untyped_storage() for t in upstream)
             grads = (*upstream, *[None] * (of.differentiable - len(upstream)))
             of_backward = (*grads, *arguments[: of.inputs], *kept, *arguments[of.inputs :], wanted)
+            sum_to, given_to_backward = call.get("weight_grad"), of_backward
+            if sum_to is not None and wanted[WEIGHT]:  # as call_adding of summed_weights.py has it
+                added = [each and i != WEIGHT for i, each in enumerate(wanted)]
+                given_to_backward = (*of_backward[:-1], added, False, sum_to)
             with notes:
-                found = of.freeing(*of_backward)
+                found = of.freeing(*given_to_backward)
             gradients = sum(t.nbytes for t in found)
             run.peak = max(run.peak, notes.most - outputs - gradients)
             run.compulsory += sum(inputs.values()) + sum(t.nbytes for t in upstream) + gradients

@@ -17,24 +17,21 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
 
 from monoidreduce._ops.engine import _C, streams
+from monoidreduce._ops.forward_gradients import has_kernels, scaled, scaled_in_place
 from monoidreduce._ops.linear_loss import mean_divisor
 from monoidreduce._ops.memory import (
     aligned,
-    empty_dense,
     empty_statistics,
     is_aligned,
     launch_on,
-    no_gradient,
     padded,
 )
 from monoidreduce._ops.mlp_parts import parts_of
 from monoidreduce._ops.products import multipliable, without_autocast, write_product
 from monoidreduce._ops.registry import Fold, any_requires_grad, register
 from monoidreduce._ops.slices import TILE_COLUMNS, TILE_ROWS
-from monoidreduce._torch_private import mark_constant
 from monoidreduce.workspace import get_workspace
 
 __all__ = ["ONLY_HOPPER", "Layout", "obstacle", "obstacle_of_call"]
@@ -287,19 +284,14 @@ def linear_jsd_backward(
     workspace: int | None,
     needed: list[bool],
 ) -> list[Tensor]:
-    found = zip((dx, dweight), needed, strict=False)
-    return [
-        _scaled(t, grad_loss, empty_dense(t)) if is_needed else no_gradient([x]) for t, is_needed in found
-    ]
+    return scaled((dx, dweight), grad_loss, needed)
 
 
 def linear_jsd_backward_in_place(grad_loss: Tensor, *rest: Any) -> list[Tensor]:
     """`linear_jsd_backward` if nobody reads dx and dweight afterwards. It multiplies them in place, because
     dweight is as large as the weights."""
     *_, dx, dweight, _, _, _, _, _, needed = rest
-    increment_version((dx, dweight))  # torch refuses to read them again, where memory runs out on the way
-    found = zip((dx, dweight), needed, strict=False)
-    return [_scaled(t, grad_loss, t) if is_needed else t for t, is_needed in found]
+    return scaled_in_place((dx, dweight), grad_loss, needed)
 
 
 def linear_jsd_flops(given: dict[str, Any]) -> int:
@@ -307,13 +299,6 @@ def linear_jsd_flops(given: dict[str, Any]) -> int:
     x, weight, teacher_x = (given[name] for name in ("x", "weight", "teacher_x"))
     flops: int = 2 * x[0] * weight[0] * (x[1] * (1 + sum(given["wanted"])) + teacher_x[1])
     return flops
-
-
-def _scaled(gradient: Tensor, by: Tensor, out: Tensor) -> Tensor:
-    """Write by * gradient to `out`, which may be the gradient itself. It is rounded once, from float32."""
-    factors = by.expand(len(gradient)).contiguous()
-    _C.scale_rows(gradient, factors, out, None, False, 1, streams.current(out.device.index))
-    return out
 
 
 register(
@@ -331,14 +316,6 @@ register(
     flops=(linear_jsd_flops, lambda given: 0),
     in_place=linear_jsd_backward_in_place,
 )
-
-
-def _multiplies(device: int) -> bool:
-    """Whether a GPU has kernels that multiply scores and dlogits, for operands of any width."""
-    return bool(_C.can_keep(device, TILE_COLUMNS, TILE_COLUMNS, 1.0))
-
-
-mark_constant(_multiplies)  # a compiler calls it while it traces
 
 
 Operands: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -374,4 +351,4 @@ def obstacle(operands: Operands, loss: str, reduction: str, others: bool) -> str
     if why := obstacle_of_call(operands, loss, reduction, others):
         return why
     x = operands[0]
-    return None if x.is_cuda and _multiplies(x.device.index) else ONLY_HOPPER
+    return None if x.is_cuda and has_kernels(x.device.index) else ONLY_HOPPER

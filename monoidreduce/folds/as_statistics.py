@@ -215,6 +215,18 @@ def _linear_cross_entropy(
     return loss, s.lse
 
 
+def _linear_cross_entropy_parts(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    class_weight: Tensor | None,
+    *options: Any,
+) -> tuple[Tensor]:
+    *numbers, _of_x, _of_weight, workspace = options
+    of_op = (*numbers, 0, -1, False, False, True, workspace)
+    return _linear_cross_entropy(x, weight, None, target, class_weight, *of_op)[:1]
+
+
 def _linear_log_probs(
     x: Tensor,
     weight: Tensor,
@@ -446,6 +458,7 @@ _FOLDS: dict[str, Callable[..., tuple[Tensor | None, ...]]] = {
     "attention": _attention,
     "attention_varlen": _attention_varlen,
     "linear_cross_entropy": _linear_cross_entropy,
+    "linear_cross_entropy_parts": _linear_cross_entropy_parts,
     "linear_distillation": _linear_distillation,
     "linear_log_probs": _linear_log_probs,
     "logsumexp_matmul": _logsumexp_matmul,

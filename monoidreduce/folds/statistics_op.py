@@ -662,7 +662,9 @@ def _gradients_with_most(
     d_table = chunked.of_table(used[0], used[2], counts, of_most) if needed[-1] else None
     added = (*d_operands, *d_data, d_table)
     for i, (x, y) in enumerate(zip(found, added, strict=True)):
-        if x is not None and y is not None and x.shape != y.shape:  # kernels read operands padded to whole vectors
+        if (
+            x is not None and y is not None and x.shape != y.shape
+        ):  # kernels read operands padded to whole vectors
             found[i] = x[:, : y.shape[1]]
     return [_added(x, y) for x, y in zip(found, added, strict=True)]
 

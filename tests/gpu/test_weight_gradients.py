@@ -9,6 +9,7 @@ import torch
 from calls import HALVES, check_captured, peak, reset_peak
 from specimens import Inputs, cross_entropy_inputs, distillation_inputs, name_of
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from weight_sums import OPERATORS, ROUTES, called, check_sums, summed
 
 import monoidreduce as mr
@@ -154,3 +155,106 @@ def test_bits_of_gradients_of_rows(gpu: torch.device) -> None:
         mr.linear_cross_entropy(x, weight, inputs["target"], **options).backward()
         found.append(x.grad)
     torch.testing.assert_close(found[0], found[1], rtol=1e-2, atol=1e-4)
+
+
+# A reduced loss of masters on Hopper: some tokens at a time
+
+
+def masters(gpu: torch.device, rows: int, classes: int, width: int, **options: Any) -> Inputs:
+    inputs = cross_entropy_inputs(rows, classes, width, dtype=torch.bfloat16, device=gpu, **options)
+    return inputs | {"weight": inputs["weight"].float().requires_grad_(), "x": inputs["x"].requires_grad_()}
+
+
+def step_of(inputs: Inputs, **options: Any) -> list[Tensor]:
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = mr.linear_cross_entropy(**inputs, **options)
+    return [loss.detach(), *torch.autograd.grad(loss, (inputs["x"], inputs["weight"]))]
+
+
+class Names(TorchDispatchMode):
+    """Names of the ops of this library that were called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "monoidreduce":
+            self.names.append(func._schema.name.removeprefix("monoidreduce::"))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("ignored", (0.0, 0.5, 1.0))
+@pytest.mark.parametrize(
+    "options", ({}, {"reduction": "sum"}, {"z_loss": 1e-3, "label_smoothing": 0.1}), ids=str
+)
+@pytest.mark.parametrize("sizes", ((2000, 1111, 200), (2049, 3000, 72)))
+def test_tokens_in_parts(
+    sizes: tuple[int, int, int], options: dict[str, Any], ignored: float, tier: str, gpu: torch.device
+) -> None:
+    """The same gradients as of all tokens at once, by this op on Hopper alone."""
+    inputs = masters(gpu, *sizes, ignored=ignored)
+    with torch.no_grad():
+        inputs["x"][inputs["target"] == -100] = torch.nan if tier == "sm90" else 1.0
+    with Names() as called_ops:
+        found = step_of(inputs, workspace=2 * 800 * sizes[1], **options)
+    parts = "linear_cross_entropy_parts" in called_ops.names
+    assert parts == (tier == "sm90")
+    expected = step_of(inputs, workspace=128 << 20, **options)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == theirs.dtype and ours.isfinite().all()
+        assert (ours - theirs).float().norm() <= 8e-3 * theirs.float().norm()
+
+
+def test_parts_against_float64(tier: str, gpu: torch.device) -> None:
+    if tier != "sm90":
+        pytest.skip("only kernels for Hopper take parts of tokens")
+    check_sums(
+        "linear_cross_entropy",
+        "master",
+        lambda: cross_entropy_inputs(2048, 1111, 200, dtype=torch.bfloat16, device=gpu),
+        draws=3,
+        workspace=2 * 800 * 1111,
+    )
+
+
+@pytest.mark.parametrize("factor", (1.0, 0.25, 3.0))
+def test_upstream_gradients_of_parts(factor: float, tier: str, gpu: torch.device) -> None:
+    """The backward pass multiplies gradients of the forward pass; twice if the graph is retained."""
+    inputs = masters(gpu, 2000, 1111, 200)
+    once = step_of(inputs, workspace=2 * 800 * 1111)[1:]
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = mr.linear_cross_entropy(**inputs, workspace=2 * 800 * 1111)
+    leaves = (inputs["x"], inputs["weight"])
+    first = torch.autograd.grad(factor * loss, leaves, retain_graph=True)
+    second = torch.autograd.grad(factor * loss, leaves)
+    for a, b, c in zip(first, second, once, strict=True):
+        torch.testing.assert_close(a, b)
+        torch.testing.assert_close(a.float(), factor * c.float(), rtol=1e-2, atol=1e-5)
+
+
+def test_memory_of_parts(tier: str, gpu: torch.device) -> None:
+    """The gradient, the workspace, and a 16-bit copy of the weight while the forward pass runs."""
+    if tier != "sm90":
+        pytest.skip("only kernels for Hopper take parts of tokens")
+    rows, classes, width = 4096, 40000, 512
+    inputs, workspace = masters(gpu, rows, classes, width), 128 << 20
+    weight = inputs["weight"]
+
+    def step() -> None:
+        inputs["x"].grad = weight.grad = None
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = mr.linear_cross_entropy(**inputs, workspace=workspace)
+        loss.backward()
+
+    step()
+    inputs["x"].grad = weight.grad = None
+    before = reset_peak()
+    step()
+    gradients = 4 * classes * width + 2 * rows * width
+    assert peak() - before < gradients + workspace + 2 * classes * width + 4 * rows * width + (8 << 20)
+
+
+def test_parts_captured(gpu: torch.device) -> None:
+    inputs = masters(gpu, 2000, 1111, 200)
+    check_captured(lambda: tuple(step_of(inputs, workspace=2 * 800 * 1111)))

@@ -1,0 +1,169 @@
+"""The op `linear_cross_entropy_parts`: a reduced loss and its gradients, some tokens at a time, on Hopper.
+
+It is for a float32 weight beside a 16-bit x, as under autocast. The gradient of such a weight is a float32
+sum that may be added to. So the forward pass can finish some tokens before it begins the next: their logits,
+for all classes, become dlogits in the workspace, and these the two products for dX and dW. No logit is
+computed twice: a step has three products, where slices of classes (dlogits.py) have up to four. Beyond dX and
+dW it takes the workspace and a 16-bit copy of the weight.
+
+The gradients are for an upstream gradient of 1 (forward_gradients.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from monoidreduce._ops.cross_entropy import (
+    CrossEntropyNumbers,
+    CrossEntropyOpOptions,
+    cross_entropy_backward,
+    cross_entropy_forward,
+    dlogits_can_be_saved,
+    target_weights,
+    with_mean,
+)
+from monoidreduce._ops.engine import _C
+from monoidreduce._ops.forward_gradients import has_kernels, scaled, scaled_in_place
+from monoidreduce._ops.linear_loss import in_dtype_of, mean_divisor
+from monoidreduce._ops.memory import aligned, empty_statistics, launch_on
+from monoidreduce._ops.mlp_parts import parts_of
+from monoidreduce._ops.registry import Fold, register
+from monoidreduce._ops.slices import fewest_tokens_fit, tokens_at_once
+
+__all__ = ["takes"]
+
+
+def takes(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    class_weight: Tensor | None,
+    numbers: CrossEntropyNumbers,
+    return_lse: bool,
+    workspace: int | None,
+) -> bool:
+    """Whether this op computes a call whose weight gets a gradient."""
+    if weight.dtype == x.dtype or x.dtype != torch.bfloat16 or not x.is_cuda or workspace is None:
+        return False
+    if return_lse or numbers.reduction == "none" or torch.compiler.is_compiling():
+        return False
+    if not dlogits_can_be_saved(bias, class_weight, numbers.softcap, numbers.label_smoothing):
+        return False
+    if not fewest_tokens_fit(len(x), len(weight), workspace) or x.shape[1] % 8 or 0 in x.shape:
+        return False
+    return has_kernels(x.device.index)
+
+
+class PartsOptions(NamedTuple):
+    """The options of the op. of_x, of_weight: whether the gradient is wanted. workspace: bytes."""
+
+    reduction: str
+    logit_scale: float
+    softcap: float
+    ignore_index: int
+    label_smoothing: float
+    z_loss: float
+    of_x: bool
+    of_weight: bool
+    workspace: int
+
+
+def parts_results(
+    x: Tensor, weight: Tensor, target: Tensor, class_weight: Tensor | None, options: PartsOptions
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Memory for the loss and the gradients of x and weight; a gradient that is not wanted is empty."""
+    wanted = zip((x, weight), (options.of_x, options.of_weight), strict=True)
+    dx, dweight = (t.new_empty(t.shape if is_wanted else 0) for t, is_wanted in wanted)
+    return x.new_empty((), dtype=torch.float32), dx, dweight
+
+
+def parts_forward(
+    x: Tensor, weight: Tensor, target: Tensor, class_weight: Tensor | None, options: PartsOptions
+) -> tuple[Tensor, Tensor, Tensor]:
+    results = parts_results(x, weight, target, class_weight, options)
+    loss, dx, dweight = results
+    numbers = CrossEntropyNumbers(*options[:6])
+    x, weight = aligned(x), aligned(in_dtype_of(x, weight))
+    losses, counted = empty_statistics(x, len(x)), target != numbers.ignore_index
+    weights = target_weights(with_mean(class_weight, numbers.label_smoothing), target, counted)
+    count = mean_divisor(counted, numbers.reduction, losses, weights)
+    factor = losses.new_ones(()) if count is None else 1 / count
+    sum_to = dweight.zero_() if options.of_weight else None
+    for part in parts_of(len(x), _tokens_at_once(x, weight, options)):
+        room = 2 * (part.stop - part.start) * len(weight)  # bytes: all dlogits of the part are saved
+        of_part = CrossEntropyOpOptions(
+            *numbers._replace(reduction="none"), 0, -1, False, True, options.of_x, room
+        )
+        tensors = x[part], weight, None, target[part], class_weight
+        losses[part], lse, lse_low, dlogits = cross_entropy_forward(*tensors, of_part)
+        # The factor is the same for all tokens, so that float32 sums are multiplied by it.
+        of_part, needed = of_part._replace(reduction="sum"), [options.of_x, False, False]
+        of_rows, *_ = cross_entropy_backward(
+            factor, None, *tensors, lse, lse_low, dlogits, of_part, needed, False, sum_to
+        )
+        del dlogits  # before the next part has its own
+        if options.of_x:
+            dx[part] = of_rows
+    mean = numbers.reduction == "mean"
+    of_tokens = mean and class_weight is None
+    _C.reduce_losses(losses, target, None, loss, numbers.ignore_index, of_tokens, *launch_on(x))
+    if mean and not of_tokens:
+        loss *= factor
+    return results
+
+
+def _tokens_at_once(x: Tensor, weight: Tensor, options: PartsOptions) -> int:
+    clusters = 1
+    if x.is_cuda:
+        plan = _C.plan_cross_entropy_backward(
+            x, weight, None, logit_scale=options.logit_scale, workspace=options.workspace, deterministic=False
+        )
+        clusters = plan.clusters
+    classes, width = weight.shape
+    return tokens_at_once(len(x), classes, width, options.workspace, clusters)
+
+
+def parts_backward(
+    grad_loss: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    class_weight: Tensor | None,
+    dx: Tensor,
+    dweight: Tensor,
+    options: PartsOptions,
+    needed: list[bool],
+) -> list[Tensor]:
+    return scaled((dx, dweight), grad_loss, needed)
+
+
+def parts_backward_in_place(grad_loss: Tensor, *rest: Any) -> list[Tensor]:
+    *_, dx, dweight, _, needed = rest
+    return scaled_in_place((dx, dweight), grad_loss, needed)
+
+
+def parts_flops(given: dict[str, Any]) -> int:
+    """FLOPs of the scores, and of the gradients, which the forward pass computes."""
+    rows, width = given["x"]
+    flops: int = 2 * rows * given["weight"][0] * width * (1 + given["of_x"] + given["of_weight"])
+    return flops
+
+
+register(
+    "linear_cross_entropy_parts",
+    inputs="Tensor x, Tensor weight, Tensor target, Tensor? class_weight",
+    options=PartsOptions,
+    outputs="loss, dx, dweight",
+    differentiable="loss",
+    residuals="dx, dweight",
+    constants="target, class_weight",
+    forward=parts_forward,
+    fake=parts_results,
+    backward=parts_backward,
+    fold=Fold(a="x", b="weight"),
+    flops=(parts_flops, lambda given: 0),
+    in_place=parts_backward_in_place,
+)
