@@ -1067,7 +1067,7 @@ def distillation_folds(
     of_call: the arguments of `_check_distillation`. hard: (target, hard_weight, ignore_index).
     """
     (*tensors, keep), (_, loss, temperature) = _check_distillation(*of_call)
-    tensors[1] = tensors[1].to(tensors[0].dtype)  # a float32 master under autocast
+    tensors = [tensors[0], tensors[1].to(tensors[0].dtype), *tensors[2:]]  # a float32 master under autocast
     x, teacher_grad = of_call[0], of_call[-1]
     classes: dict[Any, Any] = {"V": len(tensors[1]), ("weight",): (("V",), tensors[1].shape)}
     for name, bias in zip(("bias", "teacher_bias"), biases, strict=True):

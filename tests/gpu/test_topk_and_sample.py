@@ -55,7 +55,7 @@ def test_topk_of_integers(rows: int, classes: int, k: int, tier: str, gpu: torch
     weight = torch.randint(-2, 3, (classes, 8), device=gpu).bfloat16()
     found = mr.linear_topk(x, weight, k)
     scores = x.float() @ weight.float().T
-    best, index = scores.sort(1, descending=True, stable=True)
+    best, index = scores.sort(dim=1, descending=True, stable=True)
     few = min(k, classes)
     assert torch.equal(found.index[:, :few], index[:, :few])
     assert (found.index[:, few:] == -1).all() and (found.log_probs[:, few:] == -math.inf).all()

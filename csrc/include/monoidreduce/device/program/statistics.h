@@ -138,6 +138,28 @@ struct StatisticsSums {
     MR_UNROLL for (int k = 0; k < means<P>(); ++k) mean[k] = mean[k] + x.mean[k];
     MR_UNROLL for (int k = 0; k < P::kTotals; ++k) total[k] = total[k] + x.total[k];
   }
+  // The same, and adds the rounding errors of float32 to `low`.
+  MR_HD void add(const StatisticsSums& x, StatisticsSums& low) {
+    const auto add = [](R& to, R& low, R y) {
+      if constexpr (std::is_same_v<R, double>) {
+        to = to + y;
+      } else {
+        const LogNumber<R> sum = two_sum(to, y);
+        to = sum.high, low = low + sum.low;
+      }
+    };
+    MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) add(mass[s], low.mass[s], x.mass[s]);
+    MR_UNROLL for (int k = 0; k < means<P>(); ++k) add(mean[k], low.mean[k], x.mean[k]);
+    MR_UNROLL for (int k = 0; k < P::kTotals; ++k) add(total[k], low.total[k], x.total[k]);
+  }
+  // Multiplies what is relative to a softmax's frame.
+  MR_HD void rescale(const Numbers<R, P::kSoftmaxes>& factor) {
+    int k = 0;
+    MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) {
+      mass[s] = mass[s] * factor[s];
+      MR_UNROLL for (int end = k + P::kMeans[s]; k < end; ++k) mean[k] = mean[k] * factor[s];
+    }
+  }
 };
 
 // The statistics of some elements of a row. Weights are measured from a frame, the largest log weight (a
@@ -158,13 +180,11 @@ struct StatisticsState {
   // Measures weights from new frames. Returns the factors by which the old weights have been multiplied.
   MR_HD Numbers<R, P::kSoftmaxes> raise(const Numbers<R, P::kSoftmaxes>& top) {
     Numbers<R, P::kSoftmaxes> factor{};
-    int k = 0;
     MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) {
       const R to = select(top[s] == infinity<R>(), monoidreduce::largest<R>(), top[s]);
-      factor[s] = weight_of(frame[s] - origin(to));
-      frame[s] = to, sums.mass[s] = sums.mass[s] * factor[s];
-      MR_UNROLL for (int end = k + P::kMeans[s]; k < end; ++k) sums.mean[k] = sums.mean[k] * factor[s];
+      factor[s] = weight_of(frame[s] - origin(to)), frame[s] = to;
     }
+    sums.rescale(factor);
     return factor;
   }
   // Adds an element to the sums `part`. Returns its weight in each softmax. Elements come in the order of their columns. The
@@ -204,17 +224,23 @@ struct StatisticsSum {
     MR_UNROLL for (int k = 0; k < P::kLargest; ++k) s.largest[k] = -infinity<R>(), s.at[k] = State::kNoColumn;
     return s;
   }
-  MR_HD State combine(State a, State b) const {
+  MR_HD State combine(State a, const State& b) const {
+    StatisticsSums<P> unused{};
+    add(a, unused, b);
+    return a;
+  }
+  // a = combine(a, b), and the rounding errors of the sums are added to `low`, which is relative to a's frames. For a row of many
+  // parts: added up in one word, those of 100,000 columns had lost 17 times as much as torch.sum loses.
+  MR_HD void add(State& a, StatisticsSums<P>& low, State b) const {
     Numbers<R, P::kSoftmaxes> top;
     MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) top[s] = LogSumExp<R>{}.join(a.frame[s], b.frame[s]);
-    a.raise(top), b.raise(top);
-    a.sums.add(b.sums);
+    low.rescale(a.raise(top)), b.raise(top);
+    a.sums.add(b.sums, low);
     MR_UNROLL for (int k = 0; k < P::kLargest; ++k) {
       const bool take = is_larger(b.largest[k], b.at[k], a.largest[k], a.at[k]);
       a.largest[k] = select(take, b.largest[k], a.largest[k]), a.at[k] = select(take, b.at[k], a.at[k]);
     }
     MR_UNROLL for (int k = 0; k < P::kCounts; ++k) a.count[k] += b.count[k];
-    return a;
   }
 };
 

@@ -226,6 +226,7 @@ __global__ void __launch_bounds__(kThreads, kLanes == 1 ? 2 : 3)
   const Work<kLanes> work(parts, data.columns);
   const Rows<P, kWidth, kOther, kLanes> rows(p, data, work);
   StatisticsState<P> state[kOwn];
+  StatisticsSums<P> low[kOwn] = {};
 #pragma unroll
   for (auto& s : state) s = sum.identity();
 #pragma unroll 1
@@ -243,10 +244,11 @@ __global__ void __launch_bounds__(kThreads, kLanes == 1 ? 2 : 3)
     else
       fold_staged<false>(staged, rows, stage, column0, work.end);
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) state[i] = sum.combine(state[i], staged[i]);
+    for (int i = 0; i < kOwn; ++i) sum.add(state[i], low[i], staged[i]);
   }
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
+    state[i].sums.add(low[i]);
     const std::int64_t row = work.own_row(i);
     if (row >= data.rows) continue;
     if (parts.parts == 1)

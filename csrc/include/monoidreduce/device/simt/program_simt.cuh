@@ -53,17 +53,21 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<typename P::Real>)
   for (std::int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const std::int64_t row0 = tile * kTile, row = row0 + element_row();
     const ProgramRow<P> of_row = data.of_row<P>(min(row, data.rows - 1));
-    StatisticsState<P> state[1] = {sum.identity()};
+    StatisticsState<P> state = sum.identity();
+    StatisticsSums<P> low{};
 #pragma unroll 1
     for (std::int64_t column0 = 0; column0 < data.columns; column0 += kTile) {
       multiply_operands<P::kScores>(memory, p, row0, column0);
+      StatisticsState<P> of_tile[1] = {sum.identity()};
       fold_elements<P, kLaneElements, false>(
-          state, [](int) { return 0; },
+          of_tile, [](int) { return 0; },
           [&](int n) { return element_of<P>(memory, data, of_row, column0, n); },
           [&](int n) { return column0 + element_column(n) < data.columns; });
+      sum.add(state, low, of_tile[0]);
     }
+    state.sums.add(low);
     const auto whole =
-        reduce_lanes<kRowLanes>(state[0], [&](const auto& s, const auto& t) { return sum.combine(s, t); });
+        reduce_lanes<kRowLanes>(state, [&](const auto& s, const auto& t) { return sum.combine(s, t); });
     if (row < data.rows && threadIdx.x % kRowLanes == 0) results.store<P>(row, whole);
   }
 }
