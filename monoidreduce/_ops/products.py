@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["add_product", "fills_a_gpu", "multipliable", "without_autocast", "write_product"]
+__all__ = [
+    "add_product",
+    "fills_a_gpu",
+    "multipliable",
+    "without_autocast",
+    "write_product",
+    "write_products",
+]
 
 # A product of this size has a tile of 128 x 128 for every multiprocessor of the largest GPUs.
 _ELEMENTS_OF_A_WHOLE_GPU = 1 << 22
@@ -53,6 +60,29 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, *, first: bool = False) -> 
             product = torch.mm(*factors)
             total.copy_(product) if beta == 0 else total.add_(product)
         beta = 1
+
+
+def write_products(out: Tensor, a: Tensor, b: Tensor) -> None:
+    """out[i] = a[i] @ b[i], for 16-bit a and b on a GPU, summed in float32. out: 16-bit or float32.
+
+    As in `add_product`, the terms beyond a multiple of 8 are products of their own.
+    """
+    terms, whole = b.shape[1], b.shape[1] // 8 * 8
+    total = _sums_of_products(a[..., :whole], b[:, :whole]) if whole else None
+    if whole < terms:
+        rest = _sums_of_products(a[..., whole:], b[:, whole:])
+        total = rest if total is None else total.add_(rest)
+    if total is None:
+        out.zero_()
+    else:
+        out.copy_(total)
+
+
+def _sums_of_products(a: Tensor, b: Tensor) -> Tensor:
+    with without_autocast(a):
+        if hasattr(torch.ops.aten.bmm, "dtype"):
+            return torch.bmm(a, b, out_dtype=torch.float32)
+        return torch.bmm(a.float(), b.float())  # torch before 2.8
 
 
 def write_product(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None) -> None:

@@ -454,11 +454,36 @@ def backward(
     options: Any = (program, widths or [], scale, workspace, needed, unrounded)
     if batches == 1:
         return _backward(*tensors, *options)
+    if _at_once(program, inputs, needed, workspace, batches):
+        return _backward(*tensors, *options, batches=batches)
     axes = (*_AXES_OF_RESULTS[:2], *AXES, *_AXES_OF_RESULTS)
     found = [_backward(*part, *options) for part in parts_of(tensors, axes, batches)]
     # A gradient that is not needed has one axis, of no elements.
     of_gradients = zip(AXES, found[0], strict=False)
     return list(joined(found, [axis if axis is None else min(axis, t.dim() - 1) for axis, t in of_gradients]))
+
+
+def _at_once(
+    program: str, inputs: Sequence[Tensor | None], needed: Sequence[bool], workspace: int | None, batches: int
+) -> bool:
+    """Whether the gradients of all batches are computed together: on a GPU, if only those of operands and of
+    one payload are needed."""
+    a, b, other_a, other_b, row, column, payload, table, *_ = inputs
+    assert a is not None and b is not None
+    of_data = zip(needed[4:8], (row, column, None, table), strict=True)
+    of, others = parse(program), any(wanted and t is not None for wanted, t in of_data)
+    if not a.is_cuda or not _has_kernels(a) or others or of.most or of.variances or len(of.payloads) > 1:
+        return False
+    operands: Any = (a, b, other_a, other_b)
+    if payload is not None and of.payloads:
+        if other_a is not None or payload.dtype != a.dtype or payload.shape[1] == 0:
+            return False
+        rows = payload.new_empty(len(a), payload.shape[1])  # of the score that the sum's gradient is
+        operands, needed = (a, b, rows, payload), (*needed[:2], False, needed[6])
+        if a.dtype == torch.float16 and of.payloads[0][0] < 0:  # totals are computed in float32
+            return False
+    bytes = get_workspace() if workspace is None else workspace
+    return cuda_passes.fits_batches(operands, bytes, needed, batches)
 
 
 def _backward(
@@ -485,7 +510,9 @@ def _backward(
     workspace: int | None,
     needed: Sequence[bool],
     unrounded: bool,
+    batches: int = 1,
 ) -> list[Tensor]:
+    """The gradients of one batch, or of several that `_at_once` takes."""
     data, of, tables = (row, column, row_index, column_index), parse(program), (table, table_index)
     inputs = (a, b, other_a, other_b, row, column, payload, table)
     if of.ignored is not None:  # their local gradients are 0, and 0 * NaN is NaN
@@ -510,7 +537,7 @@ def _backward(
         folded = values, low, indices
         wanted: Sequence[bool] = (*needed[:6], needed[7])
         *found[:6], found[7] = gradients(
-            program, operands, data, folded, grad_values, scale, workspace, wanted, unrounded, tables
+            program, operands, data, folded, grad_values, scale, workspace, wanted, unrounded, tables, batches
         )
         found[6] = None if payload is None else torch.zeros_like(payload)
         return finished()
@@ -537,7 +564,7 @@ def _backward(
         wanted = (*needed[: len(scores) - 2], False, needed[6], *needed[4:6], needed[7])
         sums_rounded = unrounded or len(widths) > 1
         *parts, _, of_vectors, d_row, d_column, d_table = gradients(
-            text, scores, data, folded, upstreams, scale, workspace, wanted, sums_rounded, tables
+            text, scores, data, folded, upstreams, scale, workspace, wanted, sums_rounded, tables, batches
         )
         parts += [None] * (4 - len(parts))
         found = [*map(_added, found, (*parts, d_row, d_column, None, d_table))]
@@ -564,6 +591,7 @@ def gradients(
     needed: Sequence[bool],
     unrounded: bool,
     tables: Tables = NO_TABLES,
+    batches: int = 1,
 ) -> list[Tensor | None]:
     """The gradients of the operands, of the row data, of the column data and of the table of reals, by the
     statistics of numbers.
@@ -600,6 +628,13 @@ def gradients(
         of_columns = (_count(column), _count(column_index))
         bytes = get_workspace() if workspace is None else workspace
         sizes = (*counts, *of_columns)
+        if batches > 1:
+            return [
+                *cuda_passes.backward_of_batches(
+                    program, of_scores, all_data, sizes, scale, bytes, needed[:4], unrounded, batches, tables
+                ),
+                *(None, None, None),
+            ]
         if cuda_rows.takes(of_scores, bytes):
             of_rows = cuda_rows.backward(
                 program, of_scores, all_data, sizes, scale, bytes, list(needed), tables

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import monoidreduce as mr
 from monoidreduce import stat
-from monoidreduce.folds.cuda import cuda_payload
+from monoidreduce.folds.cuda import cuda_passes, cuda_payload
 from monoidreduce.folds.torch import reader
 
 pytestmark = pytest.mark.tiers("sm90")
@@ -70,7 +70,21 @@ def masked(score: Any, row: Any, column: Any, v: Any) -> Any:
     return dict(mean=p.mean(v), lse=p.logsumexp)
 
 
+@mr.statistics
+def scores(score: Any, row: Any, column: Any) -> Any:
+    p = stat.softmax(score - 0.1 * (row - column).abs())
+    return dict(lse=p.logsumexp, mean=p.mean(score), total=stat.total(torch.tanh(score)))
+
+
+@mr.statistics
+def score_pairs(score: Any, other: Any) -> Any:
+    p = stat.softmax(score)
+    return dict(lse=p.logsumexp, gap=p.mean(other - score))
+
+
 FOLDS = {
+    "scores": scores,
+    "pairs": score_pairs,
     "one": of_one_score,
     "two": of_two_scores,
     "softmaxes": of_two_softmaxes,
@@ -99,7 +113,7 @@ def call_of(name: str, shape: tuple[int, ...], dtype: torch.dtype, gpu: torch.de
 
     scale = width**-0.25
     call: dict[str, Any] = dict(a=normal(rows, width) * scale, b=normal(columns, width) * scale)
-    if name in ("two", "softmaxes"):
+    if name in ("two", "softmaxes", "pairs"):
         of_other = other_width**-0.25
         call |= dict(
             other_a=normal(rows, other_width) * of_other, other_b=normal(columns, other_width) * of_other
@@ -109,7 +123,7 @@ def call_of(name: str, shape: tuple[int, ...], dtype: torch.dtype, gpu: torch.de
         call["column"]["u"] = normal(columns, of_payload // 2 + 1)
     if name == "one":
         call["column"]["shift"] = normal(columns, 1)[..., 0]
-    if name == "numbers":
+    if name in ("numbers", "scores", "pairs"):
         del call["column"]["v"]
     if name in ("windowed", "numbers"):
         call["column"]["w"] = normal(columns, 1)[..., 0]
@@ -121,8 +135,10 @@ def call_of(name: str, shape: tuple[int, ...], dtype: torch.dtype, gpu: torch.de
 def is_taken(name: str, shape: tuple[int, ...]) -> bool:
     """Whether rows fit into shared memory, and at most two kernels add up the payload."""
     width, other_width, of_payload = (-(-size // 64) for size in shape[3:])
-    if name == "numbers":
+    if name in ("numbers", "scores"):
         return shape[0] > 1  # batches
+    if name == "pairs":
+        return shape[0] > 1 and width + other_width <= 6
     two = name in ("two", "softmaxes")
     slabs = of_payload * (2 if name in ("one", "softmaxes") else 1)
     if name == "two":
@@ -194,10 +210,22 @@ def check(name: str, shape: tuple[int, ...], dtype: torch.dtype, gpu: torch.devi
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", FOLDS)
 def test_accuracy(
-    name: str, shape: tuple[int, ...], dtype: torch.dtype, gpu: torch.device, folded: list[str]
+    name: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    gpu: torch.device,
+    folded: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    together: list[int] = []
+    backward = cuda_passes.backward_of_batches
+    monkeypatch.setattr(
+        cuda_passes, "backward_of_batches", lambda *args: (together.append(args[-2]), backward(*args))[1]
+    )
     check_draws(lambda: check(name, shape, dtype, gpu))
     assert bool(folded) == is_taken(name, shape)
+    # Gradients of data, and those of payloads beside two scores, are computed one batch after the other.
+    assert set(together) == ({shape[0]} if shape[0] > 1 and name in ("scores", "pairs", "masked") else set())
 
 
 @pytest.mark.parametrize("value", (math.nan, math.inf))

@@ -6,8 +6,8 @@ at a time as fit in the workspace, and multiplies them with the operands.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,12 +22,22 @@ from monoidreduce._ops.memory import (
     padded,
     padded_weight,
 )
+from monoidreduce._ops.products import write_products
 from monoidreduce._ops.slices import Needed, columns_in
 from monoidreduce.folds.cuda.cuda_source import state_words
 from monoidreduce.folds.cuda.kernels import Counts, fold_kernels, gradient_kernels
 from monoidreduce.folds.operands import NO_TABLES, Data, Operands, Tables
 
-__all__ = ["backward", "contiguous", "fold", "multiplied_by_torch", "rows_product", "widths_of"]
+__all__ = [
+    "backward",
+    "backward_of_batches",
+    "contiguous",
+    "fits_batches",
+    "fold",
+    "multiplied_by_torch",
+    "rows_product",
+    "widths_of",
+]
 
 Results: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
@@ -105,7 +115,7 @@ def backward(
     """
     if not any(needed):
         return [None] * 4
-    of_other = operands[2] is not None and any(needed[2:4])
+    of_other = _reads_other(operands, needed)
     bytes = workspace // (2 if of_other else 1)
     plan, store, read = _local_gradients(program, operands, known, counts, scale, bytes, of_other, tables)
     a, b, other_a, other_b = read if factors is None else _as_kernels_read(factors, plan)
@@ -130,6 +140,89 @@ def backward(
         t for of_head in multiply_dlogits(heads, store_for_heads) for t in (of_head.rows, of_head.columns)
     ]
     return [*found, *[None] * (4 - len(found))]
+
+
+def backward_of_batches(
+    program: str,
+    operands: Operands,
+    known: Data,
+    counts: Counts,
+    scale: float,
+    workspace: int,
+    needed: Sequence[bool],
+    unrounded: bool,
+    batches: int,
+    tables: Tables,
+) -> list[Tensor | None]:
+    """`backward` of several batches, of which at least two fit into the workspace (`fits_batches`).
+
+    A kernel stores the local gradients of each batch; one product multiplies those of all that fit.
+    """
+    of_other = _reads_other(operands, needed)
+    bytes = workspace // (2 if of_other else 1)
+    a, b, other_a, other_b = _of_batch(operands, 0, 0, batches)
+    kernels = _LocalGradients(program, (a, b, other_a, other_b), counts, scale, bytes, of_other, tables)
+    read, data = [None if t is None else padded(t) for t in operands], contiguous(known)
+    at_once, shape = min(bytes // _bytes_of_scores(a, b), batches), (len(a), len(b) + -len(b) % 8)
+    local = [a.new_empty(at_once, *shape)[..., : len(b)] for _ in range(1 + of_other)]
+    found: list[Tensor | None] = [
+        t.new_empty(t.shape, dtype=torch.float32 if unrounded and i % 2 == 0 else t.dtype)
+        if t is not None and needed[i]
+        else None
+        for i, t in enumerate(read)
+    ]
+    for first in range(0, batches, at_once):
+        part = range(first, min(first + at_once, batches))
+        for batch in part:
+            outs = [t[batch - first] for t in local]
+            of_batch, of_data = _of_batch(read, 0, batch, batches), _of_batch(data, 1, batch, batches)
+            kernels.store(of_batch, of_data, slice(0, len(b)), outs[0], outs[1] if of_other else None)
+        for head, gradients in enumerate(local):
+            of_rows, of_columns, d_rows, d_columns = (
+                None if t is None else t.view(batches, -1, t.shape[1])[part.start : part.stop]
+                for t in (*read[2 * head : 2 * head + 2], *found[2 * head : 2 * head + 2])
+            )
+            assert of_rows is not None and of_columns is not None
+            stored = gradients[: len(part)]
+            if d_rows is not None:
+                write_products(d_rows, stored, of_columns)
+            if d_columns is not None:
+                write_products(d_columns, stored.mT, of_rows)
+    return found
+
+
+def fits_batches(operands: Operands, workspace: int, needed: Sequence[bool], batches: int) -> bool:
+    """Whether tensor cores compute the gradients, and those of two batches' scores fit into the workspace.
+
+    The gradients of larger batches are computed one batch after the other: they fill a GPU.
+    """
+    if operands[0].dtype.itemsize != 2 or not any(needed[:4]):
+        return False
+    a, b, other_a, other_b = _of_batch(operands, 0, 0, batches)
+    bytes = workspace // (2 if _reads_other(operands, needed) else 1)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    plan = _C.plan_statistics_local_gradient(
+        a, b, other_a, other_b, workspace=bytes, deterministic=deterministic
+    )
+    return plan.tensor_cores and 2 * _bytes_of_scores(a, b) <= bytes
+
+
+def _reads_other(operands: Operands, needed: Sequence[bool]) -> bool:
+    """Whether local gradients of a second score are needed."""
+    return operands[2] is not None and any(needed[2:4])
+
+
+def _of_batch(tensors: Sequence[Tensor | None], axis: int, batch: int, batches: int) -> Any:
+    """The parts of tensors that have those of all batches along an axis."""
+    return [
+        None if t is None else t.narrow(axis, batch * (t.shape[axis] // batches), t.shape[axis] // batches)
+        for t in tensors
+    ]
+
+
+def _bytes_of_scores(a: Tensor, b: Tensor) -> int:
+    """Bytes of one score's local gradients."""
+    return len(a) * (len(b) + -len(b) % 8) * a.dtype.itemsize
 
 
 def rows_product(
@@ -178,37 +271,59 @@ def _local_gradients(
     bytes: memory for the local gradients of each score. of_other: whether those of a second score are needed;
     if not, there is no other_out on tensor cores.
     """
-    plan = _C.plan_statistics_local_gradient(
-        *operands, workspace=bytes, deterministic=torch.are_deterministic_algorithms_enabled()
-    )
-    of_first = plan.tensor_cores and operands[2] is not None and not of_other
-    kernels = gradient_kernels(program, counts, operands[0].dtype, plan, operands[0].device.index, of_first)
-    row, column, row_index, column_index = contiguous(known)
-    a, b, other_a, other_b = _as_kernels_read(operands, plan)
+    kernels = _LocalGradients(program, operands, counts, scale, bytes, of_other, tables)
+    read, (row, column, row_index, column_index) = _as_kernels_read(operands, kernels.plan), contiguous(known)
+    a, b, other_a, other_b = read
 
     def store(part: slice, out: Tensor | None, other_out: Tensor | None) -> None:
         of_columns = [None if t is None else t[:, part] for t in (column, column_index)]
         of_second = None if other_b is None else other_b[part]
         data = (row, of_columns[0], row_index, of_columns[1])
         assert out is not None
+        kernels.store((a, b[part], other_a, of_second), data, part, out, other_out)
+
+    return kernels.plan, store, read
+
+
+class _LocalGradients:
+    """The kernels that store the local gradients of a call, or of one of its batches."""
+
+    def __init__(
+        self,
+        program: str,
+        operands: Operands,
+        counts: Counts,
+        scale: float,
+        bytes: int,
+        of_other: bool,
+        tables: Tables,
+    ) -> None:
+        """The arguments are those of `_local_gradients`."""
+        self.scale, self.bytes, self.tables = scale, bytes, tables
+        self.plan = _C.plan_statistics_local_gradient(
+            *operands, workspace=bytes, deterministic=torch.are_deterministic_algorithms_enabled()
+        )
+        a, _, other_a, _ = operands
+        of_first = self.plan.tensor_cores and other_a is not None and not of_other
+        self.handle = gradient_kernels(program, counts, a.dtype, self.plan, a.device.index, of_first)
+
+    def store(
+        self, operands: Operands, data: Data, part: slice, out: Tensor, other_out: Tensor | None
+    ) -> None:
+        """Write those of the columns `part`. operands, data: of all rows and of these columns."""
         _C.statistics_local_gradient(
-            a,
-            b[part],
-            other_a,
-            of_second,
+            *operands,
             *data,
-            *tables,
+            *self.tables,
             out,
             other_out,
-            kernels,
+            self.handle,
             part.start,
-            scale,
-            bytes,
-            *launch_on(a),
-            plan,
+            self.scale,
+            self.bytes,
+            *launch_on(operands[0]),
+            self.plan,
         )
-
-    return plan, store, (a, b, other_a, other_b)
 
 
 def multiplied_by_torch(
