@@ -78,10 +78,10 @@ def test_adds_in_any_memory(width: int, offset: int, gpu: torch.device) -> None:
 
 
 def test_upstream_gradients_of_tokens(gpu: torch.device) -> None:
-    """They differ between tokens, and a loss may be scaled by 2^16, in float16 too."""
+    """They differ between tokens, and a loss may be scaled by 2^10, in float16 too."""
     for dtype in HALVES:
         inputs = cross_entropy_inputs(513, 1111, 200, dtype=dtype, device=gpu)
-        upstream = 65536 * torch.rand(513, device=gpu)
+        upstream = 1024 * torch.rand(513, device=gpu)
         master = inputs["weight"].float().requires_grad_()
         weight, sums = inputs["weight"].clone().requires_grad_(), torch.zeros(1111, 200, device=gpu)
         losses = mr.linear_cross_entropy(
@@ -121,8 +121,10 @@ def test_memory(workspace: int, tier: str, gpu: torch.device) -> None:
     assert peak() - before < max(workspace, rows * width * 2) + 12 * rows * width + (4 << 20)
 
 
-def test_captured(gpu: torch.device) -> None:
+def test_captured(tier: str, gpu: torch.device) -> None:
     """Each replay of a CUDA graph adds once more."""
+    if tier == "simt":
+        pytest.skip("SIMT kernels add in any order")
     inputs = cross_entropy_inputs(513, 1111, 200, dtype=torch.bfloat16, device=gpu)
     weight = inputs["weight"].clone().requires_grad_()
     sums = torch.zeros(1111, 200, device=gpu)
@@ -241,20 +243,25 @@ def test_memory_of_parts(tier: str, gpu: torch.device) -> None:
     inputs, workspace = masters(gpu, rows, classes, width), 128 << 20
     weight = inputs["weight"]
 
-    def step() -> None:
+    def step() -> tuple[int, int]:
+        """Peak bytes of the forward pass, and of the backward pass beyond what it begins with."""
         inputs["x"].grad = weight.grad = None
+        before = reset_peak()
         with torch.autocast("cuda", torch.bfloat16):
             loss = mr.linear_cross_entropy(**inputs, workspace=workspace)
+        of_forward, before = peak() - before, reset_peak()
         loss.backward()
+        return of_forward, peak() - before
 
     step()
-    inputs["x"].grad = weight.grad = None
-    before = reset_peak()
-    step()
-    gradients = 4 * classes * width + 2 * rows * width
-    assert peak() - before < gradients + workspace + 2 * classes * width + 4 * rows * width + (8 << 20)
+    of_forward, of_backward = step()
+    gradients, of_rows = 4 * classes * width + 2 * rows * width, 4 * rows * width
+    assert of_forward < gradients + workspace + 2 * classes * width + of_rows + (8 << 20)
+    assert of_backward < gradients // 4  # they are multiplied, and given to autograd, where they are
 
 
-def test_parts_captured(gpu: torch.device) -> None:
+def test_parts_captured(tier: str, gpu: torch.device) -> None:
+    if tier != "sm90":
+        pytest.skip("only kernels for Hopper take parts of tokens")
     inputs = masters(gpu, 2000, 1111, 200)
     check_captured(lambda: tuple(step_of(inputs, workspace=2 * 800 * 1111)))
