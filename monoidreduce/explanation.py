@@ -198,7 +198,7 @@ def passes_of(run: DryRun) -> tuple[Pass, Pass]:
         forward, backward = (f"jsd_{way}/cuda/sm90/{name_of(op.arguments['x'].dtype)}" for way in WAYS)
         return Pass(forward, None, launch, False), Pass(backward, None, launch, True)
     of_forward = _pass_of(run, False)
-    if op.name == "linear_cross_entropy_parts":  # the forward pass makes the gradients
+    if op.name.endswith("_parts"):  # the forward pass makes the gradients
         path = of_forward.path.replace("_forward", "_backward")
         return of_forward, Pass(path, of_forward.plan, of_forward.launch, True)
     return of_forward, _pass_of(run, True)

@@ -49,7 +49,7 @@ from torch import Tensor
 
 from monoidreduce import _yards
 from monoidreduce._keywords import refuse
-from monoidreduce._ops import cross_entropy_parts
+from monoidreduce._ops import cross_entropy_parts, distillation_parts
 from monoidreduce._ops.attention_passes import in_full
 from monoidreduce._ops.cross_entropy import CrossEntropyNumbers
 from monoidreduce._ops.distillation import DISTILLATION_LOSSES
@@ -977,12 +977,11 @@ def linear_cross_entropy(
     rows, columns, *_ = tensors
     differentiated = _differentiated(rows), _differentiated(columns)
     if sharded is None:
-        if differentiated[1] and sum_to is None:
-            labels, classes = tensors[3:]
-            how = (cast(CrossEntropyNumbers, options), return_lse, workspace)
-            if cross_entropy_parts.takes(rows, columns, bias, classes, *how):
-                given = (rows, columns, labels, classes, *options, *differentiated, workspace)
-                return call_op("linear_cross_entropy_parts", *given)[0]  # type: ignore[no-any-return]
+        finishes = differentiated[1] and sum_to is None and columns.dtype != rows.dtype
+        how = (bias, tensors[4], cast(CrossEntropyNumbers, options), return_lse, workspace)
+        if finishes and cross_entropy_parts.takes(rows, columns, *how):
+            given = (rows, columns, *tensors[3:], *options, *differentiated, workspace)
+            return call_op("linear_cross_entropy_parts", *given)[0]  # type: ignore[no-any-return]
         keep = rows.is_cuda and any(differentiated)
         given = (*tensors, *options, 0, -1, return_lse, keep, differentiated[0], workspace)
         loss, lse, *_ = _called("linear_cross_entropy", sum_to, weight, given)
@@ -1224,9 +1223,14 @@ def linear_distillation(
         ),
     )
     if sharded is None:
-        rows = tensors[0]
-        keep = rows.is_cuda and _differentiated(*tensors[:2]) and not _differentiated(*tensors[2:4])
-        given = (*tensors, *options, keep, _differentiated(rows), workspace)
+        rows, of_teacher = tensors[0], _differentiated(*tensors[2:4])
+        of_x, of_weight = map(_differentiated, tensors[:2])
+        finishes = of_weight and not of_teacher and sum_to is None and tensors[1].dtype != rows.dtype
+        if finishes and distillation_parts.takes(rows, tensors[1], tensors[2], loss, reduction, workspace):
+            given = (*tensors, *options, of_x, of_weight, workspace)
+            return call_op("linear_distillation_parts", *given)[0]  # type: ignore[no-any-return]
+        keep = rows.is_cuda and (of_x or of_weight) and not of_teacher
+        given = (*tensors, *options, keep, of_x, workspace)
         result, _, _ = _called("linear_distillation", sum_to, weight, given)
     else:
         of_x, of_weight = map(_differentiated, tensors[:2])

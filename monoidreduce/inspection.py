@@ -174,10 +174,9 @@ def explain(
         plans = zip(WAYS, (forward.plan, backward.plan), strict=True)
         reasons = [*where, order, *(f"{way}: {plan}" for way, plan in plans if plan is not None)]
         reasons += [*_copies(run), *_saved(forward, given)]
-        if run.ops[-1].name == "linear_cross_entropy_parts":
-            at_once = max(
-                x.arguments["x"].shape[0] for x in run.launches if x.name == "cross_entropy_forward"
-            )
+        if run.ops[-1].name.endswith("_parts"):
+            folds = [x for x in run.launches if x.name.endswith("_forward")]
+            at_once = max(x.arguments["x"].shape[0] for x in folds)
             reasons.append(f"the forward pass computes the gradients, of {at_once} tokens at a time")
         tiles = None
     if forward.launch is None:

@@ -6,6 +6,7 @@ from monoidreduce._ops import (  # noqa: F401  # each registers its op
     cross_entropy,
     cross_entropy_parts,
     distillation,
+    distillation_parts,
     gated_mlp,
     log_probs,
     logsumexp,

@@ -1,19 +1,12 @@
-"""The op `linear_cross_entropy_parts`: a reduced loss and its gradients, some tokens at a time, on Hopper.
+"""The op `linear_cross_entropy_parts`: a reduced cross entropy and its gradients, some tokens at a time.
 
-It is for a float32 weight beside a 16-bit x, as under autocast. The gradient of such a weight is a float32
-sum that may be added to. So the forward pass can finish some tokens before it begins the next: their logits,
-for all classes, become dlogits in the workspace, and these the two products for dX and dW. No logit is
-computed twice: a step has three products, where slices of classes (dlogits.py) have up to four. Beyond dX and
-dW it takes the workspace and a 16-bit copy of the weight.
-
-The gradients are for an upstream gradient of 1 (forward_gradients.py).
+forward_gradients.py says when and why.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from monoidreduce._ops.cross_entropy import (
@@ -26,12 +19,17 @@ from monoidreduce._ops.cross_entropy import (
     with_mean,
 )
 from monoidreduce._ops.engine import _C
-from monoidreduce._ops.forward_gradients import has_kernels, scaled, scaled_in_place
+from monoidreduce._ops.forward_gradients import (
+    add_parts,
+    can_take_parts,
+    new_results,
+    scaled,
+    scaled_in_place,
+)
 from monoidreduce._ops.linear_loss import in_dtype_of, mean_divisor
 from monoidreduce._ops.memory import aligned, empty_statistics, launch_on
-from monoidreduce._ops.mlp_parts import parts_of
 from monoidreduce._ops.registry import Fold, register
-from monoidreduce._ops.slices import fewest_tokens_fit, tokens_at_once
+from monoidreduce._ops.slices import tokens_at_once
 
 __all__ = ["takes"]
 
@@ -46,15 +44,8 @@ def takes(
     workspace: int | None,
 ) -> bool:
     """Whether this op computes a call whose weight gets a gradient."""
-    if weight.dtype == x.dtype or x.dtype != torch.bfloat16 or not x.is_cuda or workspace is None:
-        return False
-    if return_lse or numbers.reduction == "none" or torch.compiler.is_compiling():
-        return False
-    if not dlogits_can_be_saved(bias, class_weight, numbers.softcap, numbers.label_smoothing):
-        return False
-    if not fewest_tokens_fit(len(x), len(weight), workspace) or x.shape[1] % 8 or 0 in x.shape:
-        return False
-    return has_kernels(x.device.index)
+    saves = dlogits_can_be_saved(bias, class_weight, numbers.softcap, numbers.label_smoothing)
+    return saves and not return_lse and can_take_parts(x, weight, numbers.reduction, workspace)
 
 
 class PartsOptions(NamedTuple):
@@ -74,39 +65,34 @@ class PartsOptions(NamedTuple):
 def parts_results(
     x: Tensor, weight: Tensor, target: Tensor, class_weight: Tensor | None, options: PartsOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Memory for the loss and the gradients of x and weight; a gradient that is not wanted is empty."""
-    wanted = zip((x, weight), (options.of_x, options.of_weight), strict=True)
-    dx, dweight = (t.new_empty(t.shape if is_wanted else 0) for t, is_wanted in wanted)
-    return x.new_empty((), dtype=torch.float32), dx, dweight
+    return new_results(x, weight, options.of_x, options.of_weight)
 
 
 def parts_forward(
     x: Tensor, weight: Tensor, target: Tensor, class_weight: Tensor | None, options: PartsOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
     results = parts_results(x, weight, target, class_weight, options)
-    loss, dx, dweight = results
     numbers = CrossEntropyNumbers(*options[:6])
     x, weight = aligned(x), aligned(in_dtype_of(x, weight))
     losses, counted = empty_statistics(x, len(x)), target != numbers.ignore_index
     weights = target_weights(with_mean(class_weight, numbers.label_smoothing), target, counted)
     count = mean_divisor(counted, numbers.reduction, losses, weights)
     factor = losses.new_ones(()) if count is None else 1 / count
-    sum_to = dweight.zero_() if options.of_weight else None
-    for part in parts_of(len(x), _tokens_at_once(x, weight, options)):
+    needed = [options.of_x, False, False]
+
+    def step(part: slice, sum_to: Tensor | None) -> tuple[Tensor, Tensor]:
         room = 2 * (part.stop - part.start) * len(weight)  # bytes: all dlogits of the part are saved
         of_part = CrossEntropyOpOptions(
             *numbers._replace(reduction="none"), 0, -1, False, True, options.of_x, room
         )
         tensors = x[part], weight, None, target[part], class_weight
-        losses[part], lse, lse_low, dlogits = cross_entropy_forward(*tensors, of_part)
+        of_tokens, *saved = cross_entropy_forward(*tensors, of_part)
         # The factor is the same for all tokens, so that float32 sums are multiplied by it.
-        of_part, needed = of_part._replace(reduction="sum"), [options.of_x, False, False]
-        of_rows, *_ = cross_entropy_backward(
-            factor, None, *tensors, lse, lse_low, dlogits, of_part, needed, False, sum_to
-        )
-        del dlogits  # before the next part has its own
-        if options.of_x:
-            dx[part] = of_rows
+        given = (*saved, of_part._replace(reduction="sum"), needed, False, sum_to)
+        return of_tokens, cross_entropy_backward(factor, None, *tensors, *given)[0]  # type: ignore[arg-type]
+
+    add_parts(results, _tokens_at_once(x, weight, options), losses, step)
+    loss = results[0]
     mean = numbers.reduction == "mean"
     of_tokens = mean and class_weight is None
     _C.reduce_losses(losses, target, None, loss, numbers.ignore_index, of_tokens, *launch_on(x))

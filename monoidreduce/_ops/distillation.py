@@ -39,7 +39,13 @@ from monoidreduce._ops.registry import SUM_TO, UNROUNDED, Fold, choices, registe
 from monoidreduce._ops.slices import Needed
 from monoidreduce.workspace import get_workspace
 
-__all__ = ["DISTILLATION_LOSSES", "DistillationOpOptions", "fold_distillation"]
+__all__ = [
+    "DISTILLATION_LOSSES",
+    "DistillationOpOptions",
+    "distillation_backward",
+    "distillation_forward",
+    "fold_distillation",
+]
 
 DISTILLATION_LOSSES = choices("distillation_forward", "kind")
 

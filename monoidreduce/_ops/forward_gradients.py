@@ -1,21 +1,30 @@
 """What ops share that compute gradients in the forward pass, for an upstream gradient of 1.
 
 Their backward pass multiplies these gradients by the upstream gradient. Only kernels for Hopper do so.
+
+The ops `linear_cross_entropy_parts` and `linear_distillation_parts` are for a float32 weight beside a 16-bit
+x, as under autocast. The gradient of such a weight is a float32 sum that may be added to. So the forward pass
+can finish some tokens before it begins the next: their logits, for all classes, become dlogits in the
+workspace, and these the two products for dX and dW. No logit is computed twice: cross entropy has three
+products, where slices of classes (dlogits.py) have up to four. Beyond dX and dW it takes the workspace and a
+16-bit copy of the weight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from monoidreduce._ops.engine import _C, streams
 from monoidreduce._ops.memory import empty_dense
-from monoidreduce._ops.slices import TILE_COLUMNS
+from monoidreduce._ops.mlp_parts import parts_of
+from monoidreduce._ops.slices import TILE_COLUMNS, fewest_tokens_fit
 from monoidreduce._torch_private import mark_constant
 
-__all__ = ["has_kernels", "scaled", "scaled_in_place"]
+__all__ = ["add_parts", "can_take_parts", "has_kernels", "new_results", "scaled", "scaled_in_place"]
 
 
 def has_kernels(device: int) -> bool:
@@ -24,6 +33,44 @@ def has_kernels(device: int) -> bool:
 
 
 mark_constant(has_kernels)  # a compiler calls it while it traces
+
+
+def can_take_parts(x: Tensor, weight: Tensor, reduction: str, workspace: int | None, heads: int = 1) -> bool:
+    """Whether an op computes the loss and its gradients in parts of tokens, as far as these decide.
+
+    heads: 2 for distillation.
+    """
+    if weight.dtype == x.dtype or x.dtype != torch.bfloat16 or not x.is_cuda or workspace is None:
+        return False
+    if reduction == "none" or x.shape[1] % 8 or 0 in x.shape or torch.compiler.is_compiling():
+        return False
+    return fewest_tokens_fit(len(x), len(weight), workspace, heads) and has_kernels(x.device.index)
+
+
+def new_results(x: Tensor, weight: Tensor, of_x: bool, of_weight: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Memory for the loss and the gradients of x and weight; a gradient that is not wanted is empty."""
+    wanted = zip((x, weight), (of_x, of_weight), strict=True)
+    dx, dweight = (t.new_empty(t.shape if is_wanted else 0) for t, is_wanted in wanted)
+    return x.new_empty((), dtype=torch.float32), dx, dweight
+
+
+def add_parts(
+    results: tuple[Tensor, Tensor, Tensor],
+    at_once: int,
+    losses: Tensor,
+    step: Callable[[slice, Tensor | None], tuple[Tensor, Tensor]],
+) -> None:
+    """Write the gradients and each token's loss, for at_once tokens at a time.
+
+    results: from `new_results`. losses: [tokens]. step: step(part, sum_to) computes a part of the tokens,
+        adds their gradient of the weight to sum_to, and returns their losses and their dx.
+    """
+    _, dx, dweight = results
+    sum_to = dweight.zero_() if dweight.numel() else None
+    for part in parts_of(len(losses), at_once):
+        losses[part], of_rows = step(part, sum_to)
+        if dx.numel():
+            dx[part] = of_rows
 
 
 def scaled(gradients: Sequence[Tensor], by: Tensor, needed: Sequence[bool]) -> list[Tensor]:

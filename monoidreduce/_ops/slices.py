@@ -60,28 +60,33 @@ def columns_to_save(rows: int, columns: int, workspace: int, room: int = 0, scor
 # Adding a float32 product for dW to memory takes as long as computing one of so many rows: an H100 moves 8
 # bytes an element at 3 TB/s, and multiplies at 750 TFLOP/s.
 _ROWS_OF_AN_ADDITION = 1024
-# With so few tokens at once, additions would take longer than computing logits twice.
-_FEWEST_TOKENS = 3 * TILE_ROWS
+# With fewer tokens at once, additions would take longer than computing logits twice; by the number of heads.
+_FEWEST_TOKENS = {1: 3 * TILE_ROWS, 2: 2 * TILE_ROWS}
 
 
-def fewest_tokens_fit(rows: int, columns: int, workspace: int) -> bool:
+def fewest_tokens_fit(rows: int, columns: int, workspace: int, heads: int = 1) -> bool:
     """Whether dlogits of many enough tokens fit in the workspace, and not those of all tokens."""
-    at_once = workspace // (2 * max(columns, 1))
-    return _FEWEST_TOKENS <= at_once < rows
+    at_once = workspace // (2 * heads * max(columns, 1))
+    return _FEWEST_TOKENS[heads] <= at_once < rows
 
 
-def tokens_at_once(rows: int, columns: int, width: int, workspace: int, clusters: int) -> int:
+def tokens_at_once(
+    rows: int, columns: int, width: int, workspace: int, clusters: int, other_width: int = 0
+) -> int:
     """The number of tokens whose dlogits of all columns are computed at a time, in whole tiles.
+
+    other_width: of a teacher, whose weights are stored too while scores are computed.
 
     It is the one with which the three products take the least time: a product ends with a wave of tiles in
     which some clusters are idle, and each part adds to all of dW.
     """
     tiles, column_tiles = -(-rows // TILE_ROWS), -(-columns // TILE_COLUMNS)
-    most = min(max(workspace // (2 * TILE_ROWS * max(columns, 1)), 1), tiles)
+    of_tile = 2 * TILE_ROWS * max(columns, 1) * (2 if other_width else 1)
+    most = min(max(workspace // of_tile, 1), tiles)
 
     def seconds(at_once: int) -> float:
         """The time of all parts, in the unit of `_busy_time`."""
-        scores = -(-at_once * column_tiles // clusters) * TILE_COLUMNS * width
+        scores = -(-at_once * column_tiles // clusters) * TILE_COLUMNS * (width + other_width)
         of_rows = product_waves(at_once, width, clusters)[0] * columns
         waves = product_waves(column_tiles, width, clusters)[0]
         of_columns = waves * max(at_once * TILE_ROWS, _ROWS_OF_AN_ADDITION)

@@ -454,12 +454,30 @@ def _linear_distillation(
     return (fold.reduced(reduction),)
 
 
+def _linear_distillation_parts(
+    x: Tensor,
+    weight: Tensor,
+    teacher_x: Tensor,
+    teacher_weight: Tensor,
+    mask: Tensor | None,
+    reduction: str,
+    kind: str,
+    temperature: float,
+    of_x: bool,
+    of_weight: bool,
+    workspace: int,
+) -> tuple[Tensor]:
+    operands = x, weight, teacher_x, teacher_weight, mask
+    return _linear_distillation(*operands, reduction, kind, temperature, False, of_x, workspace)
+
+
 _FOLDS: dict[str, Callable[..., tuple[Tensor | None, ...]]] = {
     "attention": _attention,
     "attention_varlen": _attention_varlen,
     "linear_cross_entropy": _linear_cross_entropy,
     "linear_cross_entropy_parts": _linear_cross_entropy_parts,
     "linear_distillation": _linear_distillation,
+    "linear_distillation_parts": _linear_distillation_parts,
     "linear_log_probs": _linear_log_probs,
     "logsumexp_matmul": _logsumexp_matmul,
     "mlp": _mlp,

@@ -208,16 +208,38 @@ def test_tokens_in_parts(
         assert (ours - theirs).float().norm() <= 8e-3 * theirs.float().norm()
 
 
-def test_parts_against_float64(tier: str, gpu: torch.device) -> None:
+@pytest.mark.parametrize("operator", ("linear_cross_entropy", "linear_distillation"))
+def test_parts_against_float64(operator: str, tier: str, gpu: torch.device) -> None:
     if tier != "sm90":
         pytest.skip("only kernels for Hopper take parts of tokens")
-    check_sums(
-        "linear_cross_entropy",
-        "master",
-        lambda: cross_entropy_inputs(2048, 1111, 200, dtype=torch.bfloat16, device=gpu),
-        draws=3,
-        workspace=2 * 800 * 1111,
-    )
+
+    def draw() -> Inputs:
+        if operator == "linear_distillation":
+            return distillation_inputs(2048, 1111, 200, 64, dtype=torch.bfloat16, device=gpu)
+        return cross_entropy_inputs(2048, 1111, 200, dtype=torch.bfloat16, device=gpu)
+
+    with Names() as called_ops:
+        check_sums(operator, "master", draw, draws=3, workspace=2 * 1700 * 1111)
+    assert f"{operator}_parts" in called_ops.names
+
+
+@pytest.mark.parametrize("masked", (False, True))
+@pytest.mark.parametrize("loss", ("cross_entropy", "forward_kl"))
+def test_distillation_in_parts(loss: str, masked: bool, tier: str, gpu: torch.device) -> None:
+    """The same gradients as of all tokens at once."""
+    inputs = distillation_inputs(2000, 1111, 200, 64, dtype=torch.bfloat16, device=gpu, mask=masked)
+    leaves = inputs["x"].requires_grad_(), inputs["weight"].float().requires_grad_()
+    given = inputs | {"weight": leaves[1]}
+    found = []
+    for workspace in (2 * 1700 * 1111, 128 << 20):
+        with torch.autocast("cuda", torch.bfloat16), Names() as called_ops:
+            result = mr.linear_distillation(**given, loss=loss, temperature=1.7, workspace=workspace)
+        in_parts = "linear_distillation_parts" in called_ops.names
+        assert in_parts == (tier == "sm90" and workspace < 128 << 20)
+        found.append([result.detach(), *torch.autograd.grad(result, leaves)])
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.dtype == theirs.dtype and ours.isfinite().all()
+        assert (ours - theirs).float().norm() <= 8e-3 * theirs.float().norm()
 
 
 @pytest.mark.parametrize("factor", (1.0, 0.25, 3.0))

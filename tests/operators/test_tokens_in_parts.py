@@ -1,4 +1,4 @@
-"""The op that finishes some tokens before it begins the next. Here its loop, on the CPU's kernels."""
+"""The ops that finish some tokens before they begin the next. Here their loop, on the CPU's kernels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from specimens import class_weights, cross_entropy_inputs
+from specimens import class_weights, cross_entropy_inputs, distillation_inputs
 from torch import Tensor
 
 import monoidreduce as mr
@@ -83,6 +83,29 @@ def test_loss_and_gradients(options: dict[str, Any], weighted: bool, rows: int) 
     for ours, theirs in zip(*gradients, strict=True):
         assert ours.dtype == theirs.dtype
         assert (ours - theirs).float().norm() <= 8e-3 * theirs.float().norm()
+
+
+@pytest.mark.parametrize("masked", (False, True))
+@pytest.mark.parametrize("reduction", ("mean", "sum"))
+@pytest.mark.parametrize("kind", ("cross_entropy", "forward_kl"))
+def test_distillation(kind: str, reduction: str, masked: bool) -> None:
+    inputs = distillation_inputs(1300, CLASSES, 24, 16, dtype=torch.bfloat16, device=CPU, mask=masked)
+    x, weight = inputs["x"].requires_grad_(), inputs["weight"].float().requires_grad_()
+    given = (x, weight, inputs["teacher_x"], inputs["teacher_weight"], inputs.get("mask"))
+    ops = torch.ops.monoidreduce
+    found = ops.linear_distillation_parts(*given, reduction, kind, 1.7, True, True, 2 * WORKSPACE)[0]
+    expected = ops.linear_distillation(*given, reduction, kind, 1.7, False, True, 0)[0]
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad(3 * loss, (x, weight)) for loss in (found, expected)]
+    for ours, theirs in zip(*gradients, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert (ours - theirs).float().norm() <= 8e-3 * theirs.float().norm()
+    twice = torch.autograd.grad(
+        ops.linear_distillation_parts(*given, reduction, kind, 1.7, True, True, 2 * WORKSPACE)[0],
+        weight,
+        create_graph=True,
+    )[0]
+    assert torch.autograd.grad(twice.square().sum(), x)[0].any()
 
 
 def test_all_tokens_ignored() -> None:
@@ -180,6 +203,25 @@ def test_three_products_in_the_memory_of_the_gradient(autocast_of_a_gpu: None) -
     gradients, copy = 4 * classes * width + 2 * rows * width, 2 * classes * width
     assert run.peak - gradients - copy < 384 << 20
     assert run.flops == 3 * 2 * rows * classes * width
+
+
+def test_four_products_of_distillation(autocast_of_a_gpu: None) -> None:
+    given, rows = head_of(65536), HEAD[0]
+    del given["target"]
+    given["teacher_x"] = torch.empty(rows, 2048, device="meta", dtype=torch.bfloat16)
+    given["teacher_weight"] = torch.empty(65536, 2048, device="meta", dtype=torch.bfloat16)
+    gpu = hardware.find("h100").facts()
+    run = dry_run(mr.linear_distillation, given, ("x", "weight"), gpu)
+    products = [x.name for x in run.launches if x.name in ("distillation_forward", *PRODUCTS)]
+    assert products == ["distillation_forward", "columns_product", "rows_product"] * (len(products) // 3)
+    gradients, copy = 4 * 65536 * 4096 + 2 * rows * 4096, 2 * 65536 * 4096
+    assert run.peak - gradients - copy < 420 << 20
+    found = mr.explain(mr.linear_distillation, **given, hardware="h100")
+    assert any("the forward pass computes the gradients" in reason for reason in found.reasons)
+    for options in ({"teacher_grad": True}, {"loss": "reverse_kl"}, {"reduction": "none"}):
+        teacher = given | {"teacher_x": given["teacher_x"].requires_grad_("teacher_grad" in options)}
+        found = mr.explain(mr.linear_distillation, **teacher, **options, hardware="h100")
+        assert not any("computes the gradients" in reason for reason in found.reasons)
 
 
 def test_explained(autocast_of_a_gpu: None) -> None:
