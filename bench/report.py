@@ -14,6 +14,7 @@ MATH = "math"  # contender of attention: torch's math backend
 OTHERS = (
     "decode",
     "forward",
+    "derivatives",
     "accuracy",
     "memory",
     "overhead",

@@ -451,11 +451,10 @@ def backward(
     inputs = (a, b, other_a, other_b, row, column, payload, table, row_index, column_index, table_index)
     program = with_sizes(program, tuple(sizes)) if sizes else program
     tensors: Any = (grad_values, grad_sums, *inputs, values, sums, low, indices)
-    options: Any = (program, widths or [], scale, workspace, needed, unrounded)
-    if batches == 1:
+    together = batches == 1 or _at_once(program, inputs, needed, workspace, batches)
+    options: Any = (program, widths or [], scale, workspace, needed, unrounded, batches if together else 1)
+    if together:
         return _backward(*tensors, *options)
-    if _at_once(program, inputs, needed, workspace, batches):
-        return _backward(*tensors, *options, batches=batches)
     axes = (*_AXES_OF_RESULTS[:2], *AXES, *_AXES_OF_RESULTS)
     found = [_backward(*part, *options) for part in parts_of(tensors, axes, batches)]
     # A gradient that is not needed has one axis, of no elements.
@@ -510,7 +509,7 @@ def _backward(
     workspace: int | None,
     needed: Sequence[bool],
     unrounded: bool,
-    batches: int = 1,
+    batches: int,
 ) -> list[Tensor]:
     """The gradients of one batch, or of several that `_at_once` takes."""
     data, of, tables = (row, column, row_index, column_index), parse(program), (table, table_index)

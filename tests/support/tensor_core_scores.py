@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from monoidreduce._ops.products import _ELEMENTS_OF_A_WHOLE_GPU
 from monoidreduce.folds.torch import reader
 
 SCORES = reader.scores
@@ -19,5 +21,8 @@ def tensor_core_scores(rows: Tensor, columns: Tensor, dtype: torch.dtype, scale:
     if exact.requires_grad:
         exact.register_hook(lambda local: local.to(rows.dtype).to(dtype))
     with torch.no_grad():
-        products = torch.mm(rows, columns.T, out_dtype=torch.float32)
+        # Small products cuBLAS may compute in parts of the width, whose sums cut off fewer bits.
+        more = -(-_ELEMENTS_OF_A_WHOLE_GPU // max(len(columns), 1)) - len(rows)
+        many = F.pad(rows, (0, 0, 0, max(more, 0)))
+        products = torch.mm(many, columns.T, out_dtype=torch.float32)[: len(rows)]
     return (exact + (products - exact).detach()) * scale

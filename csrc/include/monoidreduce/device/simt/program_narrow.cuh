@@ -266,9 +266,11 @@ __global__ void __launch_bounds__(kThreads) combine_parts(const __grid_constant_
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (row >= results.rows) return;
   StatisticsState<P> state = sum.identity();
+  StatisticsSums<P> low{};
 #pragma unroll 1
   for (std::int64_t part = 0; part < parts; ++part)
-    state = sum.combine(state, static_cast<const StatisticsState<P>*>(partial)[part * results.rows + row]);
+    sum.add(state, low, static_cast<const StatisticsState<P>*>(partial)[part * results.rows + row]);
+  state.sums.add(low);
   results.store<P>(row, state);
 }
 
