@@ -517,8 +517,8 @@ def _product(launch: Launch, gpu: Hardware) -> Iterator[Work]:
 
 
 def _copied(launch: Launch, gpu: Hardware) -> Iterator[Work]:
-    written = _bytes(launch, "out order")
-    yield moves(launch.name, _bytes(launch, "x factor target mask"), written)
+    written = _bytes(launch, "out order reduced")
+    yield moves(launch.name, _bytes(launch, "x factor losses target mask"), written)
 
 
 def _gated(launch: Launch, gpu: Hardware) -> Iterator[Work]:
@@ -537,6 +537,7 @@ KERNELS: dict[str, Callable[[Launch, Hardware], Iterator[Work]]] = {
     "scale_rows": _copied,
     "copy_fitted": _copied,
     "order_rows": _copied,
+    "reduce_losses": _copied,
     "gated_hidden": _gated,
     "gated_gradient": _gated,
 }
