@@ -168,11 +168,12 @@ def _is_master(weight: Tensor) -> bool:
 
 def _main_grad(weight: Tensor) -> Tensor | None:
     """Megatron's float32 `main_grad` of a weight that gets a gradient; None if it has no such tensor."""
-    found = None if torch.compiler.is_compiling() else getattr(weight, "main_grad", None)
-    if not isinstance(found, Tensor) or not torch.is_grad_enabled() or not weight.requires_grad:
+    found = getattr(weight, "main_grad", None)
+    if found is None or not isinstance(found, Tensor) or torch.compiler.is_compiling():
         return None
     alike = found.shape == weight.shape and found.device == weight.device and found.is_contiguous()
-    return found if alike and found.dtype == torch.float32 and weight.dtype != torch.float64 else None
+    alike = alike and found.dtype == torch.float32 and weight.dtype != torch.float64
+    return found if alike and weight.requires_grad and torch.is_grad_enabled() else None
 
 
 def _sum_of_gradients(given: Tensor | None, weight: Tensor) -> Tensor | None:
@@ -977,11 +978,11 @@ def linear_cross_entropy(
     rows, columns, *_ = tensors
     differentiated = _differentiated(rows), _differentiated(columns)
     if sharded is None:
-        finishes = differentiated[1] and sum_to is None and columns.dtype != rows.dtype
-        how = (bias, tensors[4], cast(CrossEntropyNumbers, options), return_lse, workspace)
-        if finishes and cross_entropy_parts.takes(rows, columns, *how):
-            given = (rows, columns, *tensors[3:], *options, *differentiated, workspace)
-            return call_op("linear_cross_entropy_parts", *given)[0]  # type: ignore[no-any-return]
+        if columns.dtype != rows.dtype and sum_to is None:
+            how = (bias, tensors[4], cast(CrossEntropyNumbers, options), return_lse, workspace)
+            if cross_entropy_parts.takes(rows, columns, *how):
+                given = (rows, columns, *tensors[3:], *options, *differentiated, workspace)
+                return call_op("linear_cross_entropy_parts", *given)[0]  # type: ignore[no-any-return]
         keep = rows.is_cuda and any(differentiated)
         given = (*tensors, *options, 0, -1, return_lse, keep, differentiated[0], workspace)
         loss, lse, *_ = _called("linear_cross_entropy", sum_to, weight, given)
@@ -1225,8 +1226,8 @@ def linear_distillation(
     if sharded is None:
         rows, of_teacher = tensors[0], _differentiated(*tensors[2:4])
         of_x, of_weight = map(_differentiated, tensors[:2])
-        finishes = of_weight and not of_teacher and sum_to is None and tensors[1].dtype != rows.dtype
-        if finishes and distillation_parts.takes(rows, tensors[1], tensors[2], loss, reduction, workspace):
+        is_master = tensors[1].dtype != rows.dtype and sum_to is None and not of_teacher
+        if is_master and distillation_parts.takes(rows, *tensors[1:3], loss, reduction, workspace):
             given = (*tensors, *options, of_x, of_weight, workspace)
             return call_op("linear_distillation_parts", *given)[0]  # type: ignore[no-any-return]
         keep = rows.is_cuda and (of_x or of_weight) and not of_teacher

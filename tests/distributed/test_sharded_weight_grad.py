@@ -102,6 +102,25 @@ def test_an_error_of_one_rank_is_raised_by_all() -> None:
     assert all("weight_grad" in message for message in messages)
 
 
+def _with_dtensors(group: Any, inputs: dict[str, Tensor]) -> list[str]:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    mesh, messages = DeviceMesh.from_group(group, "cpu"), []
+    placed = {name: distribute_tensor(t, mesh, [Replicate()]) for name, t in inputs.items()}
+    for function in (mr.linear_cross_entropy, mr.linear_log_probs):
+        with pytest.raises(TypeError) as raised:
+            function(**placed, weight_grad=torch.zeros(inputs["weight"].shape))
+        messages.append(str(raised.value))
+    return messages
+
+
+def test_dtensors_are_refused() -> None:
+    inputs = cross_entropy_inputs(30, CLASSES, WIDTH, dtype=torch.float32, **CPU)
+    for messages in on_ranks(2, _with_dtensors, inputs):
+        assert all("weight_grad: expected None, where weight is a DTensor" in message for message in messages)
+
+
 def _under_fsdp(group: Any, x: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """FSDP takes the mean over ranks, in float32."""
     from torch.distributed.device_mesh import DeviceMesh
