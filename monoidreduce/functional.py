@@ -1226,8 +1226,9 @@ def linear_distillation(
     if sharded is None:
         rows, of_teacher = tensors[0], _differentiated(*tensors[2:4])
         of_x, of_weight = map(_differentiated, tensors[:2])
-        is_master = tensors[1].dtype != rows.dtype and sum_to is None and not of_teacher
-        if is_master and distillation_parts.takes(rows, *tensors[1:3], loss, reduction, workspace):
+        columns, how = tensors[1], (loss, reduction, workspace)
+        is_master = columns.dtype != rows.dtype and sum_to is None and not of_teacher
+        if is_master and distillation_parts.takes(rows, columns, tensors[2], *how):
             given = (*tensors, *options, of_x, of_weight, workspace)
             return call_op("linear_distillation_parts", *given)[0]  # type: ignore[no-any-return]
         keep = rows.is_cuda and (of_x or of_weight) and not of_teacher
