@@ -53,7 +53,7 @@ template <>
 void run(const AttentionForward& x, const Plan& plan, const Launch& launch) {
   if (plan.packing) return attention_few_rows(x, *plan.packing, launch);
   auto* const counter = plan.scratch > 0 ? data<unsigned long long>(x.scratch) : nullptr;
-  const std::int64_t width = std::max(x.q.size[3], x.v.size[3]), columns = x.k.size[2];
+  const std::int64_t width = std::max(x.q.size[3], x.v.size[3]);
   const FoldProblem problem = attention_problem(x);
   const DeviceGuard device(x.q.cuda_device);
   const auto fold_rows = [&]<class E, class Scores, class Rows>(E, const Scores& scores, const Rows& rows) {
@@ -66,7 +66,8 @@ void run(const AttentionForward& x, const Plan& plan, const Launch& launch) {
                     LogSumExp<Bits>{}, scores, rows);
     };
     if (width <= 64) return fold(typename Tile::Width64{});
-    if (width <= 128 && columns <= kFewColumns) return fold(typename Tile::FewColumnsWidth128{});
+    using Few = typename Tile::FewColumnsWidth128;
+    if (width <= 128 && plan.tile->columns == Few::kColumns) return fold(Few{});
     if (width <= 128) return fold(typename Tile::Width128{});
     fold(typename Tile::Width256{});
   };
