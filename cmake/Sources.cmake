@@ -52,6 +52,7 @@ set(MONOIDREDUCE_CUDA_SOURCES
     csrc/cuda/order_rows.cu
     csrc/cuda/sequences.cu
     csrc/cuda/statistics.cu
+    csrc/cuda/target_scores.cu
     csrc/cuda/sm80/attention_forward.cu
     csrc/cuda/sm80/cross_entropy_forward.cu
     csrc/cuda/sm80/cross_entropy_gradient.cu

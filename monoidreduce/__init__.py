@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from monoidreduce import _interrupt, _requirements, _unbuilt, _yards, monoids, nn, stat  # noqa: F401
 from monoidreduce._paths import get_cmake_dir, get_include
 from monoidreduce._version import __version__
+from monoidreduce.classes import pack_classes
 from monoidreduce.flops import register_when_counted
 from monoidreduce.folds import ops as _ops_of_folds  # noqa: F401  # registers them
 from monoidreduce.folds.program.errors import CppMonoidError, TraceError
@@ -78,6 +79,7 @@ __all__ = [
     "mlp",
     "monoids",
     "nn",
+    "pack_classes",
     "set_workspace",
     "stat",
     "statistics",

@@ -36,6 +36,17 @@ LARGEST = sys.float_info.max
 LEAST_FACTOR, MOST_FACTOR = 2.0**-100, 2.0**100
 SHOWN = 200  # maximum number of characters of a given value in a message
 
+INTEGERS = (
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+)
+
 
 def mismatch(name: str, expected: str, got: object) -> str:
     given = str(got)

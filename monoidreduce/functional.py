@@ -58,8 +58,10 @@ from monoidreduce._ops.mlp import ACTIVATIONS
 from monoidreduce._ops.registry import any_requires_grad, call_op
 from monoidreduce._ops.summed_weights import call_adding
 from monoidreduce._results import exported
+from monoidreduce._soft_targets import SoftTargets
 from monoidreduce._torch_private import has_tangent, is_captured
 from monoidreduce._validate import (
+    INTEGERS,
     check_axes,
     check_bool,
     check_choice,
@@ -74,6 +76,7 @@ from monoidreduce._validate import (
     mismatch,
     number_of,
 )
+from monoidreduce.classes import check_words, words_of_rows
 from monoidreduce.workspace import get_workspace, traced_workspace
 
 __all__ = [
@@ -101,16 +104,6 @@ Rest = TypeVar("Rest")
 Checked: TypeAlias = tuple[tuple[Any, ...], tuple[Any, ...]]  # an op's tensors and its first options
 
 REDUCTIONS = ("none", "mean", "sum")
-INTEGERS = (
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-)
 SEED = "an int of 64 bits, or a 0-d tensor of an integer dtype"
 FAR = 1 << 62  # stands for any larger number of keys or bytes; a position plus a window still fits in 64 bits
 DEVICES = ("cpu", "cuda", "meta")
@@ -224,6 +217,11 @@ def _targets(target: Tensor, ignore_index: int, x: Tensor) -> tuple[Tensor, int]
         raise TypeError(mismatch("target", "class indices of an integer dtype", target.dtype))
     targets = _per_row("target", target, x)
     ignore_index = check_index("ignore_index", ignore_index)
+    return _integers(targets, ignore_index), ignore_index
+
+
+def _integers(targets: Tensor, ignore_index: int) -> Tensor:
+    """Class indices as int64."""
     if targets.dtype == torch.uint64:
         # Numbers that int64 cannot hold become an index that is neither a class nor ignore_index.
         none = (1 << 63) - 1 - (ignore_index == (1 << 63) - 1)
@@ -231,7 +229,7 @@ def _targets(target: Tensor, ignore_index: int, x: Tensor) -> tuple[Tensor, int]
         targets = torch.where(targets < 0, none, targets)
     elif targets.dtype != torch.int64:
         targets = targets.long()
-    return targets, ignore_index
+    return targets
 
 
 def check_index(name: str, value: int) -> int:
@@ -828,11 +826,88 @@ def _check_cross_entropy(
     return (rows, weight, bias, targets, class_weight), numbers
 
 
+def _check_soft_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    target_probs: Tensor,
+    class_weight: Tensor | None,
+    *numbers: Any,
+) -> tuple[tuple[Any, ...], CrossEntropyNumbers]:
+    """Check a call with soft targets. The tensors are x, weight, bias and target [rows, K]."""
+    check_tensor("target", target)
+    if not target.dim() or target.shape[:-1] != x.shape[:-1]:
+        expected = f"shape {[*x.shape[:-1], 'K']} beside target_probs, as x is {list(x.shape)}"
+        raise ValueError(mismatch("target", expected, list(target.shape)))
+    check_floating("target_probs", target_probs)
+    if target_probs.shape != target.shape:
+        expected = f"shape {list(target.shape)} as target"
+        raise ValueError(mismatch("target_probs", expected, list(target_probs.shape)))
+    if target_probs.device != target.device:
+        raise ValueError(
+            mismatch("target_probs", f"a tensor on {target.device} as target", target_probs.device)
+        )
+    # All but target is checked as beside class indices.
+    indices = target[..., 0] if target.shape[-1] else target.new_zeros(target.shape[:-1])
+    tensors, checked = _check_cross_entropy(x, weight, bias, indices, class_weight, *numbers)
+    if checked.label_smoothing:
+        expected = "0 beside target_probs: smooth these instead"
+        raise ValueError(mismatch("label_smoothing", expected, checked.label_smoothing))
+    rows, weight, bias, *_ = tensors
+    of_rows = _integers(target.reshape(len(rows), target.shape[-1]), checked.ignore_index)
+    return (rows, weight, bias, of_rows), checked
+
+
+def _soft_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    target_probs: Tensor,
+    bias: Tensor | None,
+    class_weight: Tensor | None,
+    numbers: tuple[Any, ...],
+    return_lse: bool,
+    workspace: int | None,
+    ranks: RanksOrGroup | None,
+    weight_grad: Tensor | None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`linear_cross_entropy` with target_probs. numbers: the arguments reduction to z_loss."""
+    tensors, of_call, (return_lse, workspace, sum_to), sharded = _checked(
+        "linear_target_logits",
+        _check_soft_cross_entropy,
+        (x, weight, bias, target, target_probs, class_weight, *numbers),
+        ranks,
+        lambda: (
+            check_bool("return_lse", return_lse),
+            workspace_bytes(workspace),
+            _sum_of_gradients(weight_grad, weight),
+        ),
+    )
+    options = CrossEntropyNumbers(*of_call)
+    rows, columns, _, targets = tensors
+    probs = target_probs.reshape(targets.shape).to(accumulation_dtype(rows.dtype))
+    if sharded is not None:
+        loss, lse = sharded.soft_cross_entropy(probs, class_weight, return_lse, workspace, sum_to, weight)
+    else:
+        soft = SoftTargets.of(targets, probs, options.ignore_index, len(columns), class_weight)
+        keep = rows.is_cuda and _differentiated(rows, columns) and not torch.compiler.is_compiling()
+        keep = keep and not is_captured()  # as in linear_log_probs
+        of_op = (options.logit_scale, options.softcap, 0, -1, return_lse, keep, _differentiated(rows))
+        given = (*tensors[:3], soft.label, *of_op, workspace)
+        lse, logits, *_ = _called("linear_target_logits", sum_to, weight, given)
+        loss = soft.reduced(lse, logits, options.z_loss, options.reduction)
+    if options.reduction == "none":
+        loss = _like_rows(loss, x)
+    return (loss, _like_rows(lse, x)) if return_lse else loss
+
+
 class CrossEntropyTensors(TypedDict, total=False):
     """Optional tensors of `linear_cross_entropy`. `nn.LinearCrossEntropyLoss` takes them in a call too."""
 
     bias: Tensor | None
     class_weight: Tensor | None
+    target_probs: Tensor | None
 
 
 class CrossEntropyOptions(TypedDict, total=False):
@@ -886,6 +961,7 @@ def linear_cross_entropy(
     weight: Tensor,
     target: Tensor,
     *,
+    target_probs: Tensor | None = None,
     bias: Tensor | None = None,
     class_weight: Tensor | None = None,
     ignore_index: int = -100,
@@ -905,17 +981,26 @@ def linear_cross_entropy(
     The values are those of `torch.nn.functional.cross_entropy` on these logits, with one exception: if every
     target is ignored, "mean" is 0 and not NaN.
 
+    With target_probs each token has K targets, as those of a teacher that are most likely, and its loss is
+    -sum_k p_k log_softmax(logits)[target_k]. Their logits are dot products of their own. The backward pass
+    needs no more products than that of class indices.
+
     Args:
         x: [..., D] one row per token.
         weight: [V, D] one row per class.
-        target: [...] class indices, of any integer dtype.
+        target: [...] class indices, of any integer dtype; or [..., K] with target_probs.
+        target_probs: [..., K] floating, the probabilities p of soft targets, which need not sum to 1; they
+            have gradients. Targets equal to ignore_index are left out, and the probabilities of equal targets
+            of a token are added. "mean" divides by the tokens that have a target. Not for DTensors.
         bias: [V].
         class_weight: [V], as torch's `weight`: a factor of each class's part in the loss, and "mean" divides
-            by the sum of the targets' weights. It does not apply to the z-loss, and gets no gradient.
+            by the sum of the targets' weights, but not if there are target_probs. It does not apply to the
+            z-loss, and gets no gradient.
         ignore_index: a target, -100 by default. Tokens that have it get loss 0 and gradients 0, and do not
             count in the mean. On a Hopper GPU their logits are not computed, unless return_lse is True.
         reduction: "none", "mean" (the default) or "sum".
-        label_smoothing: how much of the target's probability, from 0 to 1, is spread over all classes.
+        label_smoothing: how much of the target's probability, from 0 to 1, is spread over all classes; 0
+            beside target_probs.
         z_loss: adds z_loss * lse^2 to the loss of each token. It is 0, or its magnitude is from 2^-100 to
             2^100.
         softcap: c, from 2^-100 to 2^100. Each logit becomes c * tanh(logit / c).
@@ -961,9 +1046,13 @@ def linear_cross_entropy(
             return_lse=return_lse,
             workspace=workspace,
             weight_grad=weight_grad,
+            target_probs=target_probs,
         )
         return found  # type: ignore[no-any-return]
     numbers = (reduction, logit_scale, softcap, ignore_index, label_smoothing, z_loss)
+    if target_probs is not None:
+        rest = (numbers, return_lse, workspace, ranks, weight_grad)
+        return _soft_cross_entropy(x, weight, target, target_probs, bias, class_weight, *rest)
     tensors, options, (return_lse, workspace, sum_to), sharded = _checked(
         "linear_cross_entropy",
         _check_cross_entropy,
@@ -1286,6 +1375,7 @@ def _check_log_probs(
     softcap: float | None,
     ignore_index: int,
     top1: bool,
+    kept: Tensor | None,
 ) -> Checked:
     x, weight, bias = _operands(("bias",), "weight", x=x, weight=weight, bias=bias)
     sizes: dict[Any, Any] = {}
@@ -1299,7 +1389,14 @@ def _check_log_probs(
     temperature = 1.0 if temperatures is not None else temperature
     numbers = (check_factor("logit_scale", logit_scale), softcap_value(softcap))
     options = (*numbers, check_positive("temperature", temperature), ignore_index, check_bool("top1", top1))
-    return (rows, weight, bias, targets, temperatures), options
+    return (
+        rows,
+        weight,
+        bias,
+        targets,
+        temperatures,
+        None if kept is None else words_of_rows(kept, x),
+    ), options
 
 
 def linear_log_probs(
@@ -1314,6 +1411,7 @@ def linear_log_probs(
     ignore_index: int = -100,
     entropy: bool = False,
     top1: bool = False,
+    kept: Tensor | None = None,
     workspace: int | None = None,
     ranks: RanksOrGroup | None = None,
     weight_grad: Tensor | None = None,
@@ -1339,6 +1437,12 @@ def linear_log_probs(
         entropy: also return the entropy of each token, -sum p log p, differentiable.
         top1: also return the index of each token's largest logit, which float32 logits decide; -1 if a logit
             is NaN. Not over several ranks.
+        kept: [..., ceil(V / 32)] int32, the classes that the sampler of each token kept (top-p, top-k, a
+            grammar): bit c % 32 of word c // 32 is set if class c is kept. `pack_classes` makes it of lists
+            of classes; bitmasks of xgrammar and vLLM are of this form. The softmax, entropy, top1 and all
+            gradients are those of the kept classes alone. A target that is not kept has log_probs -inf, which
+            have no gradient. A token that keeps no class is an empty fold: lse -inf, entropy 0, top1 -1. Over
+            ranks it has the bits of the classes of all ranks.
         workspace: bytes for dlogits, `get_workspace()` by default. If a backward pass is to follow, the
             forward pass on a Hopper GPU saves softmax weights of as many classes as fit, except while
             torch.compile traces or a CUDA graph captures. With retain_graph the saved weights stay, and the
@@ -1373,6 +1477,7 @@ def linear_log_probs(
             ignore_index=ignore_index,
             entropy=entropy,
             top1=top1,
+            kept=kept,
             workspace=workspace,
             weight_grad=weight_grad,
         )
@@ -1380,7 +1485,7 @@ def linear_log_probs(
     tensors, options, (entropy, workspace, sum_to), sharded = _checked(
         "linear_log_probs",
         _check_log_probs,
-        (x, weight, bias, target, temperature, logit_scale, softcap, ignore_index, top1),
+        (x, weight, bias, target, temperature, logit_scale, softcap, ignore_index, top1, kept),
         ranks,
         lambda: (
             check_bool("entropy", entropy),
@@ -1390,6 +1495,7 @@ def linear_log_probs(
     )
     if sharded is None:
         rows, columns = tensors[:2]
+        check_words(tensors[5], len(columns))
         keep = rows.is_cuda and _differentiated(rows, columns) and not torch.compiler.is_compiling()
         keep = keep and not is_captured()  # a captured backward pass may be replayed without its forward pass
         given = (*tensors, *options, 0, -1, keep, _differentiated(rows), workspace)

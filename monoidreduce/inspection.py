@@ -263,7 +263,7 @@ def _saved(forward: Pass, given: dict[str, Any]) -> list[str]:
         return []
     classes, kept = len(given["weight"]), forward.launch.arguments.get("kept")
     count = 0 if kept is None else kept.shape[1]
-    once = "top1" in given  # of log-probabilities
+    once = forward.launch.name == "log_probs_forward"
     what = "softmax weights" if once else "local gradients"
     reasons = [
         f"a forward pass that will be differentiated keeps {what} of {count} of {classes} classes; "

@@ -228,6 +228,7 @@ def linear_cross_entropy(
     weight: Tensor,
     target: Tensor,
     *,
+    target_probs: Tensor | None = None,
     bias: Tensor | None = None,
     class_weight: Tensor | None = None,
     ignore_index: int = -100,
@@ -241,11 +242,16 @@ def linear_cross_entropy(
     """Cross entropy of softcap(logit_scale * x @ weight^T + bias) against class indices.
 
     x [..., D], weight [V, D], bias [V], class_weight [V], target [...] -> the loss ([...] for
-    reduction="none", otherwise a scalar) and, if return_lse, the lse [...], in the statistics dtype. A target
-    outside [0, V) that is not ignore_index raises IndexError on the CPU; on other devices its token is NaN.
+    reduction="none", otherwise a scalar) and, if return_lse, the lse [...], in the statistics dtype. With
+    target_probs [..., K] there are K targets [..., K]. A target outside [0, V) that is not ignore_index
+    raises IndexError on the CPU; on other devices its token is NaN.
     """
     logits = _logits(x, weight, bias, logit_scale, softcap)
     classes = logits.shape[-1]
+    if target_probs is not None:
+        return _soft_cross_entropy(
+            logits, target, target_probs, class_weight, ignore_index, reduction, z_loss, return_lse
+        )
     used, outside = _used_and_outside(target, ignore_index, classes)
 
     lse = _logsumexp(logits)
@@ -260,6 +266,32 @@ def linear_cross_entropy(
         loss = loss + z_loss * lse.square()
     loss = torch.where(used, loss, 0.0).masked_fill(outside, math.nan)
     loss = _reduce(loss, used, reduction, None if class_weight is None else of_target)
+    return (loss, lse) if return_lse else loss
+
+
+def _soft_cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    target_probs: Tensor,
+    class_weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    z_loss: float,
+    return_lse: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Cross entropy against soft targets: target and target_probs [..., K], logits [..., V]."""
+    used, outside = _used_and_outside(target, ignore_index, logits.shape[-1])
+    lse, index = _logsumexp(logits), torch.where(used & ~outside, target, 0)
+    probs = torch.where(used, target_probs.to(logits.dtype), 0.0)
+    if class_weight is not None:
+        probs = probs * class_weight.to(logits.dtype)[index]
+    cost = lse[..., None] - logits.gather(-1, index)
+    loss = torch.where(used, probs * cost, 0.0).sum(-1)
+    if z_loss:
+        loss = loss + z_loss * lse.square()
+    some = used.any(-1)
+    loss = torch.where(some, loss, 0.0).masked_fill(outside.any(-1), math.nan)
+    loss = _reduce(loss, some, reduction, None)
     return (loss, lse) if return_lse else loss
 
 
@@ -325,27 +357,35 @@ def linear_log_probs(
     ignore_index: int = -100,
     entropy: bool = False,
     top1: bool = False,
+    kept: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
     """Log-probabilities of targets under softmax(softcap(logit_scale * x @ weight^T + bias) / temperature).
 
-    x [..., D], weight [V, D], bias [V], target [...], temperature a number or [...] -> log_probs, entropy,
-    top1 and lse, [...] each, in the statistics dtype; entropy and top1 are None unless asked for. A target
-    outside [0, V) that is not ignore_index raises IndexError on the CPU; on other devices its log_probs is
-    NaN.
+    x [..., D], weight [V, D], bias [V], target [...], temperature a number or [...], kept
+    [..., ceil(V / 32)] int32 words -> log_probs, entropy, top1 and lse, [...] each, in the statistics dtype;
+    entropy and top1 are None unless asked for. A target outside [0, V) that is not ignore_index raises
+    IndexError on the CPU; on other devices its log_probs is NaN.
     """
     logits = _logits(x, weight, bias, logit_scale, softcap)
     divisor = temperature.to(logits.dtype)[..., None] if isinstance(temperature, Tensor) else temperature
     used, outside = _used_and_outside(target, ignore_index, logits.shape[-1])
     # Ignored tokens have no influence, even if they hold NaN.
     scores = torch.where(used[..., None], logits / divisor, 0.0)
+    classes = torch.arange(scores.shape[-1], device=target.device)
+    is_target, empty = classes == target[..., None], torch.zeros_like(used)
+    if kept is not None:
+        keeps = (kept[..., classes // 32] >> classes % 32 & 1).bool() | ~used[..., None]
+        scores = torch.where(keeps, scores, -math.inf)
+        empty = ~keeps.any(-1)
     lse = _logsumexp(scores)
-    is_target = torch.arange(scores.shape[-1], device=target.device) == target[..., None]
     log_probs = torch.where(is_target, scores, 0.0).sum(-1) - lse
+    if kept is not None:
+        log_probs = log_probs.masked_fill((is_target & ~keeps).any(-1), -math.inf)
     log_probs = torch.where(used, log_probs, 0.0).masked_fill(outside, math.nan)
     shares = _softmax(scores)
     surprise = torch.where(shares > 0, lse[..., None] - scores, 0.0)
     entropies = torch.where(used, (shares * surprise).sum(-1), 0.0)
-    best = torch.where(used, scores.argmax(-1), -1) if top1 else None
+    best = torch.where(used, scores.argmax(-1), -1).masked_fill(empty, -1) if top1 else None
     return log_probs, entropies if entropy else None, best, torch.where(used, lse, 0.0)
 
 

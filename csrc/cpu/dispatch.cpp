@@ -6,6 +6,7 @@
 
 #include "engine.h"
 #include "monoidreduce/error.h"
+#include "monoidreduce/operators.h"
 
 namespace monoidreduce {
 namespace cpu {

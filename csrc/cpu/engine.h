@@ -4,7 +4,12 @@
 
 #include "monoidreduce/cpu/isa.h"
 #include "monoidreduce/error.h"
-#include "monoidreduce/operators.h"
+#include "monoidreduce/fold.h"
+#include "monoidreduce/launch/launch.h"
+
+namespace monoidreduce {
+struct CpuTiles;
+}
 
 namespace monoidreduce::cpu {
 

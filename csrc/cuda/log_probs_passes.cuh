@@ -5,8 +5,10 @@
 #include "element.h"
 #include "gathered_rows.h"
 #include "logit_scores.cuh"
+#include "monoidreduce/device/block/kept_scores.cuh"
 #include "monoidreduce/launch/fold_epilogue.cuh"
 #include "monoidreduce/launch/gradient_epilogue.cuh"
+#include "monoidreduce/launch/tensors.cuh"
 #include "monoidreduce/ops/log_probs.h"
 #include "natural.cuh"
 
@@ -28,28 +30,46 @@ struct LogProbsResults {
   __device__ void skip(std::int64_t row) const { rows.skip(row); }
 };
 
+// The scores of the classes that the rows of a problem keep.
+template <class Scores, class Call>
+KeptScores<Bits, Scores> kept_scores(const Scores& scores, const Call& x, const FoldProblem& p) {
+  const KeptClasses kept = kept_classes(x);
+  return {scores, kept.words, kept.words_of_row, kept.first_class, row_order(p)};
+}
+
 // kTopOfLogits: the tile has enough registers for the index of the largest logit where logits have a bias or
-// a softcap.
-template <class Tile, bool kTopOfLogits>
+// a softcap. kKept: for kept classes.
+template <class Tile, bool kTopOfLogits, bool kKept>
 void log_probs_forward_pass(const LogProbsForward& x, const Launch& launch) {
   const FoldProblem problem = cross_entropy_problem(x);
   const LogProbsResults results{log_probs_rows<float, double>(x)};
   with_element(x.x.dtype, [&](auto element) {
     using E = decltype(element);
-    const auto run = [&](const auto& m, const auto& scores) {
+    // scores_of: makes the scores of a part of the rows.
+    const auto run = [&](const auto& m, const auto& scores_of) {
       in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
-        fold_contraction<E, Tile>(m, scores, part, results, x.scratch.data, launch);
+        fold_contraction<E, Tile>(m, scores_of(part), part, results, x.scratch.data, launch);
       });
     };
-    if (has_bias_or_softcap(x)) {
-      const auto scores = logit_scores<E>(problem, x.bias);
+    const auto run_logits = [&](const auto& scores_of) {
       if constexpr (kTopOfLogits)
-        return with_log_probs<Bits>(x, [&](const auto& m) { run(m, scores); });
+        with_log_probs<Bits>(x, [&](const auto& m) { run(m, scores_of); });
       else
-        return run(LogProbs<Bits>{}, scores);
-    }
+        run(LogProbs<Bits>{}, scores_of);
+    };
+    const auto logits = logit_scores<E>(problem, x.bias);
     const ScaledScores<Bits> scores(problem.score, kLog2E);
-    with_log_probs<Bits>(x, [&](const auto& m) { run(m, scores); });
+    if constexpr (kKept) {
+      if (x.mask.present()) {
+        if (has_bias_or_softcap(x))
+          return run(LogProbs<Bits>{}, [&](const FoldProblem& part) { return kept_scores(logits, x, part); });
+        return with_log_probs<Bits>(x, [&](const auto& m) {
+          run(m, [&](const FoldProblem& part) { return kept_scores(scores, x, part); });
+        });
+      }
+    }
+    if (has_bias_or_softcap(x)) return run_logits([&](const FoldProblem&) { return logits; });
+    with_log_probs<Bits>(x, [&](const auto& m) { run(m, [&](const FoldProblem&) { return scores; }); });
   });
 }
 
@@ -86,8 +106,10 @@ void log_probs_gradient_pass(const LogProbsLocalGradient& x, const Launch& launc
           gradient_epilogue<E, Tile>(LogProbs<Bits>{}, scores, problem, rows, {as_rows(x.out)}, x.sums);
       contraction<E>(Tile{}, problem, epilogue, nullptr, "local_gradient", launch);
     };
-    has_bias_or_softcap(x) ? run(logit_scores<E>(problem, x.bias))
-                           : run(ScaledScores<Bits>(problem.score, kLog2E));
+    const auto logits = logit_scores<E>(problem, x.bias);
+    const ScaledScores<Bits> scores(problem.score, kLog2E);
+    if (x.mask.present()) return run(kept_scores(scores, x, problem));  // there is neither (obstacle)
+    has_bias_or_softcap(x) ? run(logits) : run(scores);
   });
 }
 

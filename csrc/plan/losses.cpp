@@ -35,12 +35,22 @@ void save(Plan& plan, std::int64_t columns) {
   plan.scratch += plan.sizes.rows * (two ? 2 * frames_of_row : frames_of_row + 1);
 }
 
+// Takes the SIMT kernels if there is an obstacle(x) to those of tensor cores.
+template <class Call>
+void refuse_tensor_cores(const Call& x, Choice& choice) {
+  if constexpr (requires { obstacle(x); }) {
+    if (const char* why = obstacle(x); why != nullptr && choice.family != Family::kSimt)
+      choice = Choice{.both = {why}};
+  }
+}
+
 template <class State, class Call>
 Plan forward_plan(const Call& given, const ContractionSizes& sm80, const ContractionSizes& sm90,
                   const DeviceFacts& gpu, const Launch& launch) {
   const Call x = padded(given);
   const FoldProblem p = problem_of(x);
   Choice choice = choose_contraction(p, gpu);
+  refuse_tensor_cores(x, choice);
   if constexpr (requires { sm80_obstacle(x); }) {
     if (choice.family == Family::kSm80 && (choice.sm80 = Reason(sm80_obstacle(x))))
       choice.family = Family::kSimt;
@@ -59,7 +69,9 @@ Plan forward_plan(const Call& given, const ContractionSizes& sm80, const Contrac
 template <class Call>
 Plan backward_plan(const Call& given, const DeviceFacts& gpu, const Launch& launch) {
   const Call x = padded(given);
-  Plan plan = plan_of(given, x, choose_products(problem_of(x), x.workspace, gpu, launch), launch);
+  Choice choice = choose_products(problem_of(x), x.workspace, gpu, launch);
+  refuse_tensor_cores(x, choice);
+  Plan plan = plan_of(given, x, choice, launch);
   if (!plan.can().multiplies) return plan;
   const ContractionSizes& tile = plan.sizes.other_width != 0 ? tiles::kSm90Distillation : tiles::kSm90Loss;
   plan.clusters = gpu.multiprocessors / tile.blocks;

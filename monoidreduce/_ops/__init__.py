@@ -12,4 +12,5 @@ from monoidreduce._ops import (  # noqa: F401  # each registers its op
     logsumexp,
     mlp,
     stored_scores,
+    target_logits,
 )

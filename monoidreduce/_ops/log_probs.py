@@ -30,6 +30,7 @@ from monoidreduce._ops.linear_loss import (
     traced_dlogits,
 )
 from monoidreduce._ops.memory import (
+    accumulation_dtype,
     add_to,
     empty_statistics,
     launch_on,
@@ -76,9 +77,70 @@ class LogProbsOpOptions(NamedTuple):
         return self[:4]
 
 
+class TargetTerms(NamedTuple):
+    """The gradients of the logits of some targets of each row, beside that of the log-sum-exp.
+
+    target: [N, K] the targets among these classes, distinct in a row; -1 for none.
+    by_logit: [N, K] the derivatives by the targets' logits before the softcap, without the part that comes by
+        the log-sum-exp; 0 for none.
+    dlogits: [N, K] the whole derivatives by the targets' dot products.
+    scale: d logit / d dot product, without the softcap.
+    """
+
+    target: Tensor
+    by_logit: Tensor
+    dlogits: Tensor
+    scale: float
+
+    def write(self, head: HeadSlice, part: slice, order: Tensor | None) -> None:
+        """Write the targets' dlogits over those of a slice."""
+        assert head.dlogits is not None
+        _C.target_dlogits(
+            self.dlogits, self.target, head.dlogits, order, part.start, *launch_on(head.dlogits)
+        )
+
+    def add_to_bias(self, dbias: Tensor | None) -> None:
+        if dbias is not None and len(dbias):
+            self._add(dbias, self.by_logit.flatten(), slice(None))
+
+    def add_products(self, x: Tensor, weight: Tensor, dx: Tensor | None, dweight: Tensor | None) -> None:
+        """Add the targets' products to gradients in the accumulation dtype, some rows at a time."""
+        if not self.target.numel() or not len(weight):
+            return
+        by_dot = self.scale * self.by_logit
+        none = (self.target < 0)[..., None]  # whose rows and columns may hold NaN
+        for part in row_parts(x, self.target.shape[1]):
+            if dx is not None:
+                rows = weight[self.target[part].clamp(min=0)].to(dx.dtype)  # [rows, K, D]
+                rows = rows.masked_fill_(none[part], 0)
+                dx[part] += torch.bmm(by_dot[part, None], rows)[:, 0]
+            if dweight is not None:
+                products = by_dot[part, :, None] * x[part, None].to(dweight.dtype)
+                products = products.masked_fill_(none[part], 0)
+                self._add(dweight, products.flatten(0, 1), part)
+
+    def _add(self, to: Tensor, values: Tensor, part: slice) -> None:
+        """to[index] += values, in a fixed order."""
+        to.index_put_((self.target[part].clamp(min=0).flatten(),), values, accumulate=True)
+
+
+_GATHERED_BYTES = 32 << 20  # of rows of a weight, at a time
+
+
+def row_parts(x: Tensor, targets: int) -> list[slice]:
+    """Slices of the rows x. `targets` rows of the weight for each row of a slice take little memory."""
+    size = max(_GATHERED_BYTES // max(accumulation_dtype(x.dtype).itemsize * targets * x.shape[1], 1), 1)
+    return [slice(first, min(first + size, len(x))) for first in range(0, len(x), size)]
+
+
 def weights_can_be_saved(bias: Tensor | None, softcap: float, top1: bool) -> bool:
     """Whether forward may save softmax weights: not with a bias, a softcap, or top1."""
     return bias is None and softcap == 0 and not top1
+
+
+def mask_words(mask: Tensor | None) -> Tensor | None:
+    """mask [N, words] int32 as `_C` takes it: float32 of the same bits, because it reads no int32."""
+    return None if mask is None else mask.contiguous().view(torch.float32)
 
 
 def _tiles(classes: int) -> int:
@@ -91,12 +153,14 @@ def log_probs_results(
     bias: Tensor | None,
     target: Tensor,
     temperatures: Tensor | None,
+    mask: Tensor | None,
     options: LogProbsOpOptions,
 ) -> Results:
     """Empty tensors like the results of the forward op, for tracing.
 
-    They are log_probs, entropy, lse and lse_low [N]; top1 [N], or [0] if it is not wanted; and what forward
-    saves: row maxima [N, tiles of classes], and exp(score - row maximum of the tile) [N, classes] in 16 bits.
+    mask: [N, words of 32 bits], the classes that each row keeps; None for all. The results are log_probs,
+    entropy, lse and lse_low [N]; top1 [N], or [0] if it is not wanted; and what forward saves: row maxima
+    [N, tiles of classes], and exp(score - row maximum of the tile) [N, classes] in 16 bits.
     """
     log_probs, entropy, lse, lse_low = (empty_statistics(x, x.shape[0]) for _ in range(4))
     keep = options.keep and weights_can_be_saved(bias, options.softcap, options.top1)
@@ -112,12 +176,14 @@ def log_probs_forward(
     bias: Tensor | None,
     target: Tensor,
     temperatures: Tensor | None,
+    mask: Tensor | None,
     options: LogProbsOpOptions,
 ) -> Results:
     weight = in_dtype_of(x, weight)
     check_targets(target, weight.shape[0] if options.classes < 0 else options.classes, options.ignore_index)
     log_probs, entropy, lse, lse_low = (empty_statistics(x, x.shape[0]) for _ in range(4))
     best = target.new_empty(x.shape[:1]) if options.top1 else None
+    words = mask_words(mask)
     plan = scratch = weights_saved = order = gathered = None
     saved, saved_columns = no_dlogits(x), 0
     if x.is_cuda:
@@ -127,6 +193,7 @@ def log_probs_forward(
             x,
             weight,
             bias,
+            mask=words,
             top1=best,
             logit_scale=options.logit_scale,
             softcap=options.softcap,
@@ -146,6 +213,7 @@ def log_probs_forward(
         bias,
         target,
         temperatures,
+        words,
         log_probs,
         entropy,
         best,
@@ -178,6 +246,7 @@ def log_probs_backward(
     bias: Tensor | None,
     target: Tensor,
     temperatures: Tensor | None,
+    mask: Tensor | None,
     log_probs: Tensor,
     entropy: Tensor,
     lse: Tensor,
@@ -189,17 +258,21 @@ def log_probs_backward(
     unrounded: bool = False,
     sum_to: Tensor | None = None,
     consumes: bool = False,
+    terms: TargetTerms | None = None,
 ) -> list[Tensor]:
-    """consumes: overwrite the saved weights with dlogits. Otherwise they are not used."""
+    """consumes: overwrite the saved weights with dlogits. Otherwise they are not used. terms: gradients of
+    the logits of other targets."""
     inputs, weight = (x, weight, bias), in_dtype_of(x, weight)
     workspace = get_workspace() if options.workspace is None else options.workspace
     classes, plan = weight.shape[0] if options.classes < 0 else options.classes, None
     entropy, lse, lse_low = (t.contiguous() for t in (entropy, lse, lse_low))
+    words = mask_words(mask)
     if x.is_cuda:
         plan = _C.plan_log_probs_backward(
             x,
             weight,
             bias,
+            mask=words,
             logit_scale=options.logit_scale,
             workspace=workspace,
             deterministic=torch.are_deterministic_algorithms_enabled(),
@@ -225,6 +298,7 @@ def log_probs_backward(
                 None if bias is None else bias[part],
                 target,
                 temperatures,
+                words,
                 grad_log_probs,
                 grad_entropy,
                 grad_lse,
@@ -245,10 +319,15 @@ def log_probs_backward(
 
         def store(part: slice, heads: Sequence[HeadSlice], _grad: Tensor | None) -> None:
             write(heads[0], part)
+            if terms is not None:
+                terms.write(heads[0], part, order)
 
         def finish_saved(head: HeadSlice) -> None:
             increment_version(saved)  # makes torch raise if a second backward pass reads the weights
-            write(head, slice(0, len(head.columns)), row_max, log_probs.contiguous())
+            part = slice(0, len(head.columns))
+            write(head, part, row_max, log_probs.contiguous())
+            if terms is not None:
+                terms.write(head, part, order)
 
         (head_gradients,) = LinearBackward(
             plan,
@@ -264,9 +343,11 @@ def log_probs_backward(
             unrounded_weight=inputs[1] is not weight,
             sum_to=sum_to,
         ).gradients()
+        if terms is not None:
+            terms.add_to_bias(head_gradients.bias)
         return rounded_gradients(head_gradients, inputs, needed[:3], unrounded)
-    dx = new_gradient(x, needed[0], unrounded)
-    dweight = weight_sums(weight, needed[1], sum_to, inputs[1] is not weight)
+    dx = new_gradient(x, needed[0], unrounded or terms is not None)
+    dweight = weight_sums(weight, needed[1], sum_to, inputs[1] is not weight or terms is not None)
     dbias = new_bias_gradient(bias, needed[2])
     _C.log_probs_backward(
         x,
@@ -274,6 +355,7 @@ def log_probs_backward(
         bias,
         target,
         temperatures,
+        words,
         grad_log_probs,
         grad_entropy,
         grad_lse,
@@ -290,18 +372,21 @@ def log_probs_backward(
         *launch_on(x),
         plan,
     )
+    if terms is not None:
+        terms.add_products(x, weight, dx, dweight)
+        terms.add_to_bias(dbias)
     add_to(sum_to, dweight)
     return rounded_gradients((dx, dweight, dbias), inputs, needed[:3], unrounded)
 
 
 register(
     "linear_log_probs",
-    inputs="Tensor x, Tensor weight, Tensor? bias, Tensor target, Tensor? temperatures",
+    inputs="Tensor x, Tensor weight, Tensor? bias, Tensor target, Tensor? temperatures, Tensor? mask",
     options=LogProbsOpOptions,
     outputs="log_probs, entropy, lse, lse_low, top1, frames, kept",
     differentiable="log_probs, entropy, lse",
     residuals="log_probs, entropy, lse, lse_low, frames, kept",
-    constants="target, temperatures",
+    constants="target, temperatures, mask",
     forward=log_probs_forward,
     fake=log_probs_results,
     backward=log_probs_backward,

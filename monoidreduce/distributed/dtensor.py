@@ -365,11 +365,11 @@ def linear_distillation(
 
 
 def linear_log_probs(
-    x: Any, weight: Any, target: Any, *, bias: Any, temperature: Any, **options: Any
+    x: Any, weight: Any, target: Any, *, bias: Any, temperature: Any, kept: Any, **options: Any
 ) -> functional.LogProbs:
     """`functional.linear_log_probs` with DTensors, placed as in `linear_cross_entropy`.
 
-    temperature: a number, or a DTensor placed like x.
+    temperature: a number, or a DTensor placed like x. kept: a DTensor placed like x.
     """
     _refuse_tensors("linear_log_probs", options)
     of_rows = {"temperature": temperature} if isinstance(temperature, Tensor) else {}
@@ -382,7 +382,8 @@ def linear_log_probs(
         names.extend(given)
         return _Results([*given.values()], [])
 
-    rows, columns = {"x": x, "target": target, **of_rows}, {"weight": weight, "bias": bias}
+    rows = {"x": x, "target": target, "kept": kept, **of_rows}
+    columns = {"weight": weight, "bias": bias}
     found = _placed("linear_log_probs", rows, columns, call).of_rows
     results: dict[str, Any] = dict.fromkeys(functional.LogProbs._fields)
     return functional.LogProbs(**results | dict(zip(names, found, strict=True)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -19,7 +20,9 @@ from monoidreduce._ops.cross_entropy import (
 )
 from monoidreduce._ops.distillation import DistillationOpOptions, fold_distillation
 from monoidreduce._ops.registry import unrecorded
+from monoidreduce._soft_targets import SoftTargets
 from monoidreduce._torch_private import mark_untraced, modes_are_active
+from monoidreduce.classes import check_words, has_class
 from monoidreduce.distributed import states
 from monoidreduce.distributed.collectives import sum_over_ranks
 from monoidreduce.distributed.fold import ShardedFold, Sums, fold_over_ranks, summed_gradient
@@ -35,7 +38,7 @@ from monoidreduce.distributed.group import (
 )
 from monoidreduce.distributed.messages import Facts
 from monoidreduce.distributed.once import differentiable_once
-from monoidreduce.distributed.split import shard
+from monoidreduce.distributed.split import shard, unshard
 from monoidreduce.ranks import RanksOrGroup
 
 __all__ = ["COLUMN_AXES", "Sharded"]
@@ -56,7 +59,7 @@ COLUMN_AXES = {
 
 
 # Names of op arguments that differ from the public names, for error messages.
-ARGUMENTS = {"kind": "loss", "temperatures": "temperature (a tensor)"}
+ARGUMENTS = {"kind": "loss", "temperatures": "temperature (a tensor)", "mask": "kept"}
 
 
 def _may_keep(x: Tensor) -> bool:
@@ -106,6 +109,8 @@ class Sharded:
             sharding.refuse_forward_mode(operator, tensors)
             name = names[1]
             columns = sharding.columns(name, tensors[1])
+            if operator == "linear_log_probs":
+                check_words(tensors[5], columns.all)
             own = tensors
             if columns.count < len(tensors[1]):  # padding
                 named = zip(names, tensors, strict=False)
@@ -129,8 +134,8 @@ class Sharded:
         return self.sharding.group
 
     def _all_rows(self, t: Tensor) -> Tensor:
-        """[rows] -> [rows of all ranks], for a tensor without gradient."""
-        return self.group.gather(t).reshape(-1) if self.sharding.ranks.sequence_parallel else t
+        """[rows, ...] -> [rows of all ranks, ...], for a tensor without gradient."""
+        return self.group.gather(t).flatten(0, 1) if self.sharding.ranks.sequence_parallel else t
 
     def _own_rows(self, t: Tensor) -> Tensor:
         """[rows of all ranks] -> [rows of this rank]."""
@@ -187,6 +192,49 @@ class Sharded:
         loss, lse = fold_over_ranks(fold, x, weight, bias, target, class_weight)
         return self._own_rows(loss) if numbers.reduction == "none" else loss, self._own_rows(lse)
 
+    def soft_cross_entropy(
+        self,
+        probs: Tensor,
+        class_weight: Tensor | None,
+        return_lse: bool,
+        workspace: int | None,
+        sum_to: Tensor | None,
+        parameter: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """The loss, and lse [rows], for targets [rows, K] with probabilities. class_weight: of this rank."""
+        x, weight, bias, target = self.tensors
+        numbers, columns = CrossEntropyNumbers(*self.options), self.columns
+        target = self._all_rows(target)
+        if self.sharding.ranks.sequence_parallel:
+            probs = unshard(probs, 0, self.group.handle)
+        of_classes = columns.gathered(columns.own(class_weight))
+        soft = SoftTargets.of(target, probs, numbers.ignore_index, columns.all, of_classes)
+
+        def combine(
+            gathered: Tensor, log_probs: Tensor, frames: Tensor, kept: Tensor
+        ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+            lse, lse_low = states.log_sum_exp(gathered[:, :2].contiguous())
+            logits = gathered[:, 2:].sum(0).T.contiguous()  # each is of one rank, and 0 on the others
+            return (lse, logits), (lse, logits, lse_low, log_probs, frames, kept)
+
+        given = (numbers.logit_scale, numbers.softcap, columns.first, columns.all, return_lse)
+        options = (*given, False, False, workspace)
+        fold = ShardedFold(
+            "linear_target_logits",
+            options,
+            options,
+            (0,),
+            3,
+            combine,
+            self.sharding,
+            2,
+            pack=lambda found: torch.cat((found[0][None], found[2][None], found[1].T)),
+            sums=self._sums(sum_to, parameter),
+        )
+        lse, logits = fold_over_ranks(fold, x, weight, bias, soft.label)
+        loss = soft.reduced(lse, logits, numbers.z_loss, numbers.reduction)
+        return self._own_rows(loss) if numbers.reduction == "none" else loss, self._own_rows(lse)
+
     def linear_distillation(
         self,
         differentiated: tuple[bool, bool, bool],
@@ -231,15 +279,19 @@ class Sharded:
         self, workspace: int | None, sum_to: Tensor | None, parameter: Tensor
     ) -> tuple[Tensor, ...]:
         """log_probs, entropies and log-sum-exps, [rows] each."""
-        x, weight, bias, target, temperatures = self.tensors
+        x, weight, bias, target, temperatures, mask = self.tensors
         columns = self.columns
         target = self._all_rows(target)
         temperatures = None if temperatures is None else self._all_rows(temperatures)
+        mask = None if mask is None else self._all_rows(mask)
 
         def combine(
             gathered: Tensor, _top1: Tensor, frames: Tensor, kept: Tensor
         ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
             found = states.log_probs(gathered, target, self.options[3])
+            if mask is not None:  # NaN in a row that keeps no class of any rank
+                lost = (target != self.options[3]) & ~has_class(mask, target)
+                found[0] = found[0].masked_fill(lost & (found[2] == -math.inf), -math.inf)
             return (*found[:3],), (*found, frames, kept)
 
         options = (*self.options, columns.first, columns.all, False, False, workspace)
@@ -255,7 +307,7 @@ class Sharded:
             pack=torch.stack,
             sums=self._sums(sum_to, parameter),
         )
-        results: tuple[Tensor, ...] = fold_over_ranks(fold, x, weight, bias, target, temperatures)
+        results: tuple[Tensor, ...] = fold_over_ranks(fold, x, weight, bias, target, temperatures, mask)
         return tuple(map(self._own_rows, results)) if self.sharding.ranks.sequence_parallel else results
 
     def logsumexp_matmul(self, workspace: int | None) -> Tensor:

@@ -39,6 +39,8 @@ def obstacle(name: str, *arguments: Any) -> str | None:
     """Why a call of an operator cannot be written with statistics; None if it can."""
     if name not in _FOLDS:
         return ""
+    if name == "linear_log_probs" and arguments[5] is not None:
+        return "it has kept classes"
     if name == "attention" and arguments[3] is not None and arguments[6]:
         return "it has a bias beside a softcap"
     return None
@@ -233,6 +235,7 @@ def _linear_log_probs(
     bias: Tensor | None,
     target: Tensor,
     temperatures: Tensor | None,
+    _mask: None,
     logit_scale: float,
     softcap: float,
     temperature: float,

@@ -15,6 +15,7 @@ from monoidreduce._keywords import refuse
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._results import exported
 from monoidreduce._validate import (
+    INTEGERS,
     LEAST_FACTOR,
     MOST_FACTOR,
     check_axes,
@@ -22,16 +23,15 @@ from monoidreduce._validate import (
     check_factor,
     check_int,
     check_positive,
-    check_tensor,
     is_dtensor,
     mismatch,
 )
+from monoidreduce.classes import words_of_rows
 from monoidreduce.folds import stat
 from monoidreduce.folds.program.program import MOST
 from monoidreduce.folds.program.tracing import WORDS
 from monoidreduce.folds.statistics import Statistics, statistics
 from monoidreduce.functional import (
-    INTEGERS,
     _like_rows,
     _operands,
     _rows,
@@ -301,19 +301,6 @@ def _checked_seed(seed: int | Tensor, rows: Tensor) -> Tensor:
     return torch.full((1,), seed, dtype=torch.int64, device=rows.device).expand(len(rows))
 
 
-def _words(kept: Tensor, head: _Head, classes: int) -> Tensor:
-    """The checked words of the tokens, [N, ceil(classes / 32)]."""
-    count, shape = -(-classes // 32), list(head.x.shape[:-1])
-    if check_tensor("kept", kept).dtype != torch.int32:
-        raise TypeError(mismatch("kept", "a tensor of torch.int32, a bit for each class", kept.dtype))
-    if list(kept.shape) != [*shape, count]:
-        expected = f"shape {[*shape, count]}, a bit for each of {classes} classes"
-        raise ValueError(mismatch("kept", expected, list(kept.shape)))
-    if kept.device != head.rows.device:
-        raise ValueError(mismatch("kept", f"a tensor on {head.rows.device} as x", kept.device))
-    return kept.reshape(len(head.rows), count)
-
-
 def _in_64_bits(words: Tensor) -> Tensor:
     """Pairs of words as one, [rows, words]: at least one, of at least one row.
 
@@ -441,7 +428,7 @@ def sample_fold(
             if sharding is not None:
                 columns = sharding.columns("weight", head.weight)
                 classes, place = columns.all, place + columns.first
-            words = _words(kept, head, classes)
+            words = words_of_rows(kept, head.x, classes)
             head.column["shift"] = torch.ones_like(place) << 63 - place % 64
         else:
             head.column["shift"] = head.of_columns(0.0).long()

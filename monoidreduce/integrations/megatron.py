@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from monoidreduce import functional
-from monoidreduce._validate import check_tensor, mismatch
+from monoidreduce._validate import INTEGERS, check_tensor, mismatch
 from monoidreduce.distributed import shard, unshard
 from monoidreduce.distributed.group import Group, together
 from monoidreduce.distributed.messages import Facts
@@ -103,7 +103,7 @@ def _check(
     def prepare() -> tuple[bool, Facts]:
         check_tensor("hidden", hidden)
         check_tensor("labels", labels)
-        if labels.dtype not in functional.INTEGERS:
+        if labels.dtype not in INTEGERS:
             raise TypeError(mismatch("labels", "class indices of an integer dtype", labels.dtype))
         if hidden.dim() != 3 and (batch_first or hidden.dim() != 2):
             expected = "[s, b, h]" if batch_first else "[s, b, h] or [tokens, h]"

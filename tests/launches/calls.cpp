@@ -526,6 +526,7 @@ Plan backward(const LinearLogProbs& c, const Tensors& t) {
           .bias = part_of(x.bias, 0, 0, at_once),
           .target = x.target,
           .temperatures = x.temperatures,
+          .mask = {},
           .entropy = x.entropy,
           .lse = x.lse,
           .lse_low = x.lse_low,

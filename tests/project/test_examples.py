@@ -23,6 +23,8 @@ SCRIPTS = {
     "custom_monoid.py": 3,
     "divergences.py": 5,
     "policy_gradient.py": 5,
+    "topk_teacher.py": 4,
+    "grpo.py": 5,
     "token_losses.py": 3,
     "contrastive.py": 5,
     "noisy_or.py": 4,

@@ -30,7 +30,7 @@ from monoidreduce.distributed.operators import COLUMN_AXES
 MOST_RANKS = 4
 SECONDS = 40  # limit of a call; beyond it the processes are killed
 REPLICATED = ("bias", "sinks", "cu_seqlens_q", "cu_seqlens_k")  # by attention over ranks
-ROWS = ("x", "target", "temperature", "mask", "teacher_x", "a")
+ROWS = ("x", "target", "target_probs", "kept", "temperature", "mask", "teacher_x", "a")
 OF_RANKS = {field.name for field in fields(mr.Ranks)} - {"group"}
 
 

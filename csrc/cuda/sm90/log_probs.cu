@@ -45,8 +45,11 @@ void log_probs_forward_saving(const LogProbsForward& x, const Plan& plan, const 
   const ScaledScores<Bits> scores(problem.score, kLog2E);
   with_element(x.x.dtype, [&](auto element) {
     in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
-      fold_and_save<decltype(element), Tile>(LogProbs<Bits>{}, scores, part, results, x.scratch.data,
-                                             kept.from(part.first_place), launch);
+      const auto save = [&](const auto& scores) {
+        fold_and_save<decltype(element), Tile>(LogProbs<Bits>{}, scores, part, results, x.scratch.data,
+                                               kept.from(part.first_place), launch);
+      };
+      x.mask.present() ? save(kept_scores(scores, x, part)) : save(scores);
     });
   });
 }
@@ -56,7 +59,7 @@ void log_probs_forward_saving(const LogProbsForward& x, const Plan& plan, const 
 template <>
 void run(const LogProbsForward& x, const Plan& plan, const Launch& launch) {
   if (x.kept.present()) return log_probs_forward_saving(x, plan, launch);
-  log_probs_forward_pass<Tile, true>(x, launch);
+  log_probs_forward_pass<Tile, true, true>(x, launch);
 }
 
 template <>

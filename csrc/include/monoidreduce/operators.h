@@ -31,6 +31,7 @@
 #include "monoidreduce/ops/sequences.h"
 #include "monoidreduce/ops/statistics.h"
 #include "monoidreduce/ops/stored_scores.h"
+#include "monoidreduce/ops/target_scores.h"
 #include "monoidreduce/plan.h"
 
 namespace monoidreduce {
@@ -48,7 +49,7 @@ using Calls =
              StatisticsFold, StatisticsPayload, StatisticsLocalGradient, StatisticsRowGradient, LossReduction,
              RowScaling, FittedCopy, RowOrdering, SequenceSpans, CombinedLogSumExp, CombinedCrossEntropy,
              CombinedLogProbs, CombinedDistillation, Undefined, RowsProduct, ColumnsProduct, ScoreProduct,
-             JsdRows, JsdGradient>;
+             JsdRows, JsdGradient, TargetScores, TargetDlogits>;
 
 // The plan of a call on a GPU, which need not be present. The caller asks for it before the call, because the plan says what to
 // allocate; results, gradients and scratch may still be absent then. On tensor cores (Plan::can) the plan is for padded

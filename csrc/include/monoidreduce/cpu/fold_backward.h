@@ -286,6 +286,7 @@ class Backward {
           tiles_(kNarrow ? pass_.inner_threads_ * 3 * tile_size() : 0),
           slopes_(kModifies ? pass_.inner_threads_ * tile_size() : 0),
           factors_(has_factors() ? pass_.inner_threads_ * tile_size() : 0),
+          kept_(keeps_some(pass_.policy_) ? pass_.inner_threads_ * tile_size() : 0),
           operands_(kNarrow ? pass_.inner_threads_ * tile_size() : 0),
           of_a_(problem.of_a[slice]),
           of_other_a_(problem.of_other_a[slice]),
@@ -311,6 +312,8 @@ class Backward {
     }
 
    private:
+    // Whether some elements are masked.
+    bool masks() const { return kModifies || has_mask(p_) || keeps_some(pass_.policy_); }
     bool has_factors() const {
       if constexpr (kModifies) return pass_.m_.has_factors;
       return false;
@@ -333,7 +336,7 @@ class Backward {
           }
         }
       });
-      if (kModifies || has_mask(p_)) b_.take_non_finite(columns_, b_taken_);
+      if (masks()) b_.take_non_finite(columns_, b_taken_);
     }
 
     // Calls f(from, count) for groups of the block's columns, in parallel.
@@ -352,7 +355,7 @@ class Backward {
         keep_rows(of_payload_, pass_.g_.grad_out, panel);
         touches(first_panel_ + panel) ? pull_panel(panel, worker) : clear_panel(panel);
       });
-      if (kModifies || has_mask(p_)) take_non_finite_rows();
+      if (masks()) take_non_finite_rows();
       for_columns([&](std::int64_t from, std::int64_t count) {
         add_column_sums(of_b_, dz_.get(), from, count);
         add_column_sums(of_other_b_, other_dz_.get(), from, count);
@@ -422,7 +425,9 @@ class Backward {
         load_bias(p_.bias, rows_, first, count, first_, columns_, bias);
       }
 
-      const PanelTile<Packs, T> tile{p_, pass_.score_, facts.rows, first_, dz, other_dz, bias};
+      const T* const kept =
+          load_kept(pass_.policy_, rows_, first, count, first_, columns_, kept_ + worker * tile_size());
+      const PanelTile<Packs, T> tile{p_, pass_.score_, facts.rows, first_, dz, other_dz, bias, kept};
       with_named(pass_.m_, [&](const auto& m) {
         if constexpr (FoldsTiles<Packs>) {
           m.pull_tile(tile, columns_, dz, other_dz);
@@ -580,6 +585,9 @@ class Backward {
         return *(bias_ + in_chunk / kPanel<T> * tile_size() + (column - first_) * kPanel<T> +
                  in_chunk % kPanel<T>) == T(0);
       }
+      if constexpr (KeepsElements<Rows>) {
+        if (pass_.policy_.kept.some() && !pass_.policy_.kept(rows_.flat(row), column)) return false;
+      }
       if (!has_bool_bias(p_)) return true;
       return static_cast<const bool*>(p_.bias.data)[rows_.offset(p_.bias, row) + column * p_.bias.stride[3]];
     }
@@ -641,6 +649,7 @@ class Backward {
     Scratch<T> tiles_;     // dz, other_dz and weights before they are rounded
     Scratch<T> slopes_;    // derivatives of modified scores, times the scale
     Scratch<T> factors_;   // factors of the weights
+    Scratch<T> kept_;      // 0, or -inf where a row does not keep an element
     Scratch<E> operands_;  // dz as an operand of d_a's product
     const RowSums<T>&of_a_, &of_other_a_;
     ColumnSums<T, E> of_b_, of_other_b_, of_payload_;

@@ -137,6 +137,7 @@ class Forward {
     Scratch<E> weights(kDepth<E> > 1 ? columns_ * kPanel<T> : 0);
     Scratch<T> scores(columns_ * kPanel<T>), other_scores(columns_ * kPanel<T>), bias(columns_ * kPanel<T>);
     Scratch<T> factors(has_factors() ? columns_ * kPanel<T> : 0);
+    Scratch<T> kept(keeps_some(policy_) ? columns_ * kPanel<T> : 0);
     Scratch<State> states(panels * kPacks);
     NonFinite<T> taken;
     for (std::int64_t i = 0; i < panels; ++i) {
@@ -178,13 +179,15 @@ class Forward {
         }
         if constexpr (ModifiesScores<Packs>)
           m_.modify(rows, panel_rows.first, j, count, {scores.get(), bias.get(), nullptr, factors.get()});
-        const PanelTile<Packs, T> tile{p_,
-                                       score_,
-                                       panel_rows,
-                                       j,
-                                       scores.get(),
-                                       other_scores.get(),
-                                       ModifiesScores<Packs> || p_.bias.present() ? bias.get() : nullptr};
+        const PanelTile<Packs, T> tile{
+            p_,
+            score_,
+            panel_rows,
+            j,
+            scores.get(),
+            other_scores.get(),
+            ModifiesScores<Packs> || p_.bias.present() ? bias.get() : nullptr,
+            load_kept(policy_, rows, panel_rows.first, panel_rows.count, j, count, kept.get())};
         State(&state)[kPacks] = *reinterpret_cast<State(*)[kPacks]>(states + i * kPacks);
         R scale[kPacks] = {R(1), R(1)};
         with_named(m_, [&](const auto& m) {

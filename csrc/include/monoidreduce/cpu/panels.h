@@ -408,6 +408,35 @@ inline void load_bias(const TensorView& t, const ProblemRows& rows, std::int64_t
   for (std::int64_t row = 0; row < row_count; ++row) load(row, count, panel + row);
 }
 
+// Rows that keep only some of their elements: kept.some() says whether any do, kept(row, column) which ones.
+template <class Rows>
+concept KeepsElements = requires(const Rows rows, std::int64_t row, std::int64_t column) {
+  { rows.kept.some() } -> std::same_as<bool>;
+  { rows.kept(row, column) } -> std::same_as<bool>;
+};
+template <class Rows>
+bool keeps_some(const Rows& policy) {
+  if constexpr (KeepsElements<Rows>) return policy.kept.some();
+  return false;
+}
+// panel[j][lane] = 0 if the lane's row keeps column first + j, otherwise -inf. Returns it, or null if rows keep all elements.
+template <class T, class Rows>
+const T* load_kept(const Rows& policy, const ProblemRows& rows, std::int64_t first_row,
+                   std::int64_t row_count, std::int64_t first, std::int64_t count, T* panel) {
+  if constexpr (KeepsElements<Rows>) {
+    if (policy.kept.some()) {
+      if (row_count < kPanel<T>) std::fill_n(panel, count * kPanel<T>, T(0));
+      for (std::int64_t lane = 0; lane < row_count; ++lane) {
+        const std::int64_t row = rows.flat(first_row + lane);
+        for (std::int64_t j = 0; j < count; ++j)
+          panel[j * kPanel<T> + lane] = policy.kept(row, first + j) ? T(0) : -infinity<T>();
+      }
+      return panel;
+    }
+  }
+  return nullptr;
+}
+
 inline bool has_bool_bias(const FoldProblem& p) { return p.bias.present() && p.bias.dtype == DType::kBool; }
 inline bool has_mask(const FoldProblem& p) { return !p.range.all() || has_bool_bias(p); }
 
@@ -438,12 +467,13 @@ struct PanelTile {
   const T* dot;        // [columns][kPanel]
   const T* other_dot;  // the same for the second score
   const T* bias;       // the same, or null; if M modifies scores: 0, or -inf where masked
+  const T* kept;  // the same: 0, or -inf where the row does not keep the element (KeepsElements); or null
 
   MR_HD std::int64_t at(std::int64_t j, int half) const { return j * kPanel<T> + half * kLanes<T>; }
   MR_HD R bias_at(std::int64_t j, int half) const { return bias ? R::load(bias + at(j, half)) : R(0); }
   // Whether nothing is masked, and every score is just a dot product times the scale.
   bool plain(std::int64_t columns) const {
-    return !bias && score.softcap == 0 && rows.covers(first_column, columns);
+    return !bias && !kept && score.softcap == 0 && rows.covers(first_column, columns);
   }
   template <bool kPlain>
   MR_HD Element<R> from_dots(std::int64_t j, int half) const {
@@ -470,6 +500,7 @@ struct PanelTile {
   MR_HD Mask<R> valid(std::int64_t j, int half) const {
     Mask<R> keep = rows.keeps(half, first_column + j);
     if (bias && (ModifiesScores<M> || p.bias.dtype == DType::kBool)) keep = keep & (bias_at(j, half) == R(0));
+    if (kept) keep = keep & (R::load(kept + at(j, half)) == R(0));
     return keep;
   }
 };

@@ -26,11 +26,24 @@ constexpr auto describe(const X*) {
                 option("classes", &X::classes));
 }
 
+// The number of words that hold a bit for each class.
+constexpr std::int64_t words_of_classes(std::int64_t classes) { return (classes + 31) / 32; }
+template <class Call>
+void check_mask(const Call& x) {
+  if (!x.mask.present()) return;
+  const std::int64_t words = words_of_classes(all_classes(x));
+  require(x.mask.size[1] == words, "mask: expected ", words, " words for ", all_classes(x), " classes, got ",
+          x.mask.size[1]);
+}
+// mask: which classes each row keeps, KeptClasses below. Its words are integers of 32 bits, which TensorView does not have, so
+// they come as float32 of the same bits. It has the bits of all classes, even if `weight` is a slice of them.
 template <class Call>
 constexpr auto log_probs_operands() {
-  return std::tuple_cat(cross_entropy_operands<Call>(),
-                        fields(tensor("target", &Call::target, "N", Type::kInt64),
-                               optional("temperatures", &Call::temperatures, "N", Type::kAccumulation)));
+  return std::tuple_cat(
+      cross_entropy_operands<Call>(),
+      fields(tensor("target", &Call::target, "N", Type::kInt64),
+             optional("temperatures", &Call::temperatures, "N", Type::kAccumulation),
+             optional("mask", &Call::mask, "N W", Type::kFloat32).dense().where(&check_mask<Call>)));
 }
 // The upstream gradients, and the row statistics that forward saved.
 template <class Call>
@@ -44,7 +57,7 @@ constexpr auto log_probs_residuals() {
 }
 
 struct LogProbsForward {
-  TensorView x, weight, bias, target, temperatures;
+  TensorView x, weight, bias, target, temperatures, mask;
   TensorView log_probs;  // +inf where the target is not among the folded classes
   TensorView entropy, lse, lse_low;
   TensorView top1;     // absent if not wanted
@@ -69,7 +82,14 @@ inline void check_temperatures(const LogProbsForward& x) {
             "temperature[", i, "]: expected a number from 2^-100 to 2^100, got ", value);
   }
 }
+// Why tensor cores cannot take the call, or null; like sm80_obstacle. Their tiles lack registers.
+inline const char* obstacle(const LogProbsForward& x) {
+  return x.top1.present() && x.mask.present() && has_bias_or_softcap(x)
+             ? "top1 is of kept classes, whose logits have a bias or a softcap"
+             : nullptr;
+}
 inline const char* sm80_obstacle(const LogProbsForward& x) {
+  if (x.mask.present()) return "some classes are kept";
   return x.top1.present() && has_bias_or_softcap(x) ? "top1 is of logits with a bias or a softcap" : nullptr;
 }
 inline void check_kept_weights(const LogProbsForward& x) {
@@ -94,12 +114,17 @@ constexpr auto describe(const X*) {
 }
 
 struct LogProbsBackward {
-  TensorView grad_log_probs, grad_entropy, grad_lse, x, weight, bias, target, temperatures, entropy, lse,
-      lse_low;
+  TensorView grad_log_probs, grad_entropy, grad_lse, x, weight, bias, target, temperatures, mask, entropy,
+      lse, lse_low;
   TensorView d_x, d_weight, d_bias;
   LogProbsOptions options;
   std::int64_t workspace = 0;  // bytes for dlogits
 };
+inline const char* obstacle(const LogProbsBackward& x) {
+  return x.mask.present() && has_bias_or_softcap(x)
+             ? "some classes are kept, whose logits have a bias or a softcap"
+             : nullptr;
+}
 template <std::same_as<LogProbsBackward> X>
 constexpr auto describe(const X*) {
   return pass("log_probs_backward", kCpu | kSimt, log_probs_operands<X>(), log_probs_residuals<X>(),
@@ -111,8 +136,8 @@ constexpr auto describe(const X*) {
 // Like CrossEntropyLocalGradient. If frames are present, out holds the softmax weights of these classes that forward saved, and
 // no score is recomputed. log_probs then has the digits that a softmax probability near 1 lacks.
 struct LogProbsLocalGradient {
-  TensorView grad_log_probs, grad_entropy, grad_lse, x, weight, bias, target, temperatures, entropy, lse,
-      lse_low, out, sums, order, frames, log_probs;
+  TensorView grad_log_probs, grad_entropy, grad_lse, x, weight, bias, target, temperatures, mask, entropy,
+      lse, lse_low, out, sums, order, frames, log_probs;
   LogProbsOptions options;
 };
 inline void check_frames(const LogProbsLocalGradient& x) {
@@ -140,6 +165,26 @@ constexpr auto describe(const X*) {
       options(&X::options));
 }
 
+// The classes that each row keeps: bit c % 32 of a row's word c / 32 is set if it keeps class c.
+struct KeptClasses {
+  const std::uint32_t* words;  // [rows, words_of_row]; null: every row keeps all classes
+  std::int64_t words_of_row;
+  std::int64_t first_class;  // the class of column 0
+
+  MR_HD bool some() const { return words != nullptr; }
+  MR_HD bool keeps_class(std::int64_t row, std::int64_t c) const {
+    return words[row * words_of_row + c / 32] >> (c % 32) & 1;
+  }
+  MR_HD bool operator()(std::int64_t row, std::int64_t column) const {
+    return keeps_class(row, first_class + column);
+  }
+};
+template <class Call>
+KeptClasses kept_classes(const Call& x) {
+  return {static_cast<const std::uint32_t*>(x.mask.data), x.mask.present() ? x.mask.size[1] : 0,
+          x.options.first_class};
+}
+
 // The rows of log-probabilities. U: the type in which forward computes the statistics; they are stored as T.
 template <class T, class U = T>
 struct LogProbsRows {
@@ -149,7 +194,12 @@ struct LogProbsRows {
   T *log_probs, *entropy, *lse, *lse_low;
   std::int64_t* top1;  // or null
   RowVector<T> grad_log_probs, grad_entropy, grad_lse;
+  KeptClasses kept;
 
+  // The target is a class that the row does not keep. Its log-probability is -inf and has no gradient.
+  MR_HD bool lost(std::int64_t row) const {
+    return kept.some() && target.valid(row) && !kept.keeps_class(row, target[row]);
+  }
   MR_HD std::int64_t label(std::int64_t row) const { return target.label(row); }
   MR_HD T factor(std::int64_t row) const {
     if (!temperatures.data) return inverse_temperature;
@@ -162,9 +212,9 @@ struct LogProbsRows {
   }
   MR_HD void store(std::int64_t row, LogProbsStatistics<U> p) const {
     if (!active(row)) return skip(row);
-    const LogNumber<T> kept = rounded<T>(p.lse);
-    lse[row] = kept.high, lse_low[row] = kept.low, entropy[row] = T(p.entropy);
-    const U of_label = label(row) < 0 ? infinity<U>() : p.target - p.lse;
+    const LogNumber<T> words = rounded<T>(p.lse);
+    lse[row] = words.high, lse_low[row] = words.low, entropy[row] = T(p.entropy);
+    const U of_label = label(row) < 0 ? infinity<U>() : lost(row) ? -infinity<U>() : p.target - p.lse;
     log_probs[row] = target.valid(row) ? T(of_label) : T(NAN);
     if (top1) top1[row] = p.top < 0 ? -1 : target.first_class + p.top;
   }
@@ -173,7 +223,7 @@ struct LogProbsRows {
     return {{lse[row], lse_low[row]}, T(0), grad_entropy.data ? entropy[row] : T(0), -1};
   }
   MR_HD LogProbsUpstream<T> upstream(std::int64_t row) const {
-    const T g = target.valid(row) ? grad_log_probs[row] : T(NAN);
+    const T g = !target.valid(row) ? T(NAN) : lost(row) ? T(0) : grad_log_probs[row];
     return {grad_lse[row] - g, g, grad_entropy[row]};
   }
 };
@@ -190,7 +240,8 @@ template <class T, class U = T, class Call>
                           .top1 = nullptr,
                           .grad_log_probs = {},
                           .grad_entropy = {},
-                          .grad_lse = {}};
+                          .grad_lse = {},
+                          .kept = kept_classes(x)};
   if constexpr (requires { x.top1; })
     rows.log_probs = static_cast<T*>(x.log_probs.data), rows.top1 = static_cast<std::int64_t*>(x.top1.data);
   if constexpr (requires { x.grad_entropy; }) {

@@ -77,7 +77,10 @@ __global__ void weights_to_gradients_kernel(const __grid_constant__ KeptWeights<
       for (int n = 0; n < kScores; ++n) {
         const float frame = kept.frames[n][place * kept.tiles() + column / kTileColumns];
         const float high = LogSumExp<Bits>::origin(terms.lse[n].high).x;
-        const float log_scale = (frame - high) - terms.lse[n].low.x, scale = exp2f(log_scale);
+        // Where all scores of a row so far were -inf, its frame has nothing to do with the log-sum-exp, and its
+        // weights are 0, which must not meet an infinite scale. Any other scale is at most 2^24.
+        const float distance = (frame - high) - terms.lse[n].low.x;
+        const float log_scale = distance > 64.f ? 64.f : distance, scale = exp2f(log_scale);
         Vector in;
         in.words = *reinterpret_cast<const uint4*>(line(n) + column);
 #pragma unroll
