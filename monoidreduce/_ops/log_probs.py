@@ -274,6 +274,7 @@ def log_probs_backward(
             bias,
             mask=words,
             logit_scale=options.logit_scale,
+            softcap=options.softcap,
             workspace=workspace,
             deterministic=torch.are_deterministic_algorithms_enabled(),
         )

@@ -95,7 +95,8 @@ def test_target_that_is_not_kept(device: torch.device) -> None:
     inputs["kept"] = words_of(keeps)
     leaves = [inputs[name].requires_grad_() for name in ("x", "weight")]
     found = mr.linear_log_probs(**inputs, entropy=True)
-    assert found.entropy is not None and torch.equal(found.log_probs == -math.inf, torch.arange(12) % 2 == 1)
+    odd = torch.arange(12, device=device) % 2 == 1
+    assert found.entropy is not None and torch.equal(found.log_probs == -math.inf, odd)
     dx, _ = torch.autograd.grad(found.log_probs.sum(), leaves, retain_graph=True)
     assert not dx[1::2].any() and dx[::2].any(1).all()
     scores = (leaves[0] @ leaves[1].T).masked_fill(~keeps, -math.inf)
@@ -154,6 +155,36 @@ def test_second_derivatives_are_refused() -> None:
     (gradient,) = torch.autograd.grad(mr.linear_log_probs(**inputs).lse.sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="it has kept classes"):
         gradient.square().sum().backward()
+
+
+SOME_KEPT = "some classes are kept"
+KERNELS: list[tuple[str, dict[str, Any], tuple[str, str], str]] = [
+    ("h100", {}, ("sm90", "sm90"), ""),
+    ("h100", {"top1": True}, ("sm90", "sm90"), ""),
+    ("h100", {"softcap": 30.0}, ("sm90", "simt"), f"{SOME_KEPT}, whose logits have a bias or a softcap"),
+    ("h100", {"softcap": 30.0, "top1": True}, ("simt", "simt"), "top1 is of kept classes"),
+    ("a100", {}, ("simt", "sm80"), SOME_KEPT),
+    ("a100", {"softcap": 30.0}, ("simt", "simt"), SOME_KEPT),
+]
+
+
+@pytest.mark.parametrize("hardware, options, tiers, why", KERNELS)
+@pytest.mark.parametrize("bias", (False, True), ids=("no_bias", "bias"))
+def test_kernels(
+    bias: bool, hardware: str, options: dict[str, Any], tiers: tuple[str, str], why: str
+) -> None:
+    """On tensor cores unless tiles lack registers. A bias and a softcap are alike."""
+    place: Any = {"device": "meta", "dtype": torch.bfloat16}
+    x, weight = torch.empty(512, 64, **place), torch.empty(1000, 64, **place)
+    of_tokens: Any = {"device": "meta", "dtype": torch.int64}
+    target, kept = torch.empty(512, **of_tokens), torch.empty(512, 32, dtype=torch.int32, device="meta")
+    if bias:
+        if "softcap" not in options:
+            return
+        options = {"bias": torch.empty(1000, **place)} | {n: v for n, v in options.items() if n != "softcap"}
+    found = mr.explain("linear_log_probs", x, weight, target, kept=kept, **options, hardware=hardware)
+    assert (found.forward.split("/")[2], found.backward.split("/")[2]) == tiers
+    assert why in " ".join(found.reasons)
 
 
 WRONG: list[tuple[Any, type[Exception], str]] = [
