@@ -84,34 +84,39 @@ def loss_calls(size: dict[str, Any], device: torch.device) -> dict[str, Call]:
 
 
 @torch.no_grad()
+def measure_calls(
+    op: str, size: dict[str, Any], calls: dict[str, Call], device: torch.device
+) -> dict[str, Any]:
+    """The milliseconds and the peak memory of each call, without those that run out of memory."""
+    print(f"measuring {op} {size}: {', '.join(calls)}", file=sys.stderr)
+    watch, peaks = Stopwatch(device), {}
+    for name, call in [*calls.items()]:
+        before = start_peak(device)
+        try:
+            call()
+        except torch.OutOfMemoryError:
+            del calls[name]
+        else:
+            peaks[name] = peak(device) - before
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for name in in_turn(list(calls), ROUNDS):
+        watch.time(calls[name])
+        times[name] += watch.milliseconds()
+    return {
+        "op": op,
+        "dtype": dtype_name(DTYPE),
+        "parameters": size,
+        "milliseconds": {name: summary(measured) for name, measured in times.items()},
+        "peak_bytes": peaks if device.type == "cuda" else {},
+    }
+
+
 def measure_derivatives(device: torch.device, quick: bool) -> list[dict[str, Any]]:
-    """For each size, the milliseconds and the peak memory of each call; None if torch runs out of memory."""
-    watch, rows = Stopwatch(device), []
+    """For each size, the milliseconds and the peak memory of each call."""
+    rows = []
     cases = [("attention", attention_calls, size) for size in attention_sizes(device, quick)]
     cases += [("cross_entropy", loss_calls, size) for size in loss_sizes(device, quick)]
     for op, calls_of, size in cases:
-        print(f"measuring derivatives of {op} {size}", file=sys.stderr)
         torch.manual_seed(0)
-        calls, peaks = calls_of(size, device), {}
-        for name, call in [*calls.items()]:
-            before = start_peak(device)
-            try:
-                call()
-            except torch.OutOfMemoryError:
-                del calls[name]
-            else:
-                peaks[name] = peak(device) - before
-        times: dict[str, list[float]] = {name: [] for name in calls}
-        for name in in_turn(list(calls), ROUNDS):
-            watch.time(calls[name])
-            times[name] += watch.milliseconds()
-        rows.append(
-            {
-                "op": op,
-                "dtype": dtype_name(DTYPE),
-                "parameters": size,
-                "milliseconds": {name: summary(measured) for name, measured in times.items()},
-                "peak_bytes": peaks if device.type == "cuda" else {},
-            }
-        )
+        rows.append(measure_calls(op, size, calls_of(size, device), device))
     return rows

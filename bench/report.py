@@ -15,6 +15,7 @@ OTHERS = (
     "decode",
     "forward",
     "derivatives",
+    "heads",
     "accuracy",
     "memory",
     "overhead",
@@ -218,25 +219,24 @@ def forward_table(rows: list[Row]) -> str:
     )
 
 
-def derivatives_table(rows: list[Row]) -> str:
-    """Milliseconds of each call, how many times a forward pass they are and, on a GPU, its memory."""
+def calls_table(rows: list[Row], digits: int) -> str:
+    """Milliseconds of each call, how many times the first call's they are and, on a GPU, its memory."""
 
     def cell(row: Row, name: str) -> str:
         if name not in row["milliseconds"]:
             return "out of memory"
-        milliseconds, forward = (row["milliseconds"][of]["median"] for of in (name, "forward"))
-        text = (
-            f"{milliseconds:.3g}"
-            if name == "forward"
-            else f"{milliseconds:.3g}, {milliseconds / forward:.1f}x"
-        )
+        first = next(iter(row["milliseconds"]))
+        milliseconds, of_first = (row["milliseconds"][of]["median"] for of in (name, first))
+        text = f"{milliseconds:.3g}"
+        if name != first:
+            text += f", {milliseconds / of_first:.{digits}f}x"
         peak = row["peak_bytes"].get(name)
         return text if peak is None else f"{text}, {peak / 2**20:.0f} MiB"
 
     texts = []
     for op, group in itertools.groupby(rows, key=lambda row: row["op"]):
         of_op = list(group)
-        names = in_order(row["milliseconds"] for row in of_op)
+        names = list(dict.fromkeys(name for row in of_op for name in row["milliseconds"]))
         texts.append(
             table(
                 [op, *names],
@@ -688,7 +688,15 @@ def tables(document: Row) -> str:
             "### Forward mode and second derivatives",
             "Median milliseconds, how many times the forward pass they are, and peak memory. torch "
             "differentiates its composition, which stores the scores.",
-            derivatives_table(derivatives),
+            calls_table(derivatives, 1),
+        ]
+    heads = document.get("heads", [])
+    if heads:
+        parts += [
+            "### Classes of a head",
+            "Median milliseconds, how many times the first column's they are, and peak memory. For kept "
+            "classes and soft targets they are those of a forward and a backward pass.",
+            calls_table(heads, 2),
         ]
     models = document.get("models", [])
     if models:

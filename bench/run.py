@@ -29,6 +29,7 @@ from bench.first_call import measure_first_call
 from bench.fold_kernels import measure_fold_kernels
 from bench.forward import measure_forward
 from bench.harness import time_case
+from bench.heads import measure_heads
 from bench.interpreter import measure_interpreter
 from bench.machine import environment
 from bench.memory import measure_memory
@@ -69,6 +70,7 @@ OTHERS = (
     "decode",
     "forward",
     "derivatives",
+    "heads",
     "accuracy",
     "memory",
     "overhead",
@@ -86,8 +88,10 @@ def bench(
     """Measure everything in `what`. Yields the document of results so far whenever there are more."""
     document: dict[str, Any] = {"environment": environment(device, command), "speed": []}
     document |= {name: [] for name in OTHERS}
-    for op in (name for name in OPERATORS if name in what):
-        for case in importlib.import_module(f"bench.{op}").cases(device, quick):
+    chosen = dict(name.partition(":")[::2] for name in what)
+    for op in (name for name in OPERATORS if name in chosen):
+        cases = importlib.import_module(f"bench.{op}").cases(device, quick)
+        for case in [cases[int(n)] for n in chosen[op].split(",")] if chosen[op] else cases:
             row = time_case(case, 0.0 if quick else seconds)
             ratios = ", ".join(
                 f"{name} {phase['speedup']['torch']:.2f}x" for name, phase in row["phases"].items()
@@ -102,6 +106,9 @@ def bench(
         document["forward"] = measure_forward(device, quick)
     if "derivatives" in what:
         document["derivatives"] = measure_derivatives(device, quick)
+        yield document
+    if "heads" in what:
+        document["heads"] = measure_heads(device, quick)
         yield document
     if "accuracy" in what:
         document["accuracy"] = measure_accuracy(device, quick)
@@ -148,7 +155,11 @@ def main(argv: list[str]) -> int:
         "--out", type=some_path, metavar="DIR", help="folder for the results, as bench/results"
     )
     parser = Parser(prog="python bench/run.py", description=__doc__, parents=[places])
-    parser.add_argument("what", nargs="*", help=f"any of {', '.join(OPERATORS + OTHERS)} (default: all)")
+    parser.add_argument(
+        "what",
+        nargs="*",
+        help=f"any of {', '.join(OPERATORS + OTHERS)} (default: all); op:0,2 for some of an operator's cases",
+    )
     add_device(parser)
     parser.add_argument(
         "--quick", action="store_true", help="small sizes, few rounds: does it run; no targets"
@@ -157,7 +168,8 @@ def main(argv: list[str]) -> int:
         "--seconds", type=positive_number, default=SECONDS, help="for each case (default: %(default)s)"
     )
     options = parser.parse_args(argv)
-    unknown = set(options.what) - set(OPERATORS + OTHERS)
+    some = re.compile(rf"({'|'.join(OPERATORS)}):\d+(,\d+)*")
+    unknown = {name for name in options.what if not some.fullmatch(name)} - set(OPERATORS + OTHERS)
     if unknown:
         parser.error(f"what: {', '.join(sorted(unknown))}, expected any of {', '.join(OPERATORS + OTHERS)}")
     check_environment(parser)
