@@ -7,6 +7,7 @@
 #include "monoidreduce/device/program/statistics.h"
 #include "monoidreduce/launch/contraction_schedule.h"
 #include "monoidreduce/launch/loaded_kernels.cuh"
+#include "monoidreduce/launch/most_sizes.h"
 #include "monoidreduce/launch/tensors.cuh"
 #include "monoidreduce/ops/statistics.h"
 
@@ -56,20 +57,36 @@ StatisticsResults results_of(const Call& x) {
 struct FoldParameter {
   ProgramData data;
   void* partial;
+  MostMemory most;
+};
+struct RowsParameter {
+  StatisticsResults results;
+  const RankedElement* best;
 };
 template <class Tile>
 void fold_by(Tile tile, const StatisticsFold& x, const Launch& launch) {
   const FoldProblem p = statistics_problem(x);
   const TileSchedule schedule = contraction_schedule(kSizesOf<Tile>, p, device_facts(x.a.cuda_device));
   float* const partial = static_cast<float*>(x.scratch.data);
-  float* const parked = partial + partial_floats(kSizesOf<Tile>, x.state_words, schedule);
+  const std::int64_t words = words_of_state(x.state_words);
+  float* const parked = partial + partial_floats(kSizesOf<Tile>, words, schedule);
   const DeviceGuard guard(x.a.cuda_device);
+  MostMemory most{};
+  if (words != x.state_words) {
+    float* const scratch = parked + std::int64_t{schedule.clusters} * Tile::kScratch;
+    most = most_memory(kSizesOf<Tile>, p.rows(), schedule, scratch);
+    const std::int64_t zeros = most_sizes(kSizesOf<Tile>, p.rows(), schedule).zeros;
+    check_cuda(cudaMemsetAsync(scratch, 0, static_cast<std::size_t>(zeros) * sizeof(float),
+                               static_cast<cudaStream_t>(launch.stream)),
+               "cudaMemsetAsync for statistics_fold");
+  }
   launch_loaded("statistics_fold", x.kernels, static_cast<unsigned>(schedule.clusters * Tile::kBlocks),
                 Tile::kThreads, contraction_bytes<Nothing>(tile), launch.stream,
-                contraction_arguments(tile, schedule, p, parked), FoldParameter{data_of(x), partial});
+                contraction_arguments(tile, schedule, p, parked), FoldParameter{data_of(x), partial, most});
   constexpr int kThreads = 128;
   launch_loaded("combine_partial", x.kernels + 1, blocks_for(parts_of(p.rows(), kThreads / kCombiningLanes)),
-                kThreads, 0, launch.stream, Nothing{}, schedule, row_order(p), partial, results_of(x));
+                kThreads, 0, launch.stream, Nothing{}, schedule, row_order(p), partial,
+                RowsParameter{results_of(x), most.best});
 }
 
 // Tile<kScores> is the tile for so many scores.

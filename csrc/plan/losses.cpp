@@ -2,6 +2,7 @@
 #include <optional>
 
 #include "jobs.h"
+#include "monoidreduce/launch/most_sizes.h"
 #include "monoidreduce/monoids/cross_entropy.h"
 #include "monoidreduce/monoids/distillation.h"
 #include "monoidreduce/monoids/log_probs.h"
@@ -191,10 +192,15 @@ Plan plan(const StatisticsFold& given, const DeviceFacts& gpu, const Launch& lau
   if (of_program) plan.owned_rows = own_rows(choice, p, gpu, std::numeric_limits<std::int64_t>::max());
   if (plan.owned_rows && plan.owned_rows->splits > 1)
     plan.scratch = plan.owned_rows->splits * p.rows() * x.state_words;
+  const auto scratch = [&](const ContractionSizes& tile) {
+    const std::int64_t words = words_of_state(x.state_words), states = fold_floats(tile, words, p, gpu);
+    if (words == x.state_words) return states;
+    return states + most_sizes(tile, p.rows(), contraction_schedule(tile, p, gpu)).floats;
+  };
   if (plan.choice.family == Family::kSm80)
-    plan.scratch = fold_floats(two ? tiles::kSm80Distillation : tiles::kSm80Loss, x.state_words, p, gpu);
+    plan.scratch = scratch(two ? tiles::kSm80Distillation : tiles::kSm80Loss);
   if (plan.choice.family == Family::kSm90) {
-    plan.scratch = fold_floats(two ? tiles::kSm90Distillation : tiles::kSm90Loss, x.state_words, p, gpu);
+    plan.scratch = scratch(two ? tiles::kSm90Distillation : tiles::kSm90Loss);
     const std::int64_t slabs = parts_of(p.width(), tiles::kSlab) + parts_of(p.other_width(), tiles::kSlab);
     if (slabs <= tiles::kRowSlabs) plan.payload_slabs = two ? tiles::kPayloadSlabs - 1 : tiles::kPayloadSlabs;
   }

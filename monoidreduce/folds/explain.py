@@ -22,6 +22,7 @@ from monoidreduce.explanation import (
 )
 from monoidreduce.folds.block_mask import as_block_mask
 from monoidreduce.folds.cuda import compiler
+from monoidreduce.folds.cuda.cuda_passes import FINDS_MOST
 from monoidreduce.folds.program.program import parse
 
 if TYPE_CHECKING:
@@ -93,7 +94,11 @@ def explanation_of(
     given, (forward, backward) = run.ops[-1].arguments, passes_of(run)
     program = parse(given["program"]) if "program" in given and "q" not in given else None
     # What torch computes: the k largest, and payload sums of functions of two scores.
-    of_torch = program is not None and bool(program.most or (program.payloads and program.scores == 2))
+    most = program is not None and bool(program.most)
+    by_kernels = any(launch.arguments.get("state_words", 0) >= FINDS_MOST for launch in run.launches)
+    of_torch = (most and not by_kernels) or (
+        program is not None and bool(program.payloads) and program.scores == 2
+    )
     alone = of_torch and program is not None and program.first_of_most + len(program.counts) == 0
     if gpu is None:
         deterministic, how = True, []
@@ -119,8 +124,11 @@ def explanation_of(
         reader = "the CPU engine interprets" if gpu is None else f"{_compiler()} compiles"
         of = f"the function is a program of {len(program.nodes)} operations"
         reasons = [of if alone else f"{of}, which {reader}"]
-    if program is not None and program.most:
-        reasons.append("torch finds the k largest, and their gradient, in chunks of columns of the workspace")
+    if most:
+        found = (
+            "the kernels find the k largest; torch finds" if by_kernels else "torch finds the k largest, and"
+        )
+        reasons.append(f"{found} their gradient, in chunks of columns of the workspace")
     if program is not None and program.payloads:
         two = program.scores == 2
         if any(launch.name == "statistics_payload" for launch in run.launches):

@@ -190,8 +190,8 @@ def total(f: Any) -> Any:
 def largest(f: Any, k: int | None = None) -> Any:
     """The largest f, and the first column that has it; or the k largest, from 1 to 64, in order.
 
-    NaN counts as the largest, as in torch. Of equal values the one of the lower column comes first. torch
-    finds k values, in chunks of columns.
+    NaN counts as the largest, as in torch. Of equal values the one of the lower column comes first. On
+    tensor cores the pass over the scores finds k values; elsewhere torch does, in chunks of columns.
     """
     return Statistic("largest", _traced("largest", f, "real"), k=_checked_k("largest", k))
 
@@ -199,8 +199,8 @@ def largest(f: Any, k: int | None = None) -> Any:
 def smallest(f: Any, k: int | None = None) -> Any:
     """The smallest f, and the first column that has it; or the k smallest, from 1 to 64, in order.
 
-    NaN counts as the smallest, as in torch. Of equal values the one of the lower column comes first. torch
-    finds k values, in chunks of columns.
+    NaN counts as the smallest, as in torch. Of equal values the one of the lower column comes first. On
+    tensor cores the pass over the scores finds k values; elsewhere torch does, in chunks of columns.
     """
     graph = _graph.get()
     of = _traced("smallest", f if graph is None else -graph.real(f), "real")

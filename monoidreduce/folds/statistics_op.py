@@ -298,7 +298,7 @@ def _numbers(
         return Chunked(program, tuple(operands), data, scale, workspace, tables).forward()
     other_a, other_b = others
     of = parse(program)
-    if of.most:
+    if of.most and not cuda_passes.finds_most(of, (a, b, other_a, other_b)):
         return _with_most(of, operands, data, scale, workspace, tables)
     if not of.variances:
         return fold(program, (a, b, other_a, other_b), data, scale, tables)

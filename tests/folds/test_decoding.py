@@ -271,7 +271,12 @@ def test_explain_and_cost() -> None:
         mr.explain("linear_sample", x, weight, seed=3, kept=words, hardware="h100"),
     ):
         assert told.forward == "statistics_fold/cuda/sm90/bfloat16" and told.deterministic
-    assert "k largest" in str(mr.explain(mr.linear_topk, x, weight, 7, hardware="h100"))
+    found = {
+        dtype: str(mr.explain(mr.linear_topk, x.to(dtype), weight.to(dtype), 7, hardware="h100"))
+        for dtype in (torch.bfloat16, torch.float32)
+    }
+    assert "the kernels find the k largest; torch finds their gradient" in found[torch.bfloat16]
+    assert "torch finds the k largest, and their gradient" in found[torch.float32]
     for hardware in ("h100", "cpu"):
         whole = mr.cost(mr.linear_sample, x, weight, seed=3, hardware=hardware, needed=())
         assert whole.useful_flops == 2 * 512 * 2000 * 256 and whole.operator == "linear_sample"

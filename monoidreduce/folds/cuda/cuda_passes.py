@@ -27,11 +27,14 @@ from monoidreduce._ops.slices import Needed, columns_in
 from monoidreduce.folds.cuda.cuda_source import state_words
 from monoidreduce.folds.cuda.kernels import Counts, fold_kernels, gradient_kernels
 from monoidreduce.folds.operands import NO_TABLES, Data, Operands, Tables
+from monoidreduce.folds.program.program import Program, parse
 
 __all__ = [
+    "FINDS_MOST",
     "backward",
     "backward_of_batches",
     "contiguous",
+    "finds_most",
     "fits_batches",
     "fold",
     "multiplied_by_torch",
@@ -42,6 +45,7 @@ __all__ = [
 Results: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 _LEAST_COLUMNS = 256  # smallest slice of columns without tensor cores
+FINDS_MOST = 1 << 20  # kFindsMost of launch/most_sizes.h
 
 
 def _as_kernels_read(operands: Operands, plan: _C.Plan) -> Operands:
@@ -75,6 +79,8 @@ def fold(
 ) -> None:
     """Write the values, low words and indices of all rows."""
     a, words = operands[0], state_words(program)
+    if parse(program).most:
+        words += FINDS_MOST
     plan = _C.plan_statistics_fold(*operands, state_words=words)
     kernels = fold_kernels(program, counts, a.dtype, plan, widths_of(operands), a.device.index)
     scratch = empty_statistics(a, plan.scratch)
@@ -93,6 +99,14 @@ def fold(
         *launch_on(a),
         plan,
     )
+
+
+def finds_most(program: Program, operands: Operands) -> bool:
+    """Whether the kernels of a program find its k largest values: on tensor cores, of one function, beside no
+    variances."""
+    if not operands[0].is_cuda or len(program.most) != 1 or program.variances:
+        return False
+    return _C.plan_statistics_fold(*operands, state_words=state_words(program.text)).tensor_cores
 
 
 def backward(

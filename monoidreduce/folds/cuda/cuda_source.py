@@ -194,6 +194,12 @@ def _of_payloads(program: Program, counted: tuple[int, ...]) -> str:
 """
 
 
+def _of_most(lines: Iterable[str], root: str) -> str:
+    """The member for the k largest values (device/contraction/most.cuh). The compiler drops unused lines."""
+    body = "".join(f"    {line}\n" for line in [*lines, f"return {root};"])
+    return f"  MR_HD static R most([[maybe_unused]] const ProgramElement<Program>& e) {{\n{body}  }}\n"
+
+
 def _struct(
     constants: dict[str, int],
     means: Sequence[int],
@@ -233,7 +239,7 @@ _TO_REAL = """\
 
 def _constants(scores: int, counts: Sequence[int], statistics: Sequence[int]) -> dict[str, int]:
     data = ("kRowData", "kRowIndices", "kColumnData", "kColumnIndices")
-    of_rows = ("kSoftmaxes", "kTotals", "kLargest", "kCounts", "kPayloads")
+    of_rows = ("kSoftmaxes", "kTotals", "kLargest", "kCounts", "kPayloads", "kMost")
     return {"kScores": scores, **dict(zip((*data, *of_rows), (*counts, *statistics), strict=True))}
 
 
@@ -257,7 +263,7 @@ def fold_source(
     """
     program = parse(text)
     of_payloads = () if counted is None else program.payloads
-    wanted = [*program.roots, *(factor for _, factor in of_payloads)]
+    wanted = [*program.roots, *(factor for _, factor in of_payloads), *(f for f, _ in program.most)]
     lines, roots, names = _lines(program.nodes, wanted)
     to: list[str] = []
     means = count()
@@ -270,16 +276,19 @@ def fold_source(
         ("factor", of_payloads),
     ):
         to += [f"{field}[{k}]" for k in range(len(numbers))]
-    assigned = [f"to.{place} = {root};" for place, root in zip(to, roots, strict=True)]
+    assigned = [f"to.{place} = {root};" for place, root in zip(to, roots, strict=False)]
     body = [*lines, "ElementStatistics<Program> to{};", *assigned, "return to;"]
+    statistics = (program.softmaxes, program.totals, program.largest, program.counts, of_payloads)
     constants = _constants(
         program.scores,
         (rows, row_indices, columns, column_indices),
-        (*map(len, (program.softmaxes, program.totals, program.largest, program.counts, of_payloads)),),
+        (*map(len, statistics), sum(k for _, k in program.most)),
     )
     function, more = "ElementStatistics<Program> statistics", ""
     if counted is not None:
         more = _of_payloads(program, counted)
+    elif program.most:
+        more = _of_most(lines, roots[-1])  # there is one
     return Source(_struct(constants, _means(program), function, body, names, more), program.scores)
 
 
@@ -295,7 +304,7 @@ def gradient_source(text: str, rows: int, row_indices: int, columns: int, column
     counts = (known, row_indices + len(program.largest), columns, column_indices)
     results = ", ".join(roots) + (", R(0)" if len(roots) == 1 else "")
     body = [*lines, f"return {{{results}}};"]
-    constants = _constants(program.scores, counts, (0, 0, 0, 0, 0))
+    constants = _constants(program.scores, counts, (0, 0, 0, 0, 0, 0))
     return Source(_struct(constants, (), "Gradient<R> gradient", body, names), program.scores)
 
 
@@ -329,7 +338,7 @@ def pulled_source(
     body = [*lines, "ElementGradients<Program> to{};"]
     body += [f"to.{name} = {root};" for name, root in zip(wanted, roots, strict=True)]
     constants = {"kOperands": int(operands), "kSums": len(data)}
-    constants |= _constants(program.scores, counts, (0, 0, 0, 0, 0))
+    constants |= _constants(program.scores, counts, (0, 0, 0, 0, 0, 0))
     function = "ElementGradients<Program> pulled"
     return Source(_struct(constants, (), function, [*body, "return to;"], names), program.scores)
 

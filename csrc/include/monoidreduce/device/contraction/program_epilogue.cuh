@@ -4,6 +4,7 @@
 #pragma once
 
 #include "monoidreduce/device/block/fragment.cuh"
+#include "monoidreduce/device/contraction/most.cuh"
 #include "monoidreduce/device/program/element_real.cuh"
 #include "monoidreduce/device/program/statistics.h"
 #include "monoidreduce/device/warp/lanes.cuh"
@@ -40,14 +41,17 @@ struct ProgramFold {
   struct Work {
     StatisticsState<P> state[2];
     ProgramRow<P> rows[2];
+    MostOfRows<P::kMost> most;
   };
   ProgramData data;
   StatisticsState<P>* partial;
+  MostMemory most;
 
   __device__ __forceinline__ Work begin(int row0) const {
     Work work;
     work.state[0] = work.state[1] = StatisticsSum<P>{}.identity();
     load_rows<P>(work.rows, data, row0);
+    work.most.begin(most, row0);
     return work;
   }
   template <int kSize>
@@ -72,6 +76,14 @@ struct ProgramFold {
       } else {
         fold_elements<P, kPart, false>(work.state, row_of_element, element, present);
       }
+      if constexpr (P::kMost > 0) {
+#pragma unroll
+        for (int i = 0; i < kPart; ++i)
+          work.most.offer(most, row_of_element(i), scalar(P::most(element(i))),
+                          data.first_column + column0 + fragment_column(first + i), present(i));
+        constexpr int kAtOnce = kMostColumns / 2;
+        if ((first + kPart) % kAtOnce == 0 || first + kPart == kSize) work.most.settle(most, most.slack);
+      }
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -80,13 +92,14 @@ struct ProgramFold {
         work.state[r].sums.total[k] = before[r][k] + work.state[r].sums.total[k];
     }
   }
-  __device__ __forceinline__ void end(const Work& work, std::int64_t place) const {
+  __device__ __forceinline__ void end(Work& work, std::int64_t place) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const auto whole = reduce_lanes<4>(
           work.state[r], [](const auto& s, const auto& t) { return StatisticsSum<P>{}.combine(s, t); });
       if (threadIdx.x % 4 == 0) partial[place + fragment_row(r)] = whole;
     }
+    work.most.end(most);
   }
   __device__ __forceinline__ void finish() const {}
 };
@@ -95,11 +108,25 @@ struct ProgramFold {
 template <class P>
 struct ProgramRows {
   StatisticsResults results;
+  const RankedElement* best;  // MostMemory::best
   __device__ __forceinline__ std::int64_t label(std::int64_t) const { return -1; }
   __device__ __forceinline__ void store(std::int64_t row, const StatisticsState<P>& state) const {
     results.store<P>(row, state);
+    if constexpr (P::kMost > 0) store_most(row);
   }
   __device__ __forceinline__ void skip(std::int64_t row) const { store(row, StatisticsSum<P>{}.identity()); }
+
+ private:
+  // They are behind all other values and indices.
+  __device__ __forceinline__ void store_most(std::int64_t row) const {
+    constexpr int kValues = P::kSoftmaxes + means<P>() + P::kTotals + P::kLargest,
+                  kIndices = P::kLargest + P::kCounts;
+    for (int n = 0; n < P::kMost; ++n) {
+      const RankedElement x = best[row * kMostKept + n];
+      static_cast<float*>(results.values)[(kValues + n) * results.rows + row] = x == 0 ? -INFINITY : value_of(x);
+      results.indices[(kIndices + n) * results.rows + row] = x == 0 ? -1 : column_of(x);
+    }
+  }
 };
 
 // The derivatives with respect to the scores, P::gradient(element), rounded to E. kOuts tensors [rows,
