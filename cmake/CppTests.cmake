@@ -84,7 +84,7 @@ if(MONOIDREDUCE_WITH_CUDA)
     set(group 0)
     foreach(source IN LISTS launching_sources)
       set_source_files_properties(${source} PROPERTIES UNITY_GROUP launching_${group})
-      math(EXPR group "(${group} + 1) % 17")
+      math(EXPR group "(${group} + 1) % 18")
     endforeach()
     add_library(launching_code OBJECT EXCLUDE_FROM_ALL ${launching_sources})
     set_target_properties(launching_code PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP CUDA_ARCHITECTURES 90a-virtual
