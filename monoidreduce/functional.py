@@ -908,6 +908,7 @@ class CrossEntropyTensors(TypedDict, total=False):
     bias: Tensor | None
     class_weight: Tensor | None
     target_probs: Tensor | None
+    weight_grad: Tensor | None
 
 
 class CrossEntropyOptions(TypedDict, total=False):
@@ -926,7 +927,6 @@ class CrossEntropyKeywords(CrossEntropyTensors, CrossEntropyOptions, total=False
     """All keywords of `linear_cross_entropy` but return_lse, which decides the type of its result."""
 
     ranks: RanksOrGroup | None
-    weight_grad: Tensor | None
 
 
 @overload
@@ -1184,6 +1184,7 @@ class DistillationTensors(TypedDict, total=False):
     teacher_bias: Tensor | None
     mask: Tensor | None
     target: Tensor | None
+    weight_grad: Tensor | None
 
 
 class DistillationOptions(TypedDict, total=False):

@@ -139,6 +139,15 @@ def test_same_bits_in_deterministic_mode(device: torch.device) -> None:
         torch.use_deterministic_algorithms(False)
 
 
+def test_of_a_module(device: torch.device) -> None:
+    inputs = inputs_of("linear_cross_entropy", torch.bfloat16, device)
+    weight, sums = inputs["weight"].clone().requires_grad_(), torch.zeros(67, 40, device=device)
+    mr.nn.LinearCrossEntropyLoss(reduction="sum")(
+        inputs["x"], weight, inputs["target"], weight_grad=sums
+    ).backward()
+    torch.testing.assert_close(sums, summed("linear_cross_entropy", "master", inputs), rtol=1e-4, atol=1e-4)
+
+
 # main_grad
 
 
