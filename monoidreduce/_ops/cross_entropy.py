@@ -36,7 +36,7 @@ from monoidreduce._ops.memory import (
     rounded_gradients,
     weight_sums,
 )
-from monoidreduce._ops.registry import SUM_TO, UNROUNDED, Fold, register
+from monoidreduce._ops.registry import UNROUNDED, UNROUNDED_WEIGHT, Fold, register
 from monoidreduce._ops.slices import Needed
 from monoidreduce.workspace import get_workspace
 
@@ -293,9 +293,11 @@ def cross_entropy_backward(
     options: CrossEntropyOpOptions,
     needed: list[bool],
     unrounded: bool = False,
+    unrounded_weight: bool = False,
     sum_to: Tensor | None = None,
 ) -> list[Tensor]:
     inputs, weight = (x, weight, bias), in_dtype_of(x, weight)
+    unrounded_weight = unrounded_weight or inputs[1] is not weight  # a master is float32
     lse, lse_low, saved = lse.contiguous(), lse_low.contiguous(), saved.contiguous()
     counted, class_weights = target != options.ignore_index, with_mean(class_weight, options.label_smoothing)
     if grad_loss is not None:
@@ -354,12 +356,12 @@ def cross_entropy_backward(
             uniform=skips and loss_alone and grad_loss is not None and options.reduction != "none",
             slope=options.logit_scale,
             unrounded=unrounded,
-            unrounded_weight=inputs[1] is not weight,
+            unrounded_weight=unrounded_weight,
             sum_to=sum_to,
         ).gradients()
-        return rounded_gradients(head_gradients, inputs, needed[:3], unrounded)
+        return rounded_gradients(head_gradients, inputs, needed[:3], unrounded, unrounded_weight)
     dx = new_gradient(x, needed[0], unrounded)
-    dweight = weight_sums(weight, needed[1], sum_to, inputs[1] is not weight)
+    dweight = weight_sums(weight, needed[1], sum_to, unrounded_weight)
     dbias = new_bias_gradient(bias, needed[2])
     _C.cross_entropy_backward(
         x,
@@ -382,7 +384,7 @@ def cross_entropy_backward(
         plan,
     )
     add_to(sum_to, dweight)
-    return rounded_gradients((dx, dweight, dbias), inputs, needed[:3], unrounded)
+    return rounded_gradients((dx, dweight, dbias), inputs, needed[:3], unrounded, unrounded_weight)
 
 
 register(
@@ -400,5 +402,5 @@ register(
     of_shard=lambda given: {
         "keep": given["keep"] and rank_may_save(given["class_weight"], given["label_smoothing"])
     },
-    backward_options=f"{UNROUNDED}, {SUM_TO}",
+    backward_options=f"{UNROUNDED}, {UNROUNDED_WEIGHT}",
 )

@@ -88,7 +88,7 @@ def parts_forward(
         tensors = x[part], weight, None, target[part], class_weight
         of_tokens, *saved = cross_entropy_forward(*tensors, of_part)
         # The factor is the same for all tokens, so that float32 sums are multiplied by it.
-        given = (*saved, of_part._replace(reduction="sum"), needed, False, sum_to)
+        given = (*saved, of_part._replace(reduction="sum"), needed, False, False, sum_to)
         return of_tokens, cross_entropy_backward(factor, None, *tensors, *given)[0]  # type: ignore[arg-type]
 
     add_parts(results, _tokens_at_once(x, weight, options), losses, step)

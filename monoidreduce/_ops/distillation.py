@@ -35,7 +35,7 @@ from monoidreduce._ops.memory import (
     rounded_gradients,
     weight_sums,
 )
-from monoidreduce._ops.registry import SUM_TO, UNROUNDED, Fold, choices, register
+from monoidreduce._ops.registry import UNROUNDED, UNROUNDED_WEIGHT, Fold, choices, register
 from monoidreduce._ops.slices import Needed
 from monoidreduce.workspace import get_workspace
 
@@ -219,9 +219,11 @@ def distillation_backward(
     options: DistillationOpOptions,
     needed: list[bool],
     unrounded: bool = False,
+    unrounded_weight: bool = False,
     sum_to: Tensor | None = None,
 ) -> list[Tensor]:
     inputs, weight = (x, weight, teacher_x, teacher_weight), in_dtype_of(x, weight)
+    unrounded_weight = unrounded_weight or inputs[1] is not weight  # a master is float32
     stats, saved = stats.contiguous(), saved.contiguous()
     count = mean_divisor(mask, options.reduction, stats)
     grad_losses = unreduced(grad_loss, stats[0], count, options.reduction)
@@ -276,16 +278,16 @@ def distillation_backward(
                 uniform=plan.skips_rows and options.reduction != "none",
                 slope=1 / options.temperature,
                 unrounded=unrounded,
-                unrounded_weight=inputs[1] is not weight,
+                unrounded_weight=unrounded_weight,
                 sum_to=sum_to,
             ).gradients()
             gradients = [t for head in head_gradients for t in (head.rows, head.columns)]
             gradients += [None] * (len(inputs) - len(gradients))  # for a frozen teacher
-            return rounded_gradients(gradients, inputs, needed[:4], unrounded)
+            return rounded_gradients(gradients, inputs, needed[:4], unrounded, unrounded_weight)
     dx, dteacher_x = (
         new_gradient(t, wanted, unrounded) for t, wanted in ((x, needed[0]), (teacher_x, needed[2]))
     )
-    dweight = weight_sums(weight, needed[1], sum_to, inputs[1] is not weight)
+    dweight = weight_sums(weight, needed[1], sum_to, unrounded_weight)
     dteacher_weight = new_gradient(teacher_weight, needed[3])
     _C.distillation_backward(
         x,
@@ -305,7 +307,9 @@ def distillation_backward(
         plan,
     )
     add_to(sum_to, dweight)
-    return rounded_gradients((dx, dweight, dteacher_x, dteacher_weight), inputs, needed[:4], unrounded)
+    return rounded_gradients(
+        (dx, dweight, dteacher_x, dteacher_weight), inputs, needed[:4], unrounded, unrounded_weight
+    )
 
 
 register(
@@ -320,5 +324,5 @@ register(
     fake=distillation_results,
     backward=distillation_backward,
     fold=Fold(a="x", b="weight", other_a="teacher_x", other_b="teacher_weight"),
-    backward_options=f"{UNROUNDED}, {SUM_TO}",
+    backward_options=f"{UNROUNDED}, {UNROUNDED_WEIGHT}",
 )

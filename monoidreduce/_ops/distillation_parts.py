@@ -80,7 +80,7 @@ def parts_forward(
         tensors = x[part], weight, teacher_x[part], teacher_weight, of_mask
         of_tokens, *saved = distillation_forward(*tensors, of_part)
         # The factor is the same for all tokens, so that float32 sums are multiplied by it.
-        given = (*saved, of_part._replace(reduction="sum"), needed, False, sum_to)
+        given = (*saved, of_part._replace(reduction="sum"), needed, False, False, sum_to)
         return of_tokens, distillation_backward(factor, *tensors, *given)[0]  # type: ignore[arg-type]
 
     add_parts(results, _tokens_at_once(x, weight, teacher_x, teacher_weight, options), losses, step)

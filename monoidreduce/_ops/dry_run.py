@@ -345,7 +345,7 @@ def dry_run(
             sum_to, given_to_backward = call.get("weight_grad"), of_backward
             if sum_to is not None and wanted[WEIGHT]:  # as call_adding of summed_weights.py has it
                 added = [each and i != WEIGHT for i, each in enumerate(wanted)]
-                given_to_backward = (*of_backward[:-1], added, False, sum_to)
+                given_to_backward = (*of_backward[:-1], added, False, False, sum_to)
             with notes:
                 found = of.freeing(*given_to_backward)
             gradients = sum(t.nbytes for t in found)

@@ -39,7 +39,7 @@ from monoidreduce._ops.memory import (
     rounded_gradients,
     weight_sums,
 )
-from monoidreduce._ops.registry import SUM_TO, UNROUNDED, Fold, register
+from monoidreduce._ops.registry import UNROUNDED, UNROUNDED_WEIGHT, Fold, register
 from monoidreduce._ops.slices import TILE_COLUMNS, Needed
 from monoidreduce.workspace import get_workspace
 
@@ -256,6 +256,7 @@ def log_probs_backward(
     options: LogProbsOpOptions,
     needed: list[bool],
     unrounded: bool = False,
+    unrounded_weight: bool = False,
     sum_to: Tensor | None = None,
     consumes: bool = False,
     terms: TargetTerms | None = None,
@@ -263,6 +264,7 @@ def log_probs_backward(
     """consumes: overwrite the saved weights with dlogits. Otherwise they are not used. terms: gradients of
     the logits of other targets."""
     inputs, weight = (x, weight, bias), in_dtype_of(x, weight)
+    unrounded_weight = unrounded_weight or inputs[1] is not weight  # a master is float32
     workspace = get_workspace() if options.workspace is None else options.workspace
     classes, plan = weight.shape[0] if options.classes < 0 else options.classes, None
     entropy, lse, lse_low = (t.contiguous() for t in (entropy, lse, lse_low))
@@ -341,14 +343,14 @@ def log_probs_backward(
             order=order,
             slope=options.logit_scale,
             unrounded=unrounded,
-            unrounded_weight=inputs[1] is not weight,
+            unrounded_weight=unrounded_weight,
             sum_to=sum_to,
         ).gradients()
         if terms is not None:
             terms.add_to_bias(head_gradients.bias)
-        return rounded_gradients(head_gradients, inputs, needed[:3], unrounded)
+        return rounded_gradients(head_gradients, inputs, needed[:3], unrounded, unrounded_weight)
     dx = new_gradient(x, needed[0], unrounded or terms is not None)
-    dweight = weight_sums(weight, needed[1], sum_to, inputs[1] is not weight or terms is not None)
+    dweight = weight_sums(weight, needed[1], sum_to, unrounded_weight or terms is not None)
     dbias = new_bias_gradient(bias, needed[2])
     _C.log_probs_backward(
         x,
@@ -377,7 +379,7 @@ def log_probs_backward(
         terms.add_products(x, weight, dx, dweight)
         terms.add_to_bias(dbias)
     add_to(sum_to, dweight)
-    return rounded_gradients((dx, dweight, dbias), inputs, needed[:3], unrounded)
+    return rounded_gradients((dx, dweight, dbias), inputs, needed[:3], unrounded, unrounded_weight)
 
 
 register(
@@ -394,5 +396,5 @@ register(
     fold=Fold(a="x", b="weight"),
     of_shard=lambda given: {"keep": False},
     in_place=functools.partial(log_probs_backward, consumes=True),
-    backward_options=f"{UNROUNDED}, {SUM_TO}",
+    backward_options=f"{UNROUNDED}, {UNROUNDED_WEIGHT}",
 )

@@ -45,8 +45,8 @@ def new_gradient(of: Tensor, needed: bool, unrounded: bool = False) -> Tensor | 
 def weight_sums(of: Tensor, needed: bool, sum_to: Tensor | None, unrounded: bool) -> Tensor | None:
     """Memory for the gradient of a weight, for kernels that compute it whole; None if it is not needed.
 
-    sum_to: from a caller who wants the gradient added to it (SUM_TO in registry.py). Kernels of a GPU add
-    to it themselves; `add_to` adds what a CPU kernel wrote. unrounded: in the accumulation dtype.
+    sum_to: from a caller who wants the gradient added to it (UNROUNDED_WEIGHT in registry.py). Kernels of a
+    GPU add to it themselves; `add_to` adds what a CPU kernel wrote. unrounded: in the accumulation dtype.
     """
     if sum_to is not None and of.is_cuda:
         return sum_to
@@ -165,17 +165,21 @@ def rounded_gradients(
     of: Sequence[Tensor | None],
     needed: Iterable[bool],
     unrounded: bool = False,
+    unrounded_weight: bool = False,
 ) -> list[Tensor]:
     """The gradients, cut to the shape and rounded to the dtype of their inputs.
 
     Where one is not needed, the result is an empty tensor (no_gradient).
 
-    unrounded: gradients that need no cut keep the dtype in which they were summed.
+    unrounded: gradients that need no cut keep the dtype in which they were summed. unrounded_weight: the
+    second one keeps it in any case.
     """
     found = []
-    for gradient, t, wanted in zip(gradients, of, needed, strict=True):
+    for i, (gradient, t, wanted) in enumerate(zip(gradients, of, needed, strict=True)):
         if not wanted or gradient is None or t is None:
             found.append(no_gradient(of))
+        elif i == 1 and unrounded_weight:
+            found.append(gradient if gradient.shape == t.shape else gradient[:, : t.shape[1]].contiguous())
         elif gradient.shape != t.shape:  # cut and rounded in one kernel
             found.append(copy_fitted(gradient, t.new_empty(t.shape)))
         else:

@@ -37,8 +37,8 @@ from monoidreduce._torch_private import (
 
 __all__ = [
     "OPERATORS",
-    "SUM_TO",
     "UNROUNDED",
+    "UNROUNDED_WEIGHT",
     "Fold",
     "Operator",
     "SymInt",
@@ -53,9 +53,11 @@ __all__ = [
 
 # An option of backward ops: return the rows' gradient in the dtype in which it was summed.
 UNROUNDED = "bool unrounded=False"
-# And an option of the linear losses: add the gradient of the weight to this tensor, which is in the
-# accumulation dtype, instead of returning it. Then `needed` is False for the weight.
-SUM_TO = "Tensor(a!)? sum_to=None"
+# And an option of the linear losses: the same for the gradient of the weight. Their implementations have one
+# more argument, sum_to: a tensor in the accumulation dtype, to which that gradient is added instead of being
+# returned; then `needed` is False for the weight. The ops do not have it: torch.vmap makes no loop of an op
+# that writes to an argument.
+UNROUNDED_WEIGHT = "bool unrounded_weight=False"
 
 # torch unregisters the ops when this object is garbage-collected, so the module keeps it.
 _library: Any = torch.library.Library("monoidreduce", "DEF")  # type: ignore[no-untyped-call]

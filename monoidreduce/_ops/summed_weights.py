@@ -6,7 +6,7 @@ sum is never rounded to 16 bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from monoidreduce._torch_private import (
 )
 from monoidreduce._validate import mismatch
 
-__all__ = ["WEIGHT", "call_adding", "stand_in"]
+__all__ = ["WEIGHT", "call_adding", "gradients_adding", "stand_in"]
 
 _UNTRACED = "a backward pass that adds to weight_grad (or main_grad) is not traced"
 WEIGHT = 1  # its place among the inputs of the ops
@@ -56,6 +56,28 @@ def _refuse_derivatives() -> None:
         )
     if transforms_are_active():
         raise RuntimeError("weight_grad (or main_grad) takes no batch of upstream gradients")
+
+
+def gradients_adding(
+    name: str,
+    run: Callable[..., Any],
+    given: Sequence[Any],
+    needed: Sequence[bool],
+    unrounded: bool,
+    sum_to: Tensor,
+) -> list[Any]:
+    """The gradients from a backward pass of the op `name`, with that of the weight added to `sum_to`.
+
+    run: the backward op, or its implementation. given, needed, unrounded: its arguments.
+    """
+    if not needed[WEIGHT]:
+        return [*run(*given, needed, unrounded)]
+    if run in OPERATORS[name][1:3]:  # only implementations add
+        others = [each and i != WEIGHT for i, each in enumerate(needed)]
+        return [*run(*given, others, unrounded, False, sum_to)]
+    found = [*run(*given, needed, unrounded, True)]
+    sum_to += found[WEIGHT]
+    return found
 
 
 def stand_in(parameter: Tensor, weight: Tensor) -> Tensor | None:
@@ -101,14 +123,13 @@ class _Adding(torch.autograd.Function):
         operator, needed = OPERATORS[name], [*ctx.needs_input_grad[1:]]
         if all(grad is None for grad in grads):
             return (None,) * (1 + operator.inputs)
-        of_weight, needed[WEIGHT] = needed[WEIGHT], False
         frees = frees_saved() and not is_observed()
-        differentiated = operator.freeing if frees else _operators(name)[1]
         saved = ctx.saved_tensors
         given = (*grads[: operator.differentiable], *saved, *options)
-        found: list[Any] = [*differentiated(*given, needed, False, sum_to if of_weight else None)]
+        run = operator.freeing if frees else _operators(name)[1]
+        found = gradients_adding(name, run, given, needed, False, sum_to)
         found += [None] * (operator.inputs - len(found))  # inputs without gradients
         gradients = [g if wanted else None for g, wanted in zip(found, needed, strict=True)]
-        if of_weight:
+        if needed[WEIGHT]:
             gradients[WEIGHT] = stand_in(parameter, saved[WEIGHT])
         return None, *gradients

@@ -26,7 +26,7 @@ from monoidreduce._ops.log_probs import (
     row_parts,
 )
 from monoidreduce._ops.memory import empty_statistics, launch_on
-from monoidreduce._ops.registry import SUM_TO, UNROUNDED, Fold, register
+from monoidreduce._ops.registry import UNROUNDED, UNROUNDED_WEIGHT, Fold, register
 
 __all__ = ["NO_TARGET", "TargetLogitsOpOptions"]
 
@@ -148,6 +148,7 @@ def target_logits_backward(
     options: TargetLogitsOpOptions,
     needed: list[bool],
     unrounded: bool = False,
+    unrounded_weight: bool = False,
     sum_to: Tensor | None = None,
     consumes: bool = False,
 ) -> list[Tensor]:
@@ -184,6 +185,7 @@ def target_logits_backward(
         options.of_log_probs,
         needed,
         unrounded,
+        unrounded_weight,
         sum_to,
         consumes,
         terms,
@@ -204,5 +206,5 @@ register(
     fold=Fold(a="x", b="weight"),
     of_shard=lambda given: {"keep": False},
     in_place=functools.partial(target_logits_backward, consumes=True),
-    backward_options=f"{UNROUNDED}, {SUM_TO}",
+    backward_options=f"{UNROUNDED}, {UNROUNDED_WEIGHT}",
 )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from monoidreduce._keywords import refuse
 from monoidreduce._ops.registry import unrecorded
-from monoidreduce._ops.summed_weights import WEIGHT, stand_in
+from monoidreduce._ops.summed_weights import WEIGHT, gradients_adding, stand_in
 from monoidreduce._torch_private import mark_untraced
 from monoidreduce._validate import mismatch
 from monoidreduce.distributed.collectives import gather_states, sum_over_ranks
@@ -227,11 +227,12 @@ class _FoldOverRanks(torch.autograd.Function):
         if all(grad is None for grad in grads):
             return (None,) * (1 + ctx.count)
         sums = fold.sums if needed[WEIGHT] else None
-        to: tuple[Tensor, ...] = ()
-        if sums is not None:
-            needed[WEIGHT], to = False, (sums.to,)
         with fold.sharding.group.failing_together(any(needed[i] for i in fold.rows)):
-            found = [*unrecorded(fold.name)[1](*grads, *saved, *fold.backward, needed, True, *to)]
+            run, given = unrecorded(fold.name)[1], (*grads, *saved, *fold.backward)
+            if sums is None:
+                found = [*run(*given, needed, True)]
+            else:
+                found = gradients_adding(fold.name, run, given, needed, True, sums.to)
         found += [None] * (ctx.count - len(found))  # inputs without gradients
         for i in fold.rows:
             if needed[i]:

@@ -10,6 +10,7 @@ import torch
 from specimens import Inputs, cross_entropy_inputs, distillation_inputs, name_of
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 from weight_sums import OPERATORS, ROUTES, called, check_sums, summed
 
 import monoidreduce as mr
@@ -146,6 +147,17 @@ def test_of_a_module(device: torch.device) -> None:
         inputs["x"], weight, inputs["target"], weight_grad=sums
     ).backward()
     torch.testing.assert_close(sums, summed("linear_cross_entropy", "master", inputs), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_beside_a_mode_that_sees_ops(operator: str, device: torch.device) -> None:
+    """Then ops are called in place of their implementations, and return what is added."""
+    inputs = inputs_of(operator, torch.bfloat16, device, width=41)
+    weight, sums = inputs["weight"].clone().requires_grad_(), torch.zeros(67, 41, device=device)
+    with FlopCounterMode(display=False) as counter:
+        called(operator, inputs | {"weight": weight}, weight_grad=sums).backward()
+    assert counter.get_total_flops() > 0 and weight.grad is None
+    torch.testing.assert_close(sums, summed(operator, "master", inputs), rtol=1e-4, atol=1e-4)
 
 
 # main_grad
