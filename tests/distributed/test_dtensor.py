@@ -195,6 +195,9 @@ def _all_operators(group: Any, rows: str, columns: str) -> list[tuple[str, Tenso
         "teacher_x": random(6, 4, 5, seed=1),
         "target": target,
         "mask": target % 3 > 0,
+        "kept": mr.pack_classes(
+            torch.stack((target, target * 7 % CLASSES, target * 5 % CLASSES), -1), CLASSES
+        ),
         "temperature": 0.5 + target / 20,
     }
     of_columns = {
@@ -210,6 +213,7 @@ def _all_operators(group: Any, rows: str, columns: str) -> list[tuple[str, Tenso
     }
     calls: dict[str, tuple[Any, str, dict[str, Any]]] = {
         "log_probs": (mr.linear_log_probs, "x weight target bias temperature", {"entropy": True}),
+        "kept": (mr.linear_log_probs, "x weight target kept", {"entropy": True}),
         "distillation": (mr.linear_distillation, "x weight teacher_x teacher_weight mask", {}),
         "each": (mr.linear_distillation, "x weight teacher_x teacher_weight", {"reduction": "none"}),
         "cross_entropy": (mr.linear_cross_entropy, "x weight target bias", {"return_lse": True}),

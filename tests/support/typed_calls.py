@@ -52,6 +52,8 @@ def losses(x: Tensor, weight: Tensor, target: Tensor, flag: bool) -> None:
     assert_type(mr.linear_cross_entropy(x, weight, target, return_lse=flag), Tensor | Pair)
     assert_type(mr.linear_distillation(x, weight, x, weight, mask=None), Tensor)
     assert_type(mr.linear_log_probs(x, weight, target, temperature=x), mr.LogProbs)
+    assert_type(mr.linear_log_probs(x, weight, target, kept=mr.pack_classes(target, 5)), mr.LogProbs)
+    assert_type(mr.linear_cross_entropy(x, weight, target, target_probs=x), Tensor)
     assert_type(mr.linear_log_probs(x, weight, target, entropy=flag).entropy, Tensor | None)
     assert_type(mr.linear_topk(x, weight, 8, temperature=x), mr.TopK)
     assert_type(mr.linear_sample(x, weight, seed=target, kept=target), mr.Sample)
