@@ -3,6 +3,7 @@
 
 #include "cpu/engine.h"
 #include "monoidreduce/error.h"
+#include "monoidreduce/operators.h"
 
 namespace monoidreduce {
 namespace cpu {
