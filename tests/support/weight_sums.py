@@ -68,6 +68,17 @@ def summed(operator: str, route: str, inputs: Inputs, **options: Any) -> Tensor:
     return sums
 
 
+def check_equal(sums: Tensor, expected: Tensor) -> None:
+    """Hold two sums of the same products to each other.
+
+    On a GPU the dlogits may come from different kernels, each of which rounds them to 16 bits.
+    """
+    if sums.is_cuda:
+        assert (sums - expected).norm() <= 2**-8 * expected.norm()
+    else:
+        torch.testing.assert_close(sums, expected, rtol=1e-4, atol=1e-4)
+
+
 def check_sums(operator: str, route: str, draw: Callable[[], Inputs], draws: int = 4, **options: Any) -> None:
     """Hold gradients to the rule of tolerance.py, beside float32 sums of dlogits that are rounded to 16 bits.
 

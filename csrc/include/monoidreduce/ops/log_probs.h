@@ -216,7 +216,9 @@ struct LogProbsRows {
     lse[row] = words.high, lse_low[row] = words.low, entropy[row] = T(p.entropy);
     const U of_label = label(row) < 0 ? infinity<U>() : lost(row) ? -infinity<U>() : p.target - p.lse;
     log_probs[row] = target.valid(row) ? T(of_label) : T(NAN);
-    if (top1) top1[row] = p.top < 0 ? -1 : target.first_class + p.top;
+    // Tiles of tensor cores have -inf where a class is not kept, and the first of them for the largest score.
+    const bool none = p.top < 0 || (kept.some() && p.lse.high == -infinity<U>());
+    if (top1) top1[row] = none ? -1 : target.first_class + p.top;
   }
   // The entropy is not read if it has no gradient: a score of +inf makes it NaN, but not the other gradients.
   MR_HD LogProbsStatistics<T> product(std::int64_t row) const {

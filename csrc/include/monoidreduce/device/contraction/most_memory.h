@@ -8,7 +8,8 @@
 namespace monoidreduce {
 
 inline constexpr int kMostKept = 64;  // elements that a list keeps in order: the largest k
-inline constexpr int kMostColumns = 128;  // after which lists are sorted where they have too many fresh elements
+inline constexpr int kMostColumns =
+    128;  // after which lists are sorted where they have too many fresh elements
 inline constexpr int kRowsOfLock = 16;
 
 // An element as one integer: the larger one has the larger value or, of equal values, the lower column. NaN is

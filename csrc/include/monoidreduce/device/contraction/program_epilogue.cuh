@@ -123,7 +123,8 @@ struct ProgramRows {
                   kIndices = P::kLargest + P::kCounts;
     for (int n = 0; n < P::kMost; ++n) {
       const RankedElement x = best[row * kMostKept + n];
-      static_cast<float*>(results.values)[(kValues + n) * results.rows + row] = x == 0 ? -INFINITY : value_of(x);
+      static_cast<float*>(results.values)[(kValues + n) * results.rows + row] =
+          x == 0 ? -INFINITY : value_of(x);
       results.indices[(kIndices + n) * results.rows + row] = x == 0 ? -1 : column_of(x);
     }
   }
