@@ -7,6 +7,7 @@ cost of partial tiles is part of the kernel's constants.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ __all__ = ["Band", "Work", "contraction", "moves", "work_of"]
 # Clusters drift apart and read data again that has left the cache. Passes of the losses read 1.00 to 1.28
 # times the bytes of clusters in lockstep on one H100, and 1.00 to 1.48 times on another.
 _DRIFT = 1.2
+_SECTOR = 32  # bytes of DRAM that are read or written at least
 _TORCH_TILE = 256, 256  # tile of two multiprocessors in cuBLAS's products of large matrices on Hopper
 _RESULTS = "loss lse lse_low stats log_probs entropy top1"  # results of folds over contractions
 # To be fast, the model simulates at most _STEPS steps of a job, and about _JOBS jobs of some of the heads. If
@@ -521,6 +523,18 @@ def _copied(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     yield moves(launch.name, _bytes(launch, "x factor losses target mask"), written)
 
 
+def _targets(launch: Launch, gpu: Hardware) -> Iterator[Work]:
+    """The kernels of soft targets: a dot product with a row of the weight for each, or their dlogits."""
+    a = launch.arguments
+    of_targets = a["target"].bytes + a["values" if launch.name == "target_dlogits" else "scores"].bytes
+    count = math.prod(a["target"].shape)
+    if launch.name == "target_dlogits":  # each is in a sector of its own
+        yield moves(launch.name, of_targets, _SECTOR * count)
+        return
+    x = a["x"]
+    yield moves(launch.name, x.bytes + count * x.shape[1] * x.dtype.itemsize, of_targets)
+
+
 def _gated(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     """The elementwise kernels of gated MLPs. They work in place; forward does not change the gates."""
     moved = _bytes(launch, "gate up hidden")
@@ -538,6 +552,8 @@ KERNELS: dict[str, Callable[[Launch, Hardware], Iterator[Work]]] = {
     "copy_fitted": _copied,
     "order_rows": _copied,
     "reduce_losses": _copied,
+    "target_scores": _targets,
+    "target_dlogits": _targets,
     "gated_hidden": _gated,
     "gated_gradient": _gated,
 }

@@ -151,8 +151,13 @@ def test_every_operator_on_every_gpu(hardware: str, dtype: torch.dtype) -> None:
         "mlp": (x, weight, t(72, 1000)),
         "logsumexp_matmul": (x, weight),
     }
-    gated = [("mlp", calls["mlp"], {"gate": weight})]
-    for operator, tensors, options in [*((op, given, {}) for op, given in calls.items()), *gated]:
+    words, several = meta(300, 32, dtype=torch.int32), meta(300, 4, dtype=torch.int64)
+    others: list[tuple[str, tuple[Tensor, ...], dict[str, Any]]] = [
+        ("mlp", calls["mlp"], {"gate": weight}),
+        ("linear_log_probs", (x, weight, target), {"kept": words, "entropy": True}),
+        ("linear_cross_entropy", (x, weight, several), {"target_probs": t(300, 4)}),
+    ]
+    for operator, tensors, options in [*((op, given, {}) for op, given in calls.items()), *others]:
         found = mr.cost(operator, *tensors, hardware=hardware, **options)
         explained = mr.explain(operator, *tensors, hardware=hardware, **options)
         tier = explained.forward.split("/")[2]
