@@ -89,7 +89,7 @@ def _payload_flops(fold: Fold, given: Given) -> int:
 
 
 def _columns_of_row(columns: Shape, given: Given) -> int:
-    """How many columns each row is folded with: those of its own batch."""
+    """The number of columns that a row is folded with. With several batches these are its own batch's."""
     batches: int = given.get("batches", 1)
     return columns[-2] // max(batches, 1)
 

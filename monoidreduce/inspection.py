@@ -43,7 +43,7 @@ from monoidreduce.theory.hardware import find
 __all__ = ["DECODING", "backend_info", "explain"]
 
 _PUBLIC = {name: getattr(module, name) for module in (functional, varlen) for name in module.__all__}
-# What runs the fold of `statistics` that an operator is, with the operator's arguments.
+# Operators that are folds of `statistics`: a function that runs the fold, with the operator's arguments.
 DECODING: dict[str, Callable[..., Any]] = {"linear_topk": linear_topk, "linear_sample": sample_fold}
 # The functions that run kernels of this library: those with the name of an op, attend, and those of decoding.
 FUNCTIONS: dict[str, Callable[..., Any]] = {

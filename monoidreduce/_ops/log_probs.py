@@ -93,7 +93,7 @@ class TargetTerms(NamedTuple):
     scale: float
 
     def write(self, head: HeadSlice, part: slice, order: Tensor | None) -> None:
-        """Write the targets' dlogits over those of a slice."""
+        """Overwrite, in the stored dlogits of a slice of classes, those of the rows' targets."""
         assert head.dlogits is not None
         _C.target_dlogits(
             self.dlogits, self.target, head.dlogits, order, part.start, *launch_on(head.dlogits)

@@ -126,7 +126,7 @@ def test_sample(
 
 
 def test_samples_are_those_of_the_cpu(tier: str, gpu: torch.device) -> None:
-    """Of integers, whose scores are exact on every engine."""
+    """The operands are small integers, so that every engine computes the same scores."""
     x = torch.randint(-2, 3, (300, 16)).bfloat16()
     weight = torch.randint(-2, 3, (5003, 16)).bfloat16()
     temperature = torch.rand(300).clamp(min=0.3)

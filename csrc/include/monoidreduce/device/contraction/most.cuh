@@ -162,7 +162,7 @@ struct MostOfRows {
     if (lane == 0) atomicExch(lock, 0u);
   }
 };
-// Of a program that has none.
+// For a program without k largest values: nothing is kept.
 template <>
 struct MostOfRows<0> {
   __device__ __forceinline__ void begin(const MostMemory&, int) {}
