@@ -694,8 +694,9 @@ def tables(document: Row) -> str:
     if heads:
         parts += [
             "### Classes of a head",
-            "Median milliseconds, how many times the first column's they are, and peak memory. For kept "
-            "classes and soft targets they are those of a forward and a backward pass.",
+            "Median milliseconds, the ratio to the first column, and peak memory. The times of "
+            "linear_log_probs and linear_cross_entropy are of a forward and a backward pass, those of the "
+            "others of a forward pass.",
             calls_table(heads, 2),
         ]
     models = document.get("models", [])

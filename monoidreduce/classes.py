@@ -102,9 +102,9 @@ def words_of_rows(kept: Tensor, x: Tensor, classes: int | None = None) -> Tensor
 
 
 def check_words(kept: Tensor | None, classes: int, shape: list[int] | None = None) -> None:
-    """Check that kept [rows, words] has a bit for each of the classes, those of all ranks.
+    """Raise ValueError if kept [rows, words] has too few or too many words for the number of classes.
 
-    shape: of the leading axes, for the message.
+    classes: of all ranks together. shape: of the leading axes, for the message.
     """
     words = _number_of_words(classes)
     if kept is not None and kept.shape[1] != words:

@@ -296,7 +296,9 @@ class LinearBackward:
         return [self._by_terms(gradients) for gradients in head_gradients]
 
     def _column_sums(self, weight: Tensor) -> Tensor | None:
-        """Where the gradient of the first head's weight is summed in float32; None if it is rounded.
+        """The float32 tensor that kernels add the gradient of the first head's weight to.
+
+        None if that gradient is rounded to 16 bits.
 
         weight: padded. Kernels add to `sum_to` itself if it has the same columns and is aligned.
         """

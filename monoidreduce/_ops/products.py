@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "ELEMENTS_OF_A_WHOLE_GPU",
     "add_product",
     "fills_a_gpu",
     "multipliable",
@@ -18,7 +19,7 @@ __all__ = [
 ]
 
 # A product of this size has a tile of 128 x 128 for every multiprocessor of the largest GPUs.
-_ELEMENTS_OF_A_WHOLE_GPU = 1 << 22
+ELEMENTS_OF_A_WHOLE_GPU = 1 << 22
 
 
 def without_autocast(on: Tensor) -> AbstractContextManager[Any]:
@@ -34,7 +35,7 @@ def multipliable(matrix: Tensor) -> Tensor:
 
 def fills_a_gpu(product: Tensor) -> bool:
     """Whether a product is large enough that cuBLAS does not use split-K."""
-    return product.numel() >= _ELEMENTS_OF_A_WHOLE_GPU
+    return product.numel() >= ELEMENTS_OF_A_WHOLE_GPU
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, *, first: bool = False) -> None:

@@ -17,8 +17,8 @@ from torch import Tensor
 import monoidreduce as mr
 from monoidreduce.folds.torch.reader import largest_in_order
 
-# Blocks of one warp, which has 16 rows, one after another. Block n has tiles n, n + blocks, ... of 128
-# columns, whose elements a thread has as in the contraction's epilogue.
+# The kernel's code for 16 rows, run on the CPU by one warp for each block. Block n takes tiles n, n + blocks,
+# and so on, of 128 columns. Threads hold the elements of a tile as after a product on tensor cores.
 UNIT = """
 #define HOST_THREADS 32
 #include "warp.h"

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from monoidreduce._ops.products import _ELEMENTS_OF_A_WHOLE_GPU
+from monoidreduce._ops.products import ELEMENTS_OF_A_WHOLE_GPU
 from monoidreduce.folds.torch import reader
 
 SCORES = reader.scores
@@ -22,7 +22,7 @@ def tensor_core_scores(rows: Tensor, columns: Tensor, dtype: torch.dtype, scale:
         exact.register_hook(lambda local: local.to(rows.dtype).to(dtype))
     with torch.no_grad():
         # Small products cuBLAS may compute in parts of the width, whose sums cut off fewer bits.
-        more = -(-_ELEMENTS_OF_A_WHOLE_GPU // max(len(columns), 1)) - len(rows)
+        more = -(-ELEMENTS_OF_A_WHOLE_GPU // max(len(columns), 1)) - len(rows)
         many = F.pad(rows, (0, 0, 0, max(more, 0)))
         products = torch.mm(many, columns.T, out_dtype=torch.float32)[: len(rows)]
     return (exact + (products - exact).detach()) * scale

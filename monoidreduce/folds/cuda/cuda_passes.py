@@ -324,7 +324,10 @@ class _LocalGradients:
     def store(
         self, operands: Operands, data: Data, part: slice, out: Tensor, other_out: Tensor | None
     ) -> None:
-        """Write those of the columns `part`. operands, data: of all rows and of these columns."""
+        """Write the local gradients of all rows and the columns `part`.
+
+        operands, data: those of all rows, and of these columns alone.
+        """
         _C.statistics_local_gradient(
             *operands,
             *data,

@@ -68,8 +68,8 @@ __device__ __forceinline__ RankedElement sort_list(RankedElement* list, int fres
   return __shfl_sync(0xffffffffu, best[(k - 1) / 32], (k - 1) % 32);
 }
 
-// What a thread knows of its two rows, which are those of a fragment (fragment.cuh): the four lanes that share them
-// know the same.
+// How far the lists of a thread's two rows are. A thread has elements of two rows (fragment.cuh), which it shares
+// with three neighbours; all four hold the same numbers here.
 template <int k>
 struct MostOfRows {
   int row0;                 // of the fragment
