@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -18,21 +18,31 @@ stat = mr.stat
 F64 = torch.float64
 ROWS, COLUMNS = 70, 90
 DOCUMENTS = torch.arange(100) // 23
-
-MASKS: dict[str, Callable[..., Any]] = {
-    "causal": lambda b, h, i, j: i >= j,
-    "window": lambda b, h, i, j: (i - j).abs() <= 9,
-    "documents": lambda b, h, i, j: DOCUMENTS[i] == DOCUMENTS[j],
-    "by row and column": lambda b, h, i, j: KEEP[i, j],
-    "some rows keep nothing": lambda b, h, i, j: (i >= j + 5) & (i < 40),
-}
 KEEP = normal(ROWS, COLUMNS, seed=3) > 0.3
+CPU = torch.device("cpu")
+
+Mask: TypeAlias = Callable[..., Any]
 
 
-def dense(mask: Callable[..., Any], batch: int = 1, heads: int = 1) -> Tensor:
+def masks(device: torch.device = CPU) -> dict[str, Mask]:
+    """By name. device: of the tensors that they capture."""
+    documents, keep = DOCUMENTS.to(device), KEEP.to(device)
+    return {
+        "causal": lambda b, h, i, j: i >= j,
+        "window": lambda b, h, i, j: (i - j).abs() <= 9,
+        "documents": lambda b, h, i, j: documents[i] == documents[j],
+        "by row and column": lambda b, h, i, j: keep[i, j],
+        "some rows keep nothing": lambda b, h, i, j: (i >= j + 5) & (i < 40),
+    }
+
+
+MASKS = masks()
+
+
+def dense(mask: Mask, batch: int = 1, heads: int = 1, device: torch.device = CPU) -> Tensor:
     """bool [B, H, ROWS, COLUMNS]"""
     shapes = ((batch, 1, 1, 1), (heads, 1, 1), (ROWS, 1), (COLUMNS,))
-    kept: Tensor = mask(*(torch.arange(shape[0]).view(shape) for shape in shapes))
+    kept: Tensor = mask(*(torch.arange(shape[0], device=device).view(shape) for shape in shapes))
     return kept.expand(batch, heads, ROWS, COLUMNS)
 
 
@@ -95,7 +105,8 @@ def by_name(found: Any) -> dict[str, Tensor]:
 def with_gradients(found: dict[str, Tensor], leaves: list[Tensor]) -> dict[str, Tensor]:
     real = {name: t for name, t in found.items() if t.requires_grad}
     upstream = [
-        3 * normal(*t.shape, seed=i).masked_fill(~t.isfinite(), 0) for i, t in enumerate(real.values())
+        3 * normal(*t.shape, seed=i).to(t.device).masked_fill(~t.isfinite(), 0)
+        for i, t in enumerate(real.values())
     ]
     outputs = [t.masked_fill(~t.isfinite(), 0) for t in real.values()]
     gradients = torch.autograd.grad(outputs, leaves, upstream)
@@ -110,7 +121,7 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         )
 
 
-def leaves_of(*leading: int, batched: bool = False) -> list[Tensor]:
+def leaves_of(*leading: int, batched: bool = False, device: torch.device = CPU) -> list[Tensor]:
     """a, b, w and v; a and b with strides."""
     of_columns = leading if batched else ()
     shapes = (
@@ -119,31 +130,32 @@ def leaves_of(*leading: int, batched: bool = False) -> list[Tensor]:
         (*of_columns, COLUMNS),
         (*of_columns, COLUMNS, 3),
     )
-    a, b, w, v = (0.5 * normal(*shape, seed=i + 10) for i, shape in enumerate(shapes))
+    a, b, w, v = (0.5 * normal(*shape, seed=i + 10).to(device) for i, shape in enumerate(shapes))
     return [t.detach().requires_grad_() for t in (a.mT, b[..., ::2], w, v)]
 
 
 @pytest.mark.oldest
 @pytest.mark.parametrize("block", (16, (128, 8)), ids=str)
 @pytest.mark.parametrize("name", MASKS)
-def test_every_statistic(name: str, block: Any) -> None:
-    blocks = mr.block_mask(MASKS[name], None, None, ROWS, COLUMNS, block_size=block)
-    leaves = a, b, w, v = leaves_of()
-    expected = with_gradients(of_kept(a @ b.mT, dense(MASKS[name])[0, 0], w, v), leaves)
+def test_every_statistic(name: str, block: Any, device: torch.device) -> None:
+    mask = masks(device)[name]
+    blocks = mr.block_mask(mask, None, None, ROWS, COLUMNS, device=device, block_size=block)
+    leaves = a, b, w, v = leaves_of(device=device)
+    expected = with_gradients(of_kept(a @ b.mT, dense(mask, device=device)[0, 0], w, v), leaves)
     for fold in (all_kinds, all_kinds.reference):
         found = by_name(fold(a, b, column={"w": w, "v": v}, block_mask=blocks))
         assert_same(with_gradients(found, leaves), expected)
 
 
 @pytest.mark.parametrize("batched", (False, True), ids=("one b", "batched"))
-def test_batches_and_heads(batched: bool) -> None:
+def test_batches_and_heads(batched: bool, device: torch.device) -> None:
     def mask(b: Any, h: Any, i: Any, j: Any) -> Any:
         return (i >= j - 3 * h) & (j % (b + 2) != 1)
 
-    blocks = mr.block_mask(mask, 2, 3, ROWS, COLUMNS, block_size=16)
-    leaves = a, b, w, v = leaves_of(2, 3, batched=batched)
+    blocks = mr.block_mask(mask, 2, 3, ROWS, COLUMNS, device=device, block_size=16)
+    leaves = a, b, w, v = leaves_of(2, 3, batched=batched, device=device)
     of_rows = w[..., None, :] if batched else w
-    expected = with_gradients(of_kept(a @ b.mT, dense(mask, 2, 3), of_rows, v), leaves)
+    expected = with_gradients(of_kept(a @ b.mT, dense(mask, 2, 3, device), of_rows, v), leaves)
     found = by_name(all_kinds(a, b, column={"w": w, "v": v}, block_mask=blocks))
     assert_same(with_gradients(found, leaves), expected)
 
@@ -163,31 +175,31 @@ def plain(score: Any, v: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("leading, batched", (((), False), ((2, 3), False), ((2, 3), True), ((4,), True)))
-def test_attention_skips_blocks(leading: tuple[int, ...], batched: bool) -> None:
+def test_attention_skips_blocks(leading: tuple[int, ...], batched: bool, device: torch.device) -> None:
     """A function that is attention itself runs its kernels, with the mask's blocks."""
     mask = MASKS["some rows keep nothing"]
-    blocks = mr.block_mask(mask, None, None, ROWS, COLUMNS, block_size=16)
-    a, b, _, v = leaves_of(*leading, batched=batched)
-    keep = dense(mask)[0, 0]
-    of_all = of_kept(a @ b.mT, keep, torch.zeros(COLUMNS, dtype=F64), v)
+    blocks = mr.block_mask(mask, None, None, ROWS, COLUMNS, device=device, block_size=16)
+    a, b, _, v = leaves_of(*leading, batched=batched, device=device)
+    keep = dense(mask, device=device)[0, 0]
+    of_all = of_kept(a @ b.mT, keep, torch.zeros(COLUMNS, dtype=F64, device=device), v)
     p = (a @ b.mT).masked_fill(~keep, -math.inf).softmax(-1).nan_to_num(0)
     expected = with_gradients({"out": p @ v, "lse": of_all["lse"]}, [a, b, v])
     found = plain(a, b, column={"v": v}, block_mask=blocks)
     assert_same(with_gradients(found._asdict(), [a, b, v]), expected)
     explained = plain.explain(a, b, column={"v": v}, block_mask=blocks)
-    assert explained.forward.startswith("modified_attention_forward/cpu"), str(explained)
+    assert explained.forward.startswith(f"modified_attention_forward/{device.type}"), str(explained)
 
 
-def test_second_derivatives() -> None:
+def test_second_derivatives(device: torch.device) -> None:
     @mr.statistics
     def f(score: Any, w: Any) -> dict[str, Any]:
         p = stat.softmax(score * w)
         return dict(lse=p.logsumexp, mean=p.mean(score**2), total=stat.total(torch.tanh(score)))
 
     mask = MASKS["causal"]
-    blocks = mr.block_mask(mask, None, None, ROWS, COLUMNS, block_size=16)
-    a, b, w, _ = leaves_of()
-    keep, found = dense(mask)[0, 0], []
+    blocks = mr.block_mask(mask, None, None, ROWS, COLUMNS, device=device, block_size=16)
+    a, b, w, _ = leaves_of(device=device)
+    keep, found = dense(mask, device=device)[0, 0], []
     score = a @ b.mT
     p = (score * w).masked_fill(~keep, -math.inf)
     stored = (
@@ -196,9 +208,10 @@ def test_second_derivatives() -> None:
         score.tanh().masked_fill(~keep, 0).sum(-1),
     )
     for outputs in (tuple(f(a, b, column={"w": w}, block_mask=blocks)), stored):
-        upstream = [normal(ROWS, seed=i) for i in range(3)]
+        upstream = [normal(ROWS, seed=i).to(device) for i in range(3)]
         first = torch.autograd.grad(outputs, (a, b, w), upstream, create_graph=True)
-        found.append(torch.autograd.grad(first, (a, b, w), [normal(*t.shape, seed=9) for t in first]))
+        directions = [normal(*t.shape, seed=9).to(device) for t in first]
+        found.append(torch.autograd.grad(first, (a, b, w), directions))
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from calls import HALVES, Kept, assert_same_bits, check_captured
+from calls import HALVES, Kept, assert_same_bits, check_captured, peak, requested, reset_peak
 from specimens import Inputs, class_weights, cross_entropy_inputs, name_of, normal
 from tolerance import check_operator
 
@@ -211,12 +211,11 @@ def test_memory_beside_what_is_kept(gpu: torch.device) -> None:
     x = inputs["x"].requires_grad_()
     call = {**inputs, "workspace": 64 << 20}
     torch.autograd.grad(mr.linear_cross_entropy(**call), x)
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    before = reset_peak()
     loss = mr.linear_cross_entropy(**call)
-    assert 64 << 20 <= torch.cuda.memory_allocated() - before < 65 << 20
+    assert 64 << 20 <= requested() - before < 65 << 20
     torch.autograd.grad(loss, x)
-    assert torch.cuda.max_memory_allocated() - before < 8 * x.numel() + (68 << 20)
+    assert peak() - before < 8 * x.numel() + (68 << 20)
 
 
 @pytest.mark.tiers("sm90")
@@ -227,15 +226,14 @@ def test_memory_of_a_step(gpu: torch.device) -> None:
     call = {**inputs, "workspace": 64 << 20}
     mr.linear_cross_entropy(**call).backward()
     x.grad = weight.grad = None
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    before = reset_peak()
     loss = mr.linear_cross_entropy(**call)
-    assert 64 << 20 <= torch.cuda.memory_allocated() - before < 65 << 20
+    assert 64 << 20 <= requested() - before < 65 << 20
     loss.backward()
     del loss
     gradients = 2 * (x.numel() + weight.numel())
-    assert torch.cuda.memory_allocated() - before - gradients < 1 << 20
-    assert torch.cuda.max_memory_allocated() - before < gradients + 6 * x.numel() + (68 << 20)
+    assert requested() - before - gradients < 1 << 20
+    assert peak() - before < gradients + 6 * x.numel() + (68 << 20)
 
 
 @pytest.mark.tiers("sm90")
@@ -245,11 +243,10 @@ def test_frozen_rows_need_no_copy(gpu: torch.device) -> None:
     weight = inputs["weight"].requires_grad_()
     call = {**inputs, "workspace": 64 << 20}
     torch.autograd.grad(mr.linear_cross_entropy(**call), weight)
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    before = reset_peak()
     torch.autograd.grad(mr.linear_cross_entropy(**call), weight)
     gathered = 2 * inputs["x"].numel()
-    assert torch.cuda.max_memory_allocated() - before < 2 * weight.numel() + gathered + (68 << 20)
+    assert peak() - before < 2 * weight.numel() + gathered + (68 << 20)
 
 
 @pytest.mark.tiers("sm90")
@@ -564,13 +561,12 @@ def test_transposed_weights_are_not_copied(gpu: torch.device) -> None:
     x, weight = inputs["x"].requires_grad_(), inputs["weight"].T.contiguous().T.requires_grad_()
     call = {**inputs, "x": x, "weight": weight, "workspace": 16 << 20}
     mr.linear_cross_entropy(**call).backward(inputs=[x])
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    before = reset_peak()
     loss = mr.linear_cross_entropy(**call)
-    assert torch.cuda.max_memory_allocated() - before < 8 << 20
+    assert peak() - before < 8 << 20
     torch.autograd.grad(loss, (x, weight))
     held = 16 * x.numel() + 2 * weight.numel()
-    assert torch.cuda.max_memory_allocated() - before < held + (20 << 20)
+    assert peak() - before < held + (20 << 20)
 
 
 @pytest.mark.tiers("sm80")
@@ -676,13 +672,12 @@ def test_no_logits_are_stored(gpu: torch.device) -> None:
     inputs = cross_entropy_inputs(4096, 32000, 256, dtype=torch.bfloat16, device=gpu)
     x, weight = inputs["x"].requires_grad_(), inputs["weight"].requires_grad_()
     mr.linear_cross_entropy(**inputs).backward()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    before = reset_peak()
     loss = mr.linear_cross_entropy(**inputs, workspace=16 << 20)
-    assert torch.cuda.max_memory_allocated() - before < 8 << 20
+    assert peak() - before < 8 << 20
     torch.autograd.grad(loss, (x, weight))
     held = 16 * x.numel() + 2 * weight.numel()  # the copy, the sum and the gradient of x, that of the weight
-    assert torch.cuda.max_memory_allocated() - before < held + (20 << 20)
+    assert peak() - before < held + (20 << 20)
 
 
 @pytest.mark.tiers("sm90")

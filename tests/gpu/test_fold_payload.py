@@ -152,7 +152,12 @@ def leaves_of(call: dict[str, Any]) -> list[Tensor]:
 
 
 def mapped(call: dict[str, Any], change: Any) -> dict[str, Any]:
-    return {k: mapped(t, change) if isinstance(t, dict) else change(t) for k, t in call.items()}
+    def of(given: Any) -> Any:
+        if isinstance(given, dict):
+            return mapped(given, change)
+        return change(given) if isinstance(given, Tensor) else given
+
+    return {name: of(given) for name, given in call.items()}
 
 
 def outputs_of(results: Any) -> dict[str, Tensor]:
@@ -176,8 +181,8 @@ def folded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return programs
 
 
-def check(name: str, shape: tuple[int, ...], dtype: torch.dtype, gpu: torch.device) -> None:
-    fold, call = FOLDS[name], call_of(name, shape, dtype, gpu)
+def check(name: str, shape: tuple[int, ...], dtype: torch.dtype, gpu: torch.device, **options: Any) -> None:
+    fold, call = FOLDS[name], call_of(name, shape, dtype, gpu) | options
     results = []
     for function, inputs, scores in (
         (fold, call, reader.scores),
@@ -226,6 +231,18 @@ def test_accuracy(
     assert bool(folded) == is_taken(name, shape)
     # Gradients of data, and those of payloads beside two scores, are computed one batch after the other.
     assert set(together) == ({shape[0]} if shape[0] > 1 and name in ("scores", "pairs", "masked") else set())
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", ("one", "softmaxes"))
+def test_block_mask(name: str, shape: tuple[int, ...], gpu: torch.device, folded: list[str]) -> None:
+    """Of documents. Some rows are in documents that no column is in, or columns in documents without rows."""
+    document = torch.arange(1000, device=gpu) // 37
+    mask = mr.block_mask(
+        lambda b, h, i, j: document[i] == document[j], None, None, shape[1], shape[2], block_size=64
+    )
+    check_draws(lambda: check(name, shape, torch.bfloat16, gpu, block_mask=mask))
+    assert bool(folded) == is_taken(name, shape)
 
 
 @pytest.mark.parametrize("value", (math.nan, math.inf))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from calls import HALVES, Kept, assert_same_bits, check_captured
+from calls import HALVES, Kept, assert_same_bits, check_captured, peak, requested, reset_peak
 from specimens import WITH_ALL, Inputs, cross_entropy_inputs, integers, name_of
 from tolerance import check_operator
 
@@ -257,13 +257,12 @@ def test_memory_beside_kept_weights(gpu: torch.device) -> None:
     call = {**inputs, "workspace": 64 << 20}
     mr.linear_log_probs(**call).log_probs.sum().backward()
     x.grad = weight.grad = None
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    before = reset_peak()
     log_probs = mr.linear_log_probs(**call).log_probs
-    assert 64 << 20 <= torch.cuda.memory_allocated() - before < 66 << 20
+    assert 64 << 20 <= requested() - before < 66 << 20
     log_probs.sum().backward()
     gradients = 2 * (x.numel() + weight.numel())
-    assert torch.cuda.max_memory_allocated() - before < gradients + 6 * x.numel() + (68 << 20)
+    assert peak() - before < gradients + 6 * x.numel() + (68 << 20)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)

@@ -129,8 +129,14 @@ class Kept(TorchDispatchMode):
         return results
 
 
+def requested() -> int:
+    """Requested bytes that tensors hold. (The allocator's blocks may be larger, by chance.)"""
+    bytes: int = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    return bytes
+
+
 def peak() -> int:
-    """Peak of requested bytes since `reset_peak`. (The allocator's blocks may be larger, by chance.)"""
+    """The peak of `requested` since `reset_peak`."""
     bytes: int = torch.cuda.memory_stats()["requested_bytes.all.peak"]
     return bytes
 
