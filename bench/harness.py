@@ -97,6 +97,7 @@ class Case:
         float16.
     checked_by: name -> the contender that results are compared with, for contenders that compute a different
         function from "torch" but are timed with it.
+    sums: name -> bytes of gradients that a contender adds to memory that was there before the call.
     """
 
     op: str
@@ -111,6 +112,7 @@ class Case:
     targets: dict[str, float]
     tf32: bool = False
     checked_by: dict[str, str] = field(default_factory=dict)
+    sums: dict[str, int] = field(default_factory=dict)
 
     @property
     def precision(self) -> str:
@@ -132,10 +134,10 @@ class Case:
         inputs, grad = self.drawn()
         leaves = tuple(tensor.requires_grad_() for tensor in inputs[: self.leaves])
 
-        def problem(contender: Contender) -> Problem:
-            return Problem(lambda: contender(*inputs), leaves, grad)
+        def problem(name: str, contender: Contender) -> Problem:
+            return Problem(lambda: contender(*inputs), leaves, grad, self.sums.get(name, 0))
 
-        return {name: problem(contender) for name, contender in self.contenders.items()}
+        return {name: problem(name, contender) for name, contender in self.contenders.items()}
 
     def __str__(self) -> str:
         return f"{self.op} {self.parameters} {self.precision}"

@@ -22,11 +22,15 @@ UNMEASURED = "memory is not measured: on the CPU this needs /proc/self/clear_ref
 
 
 class Problem(NamedTuple):
-    """A differentiable call, the leaves whose gradients are asked for, and the upstream gradient."""
+    """A differentiable call, the leaves whose gradients are asked for, and the upstream gradient.
+
+    sums: bytes of those gradients that the call adds to memory that was there before it.
+    """
 
     forward: Callable[[], Tensor]
     inputs: tuple[Tensor, ...]
     grad_output: Tensor
+    sums: int = 0
 
 
 def can_measure(device: torch.device) -> bool:
@@ -76,7 +80,7 @@ def peaks(problem: Problem) -> tuple[int, int]:
     held = output.nbytes
     forward = peak(device) - before - held
     gradients = torch.autograd.grad(output, problem.inputs, problem.grad_output)
-    held += sum(gradient.nbytes for gradient in gradients)
+    held += sum(gradient.nbytes for gradient in gradients) - problem.sums
     return max(0, forward), max(0, peak(device) - before - held)
 
 

@@ -198,6 +198,33 @@ def test_memory_that_becomes_gradients_counts_in_the_forward_pass() -> None:
     assert growth / MIB == pytest.approx(64, abs=2)
 
 
+class Adds(torch.autograd.Function):
+    """The gradient of x is memory that was there before; the backward pass needs 24 MiB beside it."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, sums: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.sums = sums
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]
+        torch.ones(24 * MIB // 4)
+        return ctx.sums, None
+
+
+def adds(size: int) -> Problem:
+    x, sums = torch.randn(size * MIB // 4, requires_grad=True), torch.ones(size * MIB // 4)
+    call: Callable[..., Tensor] = Adds.apply
+    return Problem(lambda: call(x, sums), (x,), torch.ones(()), sums=sums.nbytes)
+
+
+@needs_proc
+@pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="its allocator keeps freed memory")
+def test_gradients_in_memory_that_was_there_are_not_subtracted() -> None:
+    (growth,) = measure(f"{__name__}:adds", {"size": 1}, [{"size": 64}])
+    assert growth / MIB == pytest.approx(24, abs=2)
+
+
 @needs_proc
 def test_memory_is_measured_where_a_folder_has_the_name_of_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
