@@ -68,11 +68,10 @@ void fold_by(Tile tile, const StatisticsFold& x, const Launch& launch) {
   const FoldProblem p = statistics_problem(x);
   const TileSchedule schedule = contraction_schedule(kSizesOf<Tile>, p, device_facts(x.a.cuda_device));
   float* const partial = static_cast<float*>(x.scratch.data);
-  const std::int64_t words = words_of_state(x.state_words);
-  float* const parked = partial + partial_floats(kSizesOf<Tile>, words, schedule);
+  float* const parked = partial + partial_floats(kSizesOf<Tile>, x.state_words, schedule);
   const DeviceGuard guard(x.a.cuda_device);
   MostMemory most{};
-  if (words != x.state_words) {
+  if (x.finds_most) {
     float* const scratch = parked + std::int64_t{schedule.clusters} * Tile::kScratch;
     most = most_memory(kSizesOf<Tile>, p.rows(), schedule, scratch);
     const std::int64_t zeros = most_sizes(kSizesOf<Tile>, p.rows(), schedule).zeros;

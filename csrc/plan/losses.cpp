@@ -193,9 +193,9 @@ Plan plan(const StatisticsFold& given, const DeviceFacts& gpu, const Launch& lau
   if (plan.owned_rows && plan.owned_rows->splits > 1)
     plan.scratch = plan.owned_rows->splits * p.rows() * x.state_words;
   const auto scratch = [&](const ContractionSizes& tile) {
-    const std::int64_t words = words_of_state(x.state_words), states = fold_floats(tile, words, p, gpu);
-    if (words == x.state_words) return states;
-    return states + most_sizes(tile, p.rows(), contraction_schedule(tile, p, gpu)).floats;
+    const std::int64_t states = fold_floats(tile, x.state_words, p, gpu);
+    return x.finds_most ? states + most_sizes(tile, p.rows(), contraction_schedule(tile, p, gpu)).floats
+                        : states;
   };
   if (plan.choice.family == Family::kSm80)
     plan.scratch = scratch(two ? tiles::kSm80Distillation : tiles::kSm80Loss);

@@ -91,6 +91,7 @@ def forward(
         empty_statistics(a, plan.scratch),
         loaded(FOLD, monoid, a.dtype, a.device.index),
         1,
+        False,
         scale,
         *launch_on(a),
         plan,

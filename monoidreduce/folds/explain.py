@@ -22,7 +22,6 @@ from monoidreduce.explanation import (
 )
 from monoidreduce.folds.block_mask import as_block_mask
 from monoidreduce.folds.cuda import compiler
-from monoidreduce.folds.cuda.cuda_passes import FINDS_MOST
 from monoidreduce.folds.program.program import parse
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ def explanation_of(
     program = parse(given["program"]) if "program" in given and "q" not in given else None
     # What torch computes: the k largest, and payload sums of functions of two scores.
     most = program is not None and bool(program.most)
-    by_kernels = any(launch.arguments.get("state_words", 0) >= FINDS_MOST for launch in run.launches)
+    by_kernels = any(launch.arguments.get("finds_most") for launch in run.launches)
     of_torch = (most and not by_kernels) or (
         program is not None and bool(program.payloads) and program.scores == 2
     )

@@ -30,7 +30,6 @@ from monoidreduce.folds.operands import NO_TABLES, Data, Operands, Tables
 from monoidreduce.folds.program.program import Program, parse
 
 __all__ = [
-    "FINDS_MOST",
     "backward",
     "backward_of_batches",
     "contiguous",
@@ -45,7 +44,6 @@ __all__ = [
 Results: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 _LEAST_COLUMNS = 256  # smallest slice of columns without tensor cores
-FINDS_MOST = 1 << 20  # kFindsMost of launch/most_sizes.h
 
 
 def _as_kernels_read(operands: Operands, plan: _C.Plan) -> Operands:
@@ -78,10 +76,8 @@ def fold(
     tables: Tables,
 ) -> None:
     """Write the values, low words and indices of all rows."""
-    a, words = operands[0], state_words(program)
-    if parse(program).most:
-        words += FINDS_MOST
-    plan = _C.plan_statistics_fold(*operands, state_words=words)
+    a, words, most = operands[0], state_words(program), bool(parse(program).most)
+    plan = _C.plan_statistics_fold(*operands, state_words=words, finds_most=most)
     kernels = fold_kernels(program, counts, a.dtype, plan, widths_of(operands), a.device.index)
     scratch = empty_statistics(a, plan.scratch)
     values, low, indices = results
@@ -95,6 +91,7 @@ def fold(
         scratch,
         kernels,
         words,
+        most,
         scale,
         *launch_on(a),
         plan,

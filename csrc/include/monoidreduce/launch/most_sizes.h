@@ -9,10 +9,6 @@
 
 namespace monoidreduce {
 
-// What StatisticsFold::state_words has beside the number of words where the program finds them.
-inline constexpr std::int64_t kFindsMost = 1 << 20;
-inline std::int64_t words_of_state(std::int64_t state_words) { return state_words % kFindsMost; }
-
 // The memory for the k largest values of rows: in floats, what is initially 0 (MostMemory's best, then its locks), and all.
 // Between two looks at the lists, a row has at most kMostColumns more elements, or those of a share of a tile.
 struct MostSizes {

@@ -62,8 +62,10 @@ struct StatisticsFold {
   TensorView a, b, other_a, other_b, row, column, row_index, column_index, table, table_index;
   TensorView values, low, indices;
   TensorView scratch;  // size: Plan::scratch
-  // kernels: handle of the first kernel. state_words: how many numbers a state has; 0 for a user's monoid in C++.
+  // kernels: handle of the first kernel. state_words: how many numbers a state has; 0 for a user's monoid in C++. finds_most:
+  // the kernels also find the k largest values of each row (launch/most_sizes.h); not those for SIMT.
   std::int64_t kernels = 0, state_words = 0;
+  bool finds_most = false;
   double scale = 1;
 };
 template <std::same_as<StatisticsFold> X>
@@ -73,7 +75,7 @@ constexpr auto describe(const X*) {
               result("low", &X::low, "L N", Type::kAccumulation),
               result("indices", &X::indices, "P N", Type::kInt64), scratch("scratch", &X::scratch),
               option("kernels", &X::kernels), option("state_words", &X::state_words),
-              option("scale", &X::scale));
+              option("finds_most", &X::finds_most), option("scale", &X::scale));
 }
 
 // The same on Hopper for a program with payload sums, or for several batches: all statistics, and the sums of some slabs of the
