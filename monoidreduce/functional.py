@@ -859,6 +859,34 @@ def _check_soft_cross_entropy(
     return (rows, weight, bias, of_rows), checked
 
 
+def target_logits(
+    rows: Tensor,
+    columns: Tensor,
+    bias: Tensor | None,
+    label: Tensor,
+    temperatures: Tensor | None,
+    numbers: tuple[float, float, float],
+    lse_of_ignored: bool,
+    workspace: int | None,
+    sum_to: Tensor | None = None,
+    parameter: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The log-sum-exp of each row's logits [N], and the logits of a few classes of it [N, K]; differentiable.
+
+    The arguments are checked. rows [N, D], columns [V, D], bias [V]. label: [N, K] distinct classes of each
+    row; NO_TARGET for none, whose logit is 0. temperatures: [N]. numbers: logit_scale, softcap (0 for none),
+    and the temperature of all rows. lse_of_ignored: rows without a class have a log-sum-exp too. sum_to,
+    parameter: as of `_called`.
+    """
+    keep = rows.is_cuda and _differentiated(rows, columns) and not torch.compiler.is_compiling()
+    keep = keep and not is_captured()  # as in linear_log_probs
+    options = (*numbers, 0, -1, lse_of_ignored, keep, _differentiated(rows), workspace)
+    given = (rows, columns, bias, label, temperatures, *options)
+    parameter = columns if parameter is None else parameter
+    lse, logits, *_ = _called("linear_target_logits", sum_to, parameter, given)
+    return lse, logits
+
+
 def _soft_cross_entropy(
     x: Tensor,
     weight: Tensor,
@@ -891,11 +919,9 @@ def _soft_cross_entropy(
         loss, lse = sharded.soft_cross_entropy(probs, class_weight, return_lse, workspace, sum_to, weight)
     else:
         soft = SoftTargets.of(targets, probs, options.ignore_index, len(columns), class_weight)
-        keep = rows.is_cuda and _differentiated(rows, columns) and not torch.compiler.is_compiling()
-        keep = keep and not is_captured()  # as in linear_log_probs
-        of_op = (options.logit_scale, options.softcap, 0, -1, return_lse, keep, _differentiated(rows))
-        given = (*tensors[:3], soft.label, *of_op, workspace)
-        lse, logits, *_ = _called("linear_target_logits", sum_to, weight, given)
+        of_logits = (options.logit_scale, options.softcap, 1.0)
+        of_op = (soft.label, None, of_logits, return_lse, workspace, sum_to, weight)
+        lse, logits = target_logits(rows, columns, tensors[2], *of_op)
         loss = soft.reduced(lse, logits, options.z_loss, options.reduction)
     if options.reduction == "none":
         loss = _like_rows(loss, x)

@@ -43,6 +43,7 @@ class TargetLogitsOpOptions(NamedTuple):
 
     logit_scale: float
     softcap: float
+    temperature: float
     first_class: int
     classes: int
     lse_of_ignored: bool
@@ -55,7 +56,7 @@ class TargetLogitsOpOptions(NamedTuple):
         return LogProbsOpOptions(
             logit_scale=self.logit_scale,
             softcap=self.softcap,
-            temperature=1.0,
+            temperature=self.temperature,
             ignore_index=NO_TARGET,
             top1=False,
             first_class=self.first_class,
@@ -74,32 +75,48 @@ def _some_target(weight: Tensor, target: Tensor, options: TargetLogitsOpOptions)
 
 
 def target_logits_results(
-    x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, options: TargetLogitsOpOptions
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    temperatures: Tensor | None,
+    options: TargetLogitsOpOptions,
 ) -> Results:
     """Empty tensors like the results of the forward op, for tracing.
 
     They are lse [N], logits [N, K], lse_low [N], the log-probability of one target [N]; and what forward
     saves (see log_probs_results).
     """
-    of_head = log_probs_results(x, weight, bias, target, None, None, options.of_log_probs)
+    of_head = log_probs_results(x, weight, bias, target, temperatures, None, options.of_log_probs)
     log_probs, _, lse, lse_low, _, row_max, saved = of_head
     return lse, lse.new_empty(target.shape), lse_low, log_probs, row_max, saved
 
 
 def target_logits_forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, options: TargetLogitsOpOptions
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    temperatures: Tensor | None,
+    options: TargetLogitsOpOptions,
 ) -> Results:
     """target: [N, K], distinct in a row, or NO_TARGET. The logit of a target that is not among these classes,
-    or is NO_TARGET, is 0."""
+    or is NO_TARGET, is 0. Logits are divided by the temperature, [N] if each row has its own."""
     some = _some_target(weight, target, options)
-    of_head = log_probs_forward(x, weight, bias, some, None, None, options.of_log_probs)
+    of_head = log_probs_forward(x, weight, bias, some, temperatures, None, options.of_log_probs)
     log_probs, _, lse, lse_low, _, row_max, saved = of_head
-    return lse, _logits(x, in_dtype_of(x, weight), bias, target, options), lse_low, log_probs, row_max, saved
+    logits = _logits(x, in_dtype_of(x, weight), bias, target, options) / _divisor(temperatures, options)
+    return lse, logits, lse_low, log_probs, row_max, saved
+
+
+def _divisor(temperatures: Tensor | None, options: TargetLogitsOpOptions) -> Tensor | float:
+    return options.temperature if temperatures is None else temperatures[:, None]
 
 
 def _logits(
     x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, options: TargetLogitsOpOptions
 ) -> Tensor:
+    """[N, K], at temperature 1."""
     here, index = _own(weight, target, options)
     logits = options.logit_scale * _scores(x, weight, target, here, index, options.first_class)
     if bias is not None and len(bias):
@@ -139,6 +156,7 @@ def target_logits_backward(
     weight: Tensor,
     bias: Tensor | None,
     target: Tensor,
+    temperatures: Tensor | None,
     lse: Tensor,
     logits: Tensor,
     lse_low: Tensor,
@@ -156,7 +174,10 @@ def target_logits_backward(
         grad_lse = torch.zeros_like(lse)
     grad_logits = torch.zeros_like(logits) if grad_logits is None else grad_logits
     here, index = _own(weight, target, options)
-    slope = 1 - (logits / options.softcap) ** 2 if options.softcap else torch.ones_like(logits)
+    divisor = _divisor(temperatures, options)
+    # Of a logit at its temperature by the one before the softcap.
+    slope = 1 - (logits * divisor / options.softcap) ** 2 if options.softcap else torch.ones_like(logits)
+    slope = slope / divisor
     by_logit = torch.where(here, slope * grad_logits, 0)
     # A softmax probability near 1, less the target's part, needs the digits of expm1.
     log_share = logits - lse[:, None] - lse_low[:, None]
@@ -174,7 +195,7 @@ def target_logits_backward(
         weight,
         bias,
         some,
-        None,
+        temperatures,
         None,
         log_probs,
         torch.zeros_like(lse),
@@ -194,12 +215,12 @@ def target_logits_backward(
 
 register(
     "linear_target_logits",
-    inputs="Tensor x, Tensor weight, Tensor? bias, Tensor target",
+    inputs="Tensor x, Tensor weight, Tensor? bias, Tensor target, Tensor? temperatures",
     options=TargetLogitsOpOptions,
     outputs="lse, logits, lse_low, log_probs, frames, kept",
     differentiable="lse, logits",
     residuals="lse, logits, lse_low, log_probs, frames, kept",
-    constants="target",
+    constants="target, temperatures",
     forward=target_logits_forward,
     fake=target_logits_results,
     backward=target_logits_backward,

@@ -217,7 +217,7 @@ class Sharded:
             logits = gathered[:, 2:].sum(0).T.contiguous()  # each is of one rank, and 0 on the others
             return (lse, logits), (lse, logits, lse_low, log_probs, frames, kept)
 
-        given = (numbers.logit_scale, numbers.softcap, columns.first, columns.all, return_lse)
+        given = (numbers.logit_scale, numbers.softcap, 1.0, columns.first, columns.all, return_lse)
         options = (*given, False, False, workspace)
         fold = ShardedFold(
             "linear_target_logits",
@@ -231,7 +231,7 @@ class Sharded:
             pack=lambda found: torch.cat((found[0][None], found[2][None], found[1].T)),
             sums=self._sums(sum_to, parameter),
         )
-        lse, logits = fold_over_ranks(fold, x, weight, bias, soft.label)
+        lse, logits = fold_over_ranks(fold, x, weight, bias, soft.label, None)
         loss = soft.reduced(lse, logits, numbers.z_loss, numbers.reduction)
         return self._own_rows(loss) if numbers.reduction == "none" else loss, self._own_rows(lse)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,9 +10,9 @@ from torch import Tensor
 
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._validate import check_bool, check_positive, mismatch
-from monoidreduce.functional import linear_distillation, linear_log_probs
+from monoidreduce.functional import _operands, linear_distillation, linear_log_probs, target_logits
 
-__all__ = ["divergence"]
+__all__ = ["divergence", "divergence_of_candidates"]
 
 
 def divergence(
@@ -103,3 +104,88 @@ def divergence(
             student_hidden, student_weight, targets, bias=bias, temperature=temperature, entropy=True
         )
     return found, of_student.entropy
+
+
+def divergence_of_candidates(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    logit_scale: float,
+    softcap: float | None,
+    temperature: float,
+    candidates: Tensor,
+    teacher_log_probs: Tensor,
+    known: Tensor,
+    beta: float,
+    rest: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The divergence from a teacher of which a few log-probabilities of each token are known.
+
+    Logits are softcap(logit_scale * (hidden @ weight^T + bias)) / T. None are stored: the candidates' are dot
+    products of their own.
+
+    Args:
+        hidden: [N, D].
+        weight: [V, D]. It and the bias are cast to the dtype of hidden, or to autocast's dtype.
+        bias: [V].
+        logit_scale: positive.
+        softcap: c replaces each logit by c * tanh(logit / c).
+        temperature: T, of the student's logits.
+        candidates: [N, K] classes; those that are known are distinct in a row.
+        teacher_log_probs: [N, K], without gradients.
+        known: [N, K] bool; what is False is no candidate.
+        beta: 0 is the KL divergence of the teacher from the student, 1 of the student from the teacher.
+            Between them it is beta of the Jensen-Shannon divergence: the mixture is beta times the teacher
+            and 1 - beta times the student.
+        rest: all other classes together are one more candidate. Otherwise both distributions are those among
+            the candidates.
+
+    Returns:
+        Three tensors [N]: the divergence; and, without gradients, the entropy of the student over all classes
+        and that of the teacher over the candidates. The student's takes one more pass over the head.
+
+    Raises:
+        ValueError: a logit scale that is not more than 0.
+    """
+    if not torch.is_autocast_enabled(hidden.device.type):
+        weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
+    hidden, weight, bias = _operands(("bias",), x=hidden, weight=weight, bias=bias)
+    # c tanh(s z / c) / T = c' tanh(z / c') / T' with c' = c / s and T' = T / s, which rounds no bias.
+    scale = check_positive("logit_scale", logit_scale)
+    softcap, temperature = None if softcap is None else softcap / scale, temperature / scale
+    label = torch.where(known, candidates, -1)
+    numbers = (1.0, softcap or 0.0, temperature)
+    lse, logits = target_logits(hidden, weight, bias, label, None, numbers, True, None)
+    log_q, log_p = (_distribution(t, known, rest) for t in (logits - lse[:, None], teacher_log_probs))
+    if beta == 0:
+        found = _kl(log_p, log_q)
+    elif beta == 1:
+        found = _kl(log_q, log_p)
+    else:
+        log_m = torch.logaddexp(log_q + math.log1p(-beta), log_p + math.log(beta))
+        found = beta * _kl(log_p, log_m) + (1 - beta) * _kl(log_q, log_m)
+    with torch.no_grad():
+        targets = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
+        student = linear_log_probs(
+            hidden, weight, targets, bias=bias, softcap=softcap, temperature=temperature, entropy=True
+        ).entropy
+    assert student is not None
+    return found, student, -(log_p.exp() * log_p).sum(1)
+
+
+_NEVER = -1e4  # the log-probability of what cannot be: e^_NEVER is 0, and _NEVER * 0 is 0
+_LEAST_REST = 1e-7
+
+
+def _distribution(log_probs: Tensor, known: Tensor, rest: bool) -> Tensor:
+    """The log-probabilities [N, K] among the known candidates, or [N, K + 1] with those of the rest."""
+    log_probs = log_probs.masked_fill(~known, _NEVER).clamp(min=_NEVER)
+    whole = log_probs.logsumexp(1, keepdim=True)
+    if not rest:
+        return log_probs - whole
+    return torch.cat((log_probs, torch.log(-torch.expm1(whole.clamp(max=-_LEAST_REST)))), 1)
+
+
+def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """[N]: the KL divergence of p from q."""
+    return (log_p.exp() * (log_p - log_q)).sum(1)

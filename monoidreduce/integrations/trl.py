@@ -6,8 +6,9 @@
     trainer = GRPOTrainer(...)
 
 TRL patches the models of some trainers with a fused head, which computes log-probabilities from chunks of
-logits. `apply` replaces that function by `log_probs`, which stores no logits. `DistillationTrainer` calls
-another function on chunks of student and teacher logits; `apply` replaces it by one that calls `divergence`.
+logits. `apply` replaces that function by `log_probs`, which stores no logits. `DistillationTrainer` and
+`AsyncDistillationTrainer` call functions of their own on chunks of logits; `apply` replaces them by functions
+that call `divergence` and `divergence_of_candidates`.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import inspect
 import logging
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -32,7 +35,7 @@ from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce.folds import stat
 from monoidreduce.folds.statistics import statistics
 from monoidreduce.functional import linear_log_probs
-from monoidreduce.integrations._divergence import divergence
+from monoidreduce.integrations._divergence import divergence, divergence_of_candidates
 
 __all__ = ["apply", "divergence", "log_probs", "undo"]
 
@@ -50,6 +53,7 @@ REACHED = {
     "SFTTrainer": (1, 9),
     "AsyncGRPOTrainer": (1, 9),
     "DistillationTrainer": (1, 10),
+    "AsyncDistillationTrainer": (1, 11),
     "DPOTrainer": (1, 15),
     "GMPOTrainer": (1, 15),
     "GRPOTrainer": (1, 15),
@@ -84,7 +88,7 @@ def apply() -> None:
 def undo() -> None:
     """Restore TRL's own functions."""
     for module_name, name, _ in _places():
-        module = import_module(module_name)
+        module = _imported(module_name)
         instead = getattr(module, name, None)
         if isinstance(instead, _InPlace):
             setattr(module, name, instead.theirs)
@@ -104,7 +108,9 @@ def replace() -> bool:
     """Replace TRL's functions; returns False if they already were. Raises as `apply` does."""
     found = []
     for module_name, name, ours in _places():
-        module = import_module(module_name)
+        module = _imported(module_name)
+        if module is None:
+            continue
         if not hasattr(module, name):
             raise ImportError(_unknown(f"{module_name}.{name}", "no such function"))
         theirs = getattr(module, name)
@@ -125,7 +131,23 @@ def _places() -> list[tuple[str, str, Callable[..., Any]]]:
         places.append(("trl.trainer.sft_trainer", "_chunked_cross_entropy_loss", _cross_entropy))
     if VERSION >= (1, 10):
         places.append(("trl.trainer.distillation_trainer", "_chunked_divergence_loss", _divergence))
+    if VERSION >= (1, 11):
+        of_candidates = "trl.experimental.async_distillation.async_distillation_trainer"
+        places.append((of_candidates, "_chunked_jsd_loss", _divergence_of_candidates))
     return places
+
+
+def _imported(name: str) -> ModuleType | None:
+    """A module of TRL; None if it needs a package that is not installed, so that its trainer cannot run."""
+    with warnings.catch_warnings():
+        # That experimental trainers may change. It is for those who use one.
+        warnings.simplefilter("ignore")
+        try:
+            return import_module(name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").split(".")[0] == "trl":
+                raise ImportError(_unknown(name, "no such module")) from error
+            return None
 
 
 class _InPlace:
@@ -258,6 +280,37 @@ def _divergence(
     # NaN, so that nobody mistakes it for an entropy.
     summed = found.new_tensor(torch.nan) if entropy is None else entropy.sum()
     return _mean(found, counted, num_items_in_batch), summed, counted.sum()
+
+
+def _divergence_of_candidates(
+    hidden_valid: Tensor,
+    lm_head_weight: Tensor,
+    lm_head_bias: Tensor | None,
+    logit_scale: float,
+    final_logit_softcapping: float | None,
+    target_ids: Tensor,
+    teacher_target_logps: Tensor,
+    valid_candidate_mask: Tensor,
+    beta: float,
+    temperature: float,
+    add_tail_bucket: bool,
+    teacher_id_idx: Tensor | None,
+    num_teachers: int,
+    chunk_size: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Sums over tokens: of the divergence, of the same without gradients, and of the entropies of student and
+    teacher. And for each of several teachers its number of tokens and their divergence and entropy,
+    [3 * teachers]."""
+    head = hidden_valid, lm_head_weight, lm_head_bias, logit_scale, final_logit_softcapping, temperature
+    of_teacher = target_ids, teacher_target_logps, valid_candidate_mask
+    found, *entropies = divergence_of_candidates(*head, *of_teacher, beta, add_tail_bucket)
+    divergences, (of_student, entropy_of_teacher) = found.detach(), entropies
+    of_each = divergences.new_zeros(num_teachers, 3)
+    if teacher_id_idx is not None:
+        numbers = torch.stack((torch.ones_like(divergences), divergences, entropy_of_teacher), 1)
+        of_each = torch.nn.functional.one_hot(teacher_id_idx, num_teachers).to(numbers.dtype).T @ numbers
+    sums = divergences.sum(), of_student.sum(), entropy_of_teacher.sum()
+    return found.sum(), *sums, of_each.flatten()
 
 
 def _mean(losses: Tensor, counted: Tensor, number: Tensor | int | None) -> Tensor:

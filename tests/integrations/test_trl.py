@@ -28,6 +28,9 @@ import trl.trainer.utils as trl_utils  # noqa: E402
 import trl_steps  # noqa: E402
 from sampled import sampled  # noqa: E402
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM  # noqa: E402
+from trl.experimental.async_distillation.async_distillation_trainer import (  # noqa: E402
+    _chunked_jsd_loss as THEIR_CANDIDATES,
+)
 from trl.kernels import ChunkedLogProbFunction as THEIRS  # noqa: E402
 from trl.kernels.chunked_divergence import ChunkedDivergenceFunction as THEIR_DIVERGENCE  # noqa: E402
 from trl_steps import SIZES, TRAINERS, check_same, counted_calls, history, teacher, trainer  # noqa: E402
@@ -35,7 +38,15 @@ from trl_steps import SIZES, TRAINERS, check_same, counted_calls, history, teach
 import monoidreduce.integrations._divergence as of_divergence  # noqa: E402
 import monoidreduce.integrations.trl as integration  # noqa: E402
 from monoidreduce.integrations.gkd import GKDTrainer  # noqa: E402
-from monoidreduce.integrations.trl import OPTIONAL, REACHED, apply, divergence, log_probs, undo  # noqa: E402
+from monoidreduce.integrations.trl import (  # noqa: E402
+    OPTIONAL,
+    REACHED,
+    apply,
+    divergence,
+    divergence_of_candidates,
+    log_probs,
+    undo,
+)
 
 OLDER = {"1.9.0": ["sft"], "1.12.0": ["sft", "distillation_0.3"], "1.15.0": ["dpo", "distillation_0.3"]}
 BY_OURS = {"gkd": GKDTrainer}
@@ -174,6 +185,71 @@ def test_the_divergence_under_autocast(bias: bool, beta: float) -> None:
         torch.testing.assert_close(gradient, theirs, rtol=0, atol=2e-2 * float(theirs.abs().max()))
 
 
+@pytest.mark.parametrize("beta", (0.0, 0.2, 1.0))
+@pytest.mark.parametrize("rest", (False, True), ids=("candidates", "rest"))
+@pytest.mark.parametrize("softcap", (None, 3.0))
+@pytest.mark.parametrize("bias", (False, True), ids=("no_bias", "bias"))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+def test_the_divergence_of_candidates(
+    dtype: torch.dtype, bias: bool, softcap: float | None, rest: bool, beta: float
+) -> None:
+    """All sums, and gradients. Some tokens have fewer candidates."""
+    leaves = operands(dtype, bias)
+    log_p = (2 * torch.randn(40, 301)).log_softmax(1)
+    known = torch.rand(40, 6) < 0.8
+    known[:, 0] = True
+    candidates = torch.where(known, log_p.topk(6).indices, -1)
+    of_teacher = log_p.gather(1, candidates.clamp(min=0))
+    options = (1.3, softcap, candidates, of_teacher, known, beta, 0.7, rest, torch.arange(40) % 2, 3, 16)
+    ours, theirs = (
+        integration._divergence_of_candidates(*leaves, *options),
+        THEIR_CANDIDATES(*leaves, *options),
+    )  # type: ignore[arg-type]
+    for found, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5, check_dtype=False)
+    wanted = [t for t in leaves if t is not None]
+    gradients = (torch.autograd.grad(y[0], wanted) for y in (ours, theirs))
+    for found, expected in zip(*gradients, strict=True):
+        tolerance = 2e-2 if dtype == torch.bfloat16 else 2e-5
+        torch.testing.assert_close(found, expected, rtol=0, atol=tolerance * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("rest", (False, True), ids=("candidates", "rest"))
+def test_a_candidate_of_probability_0(rest: bool) -> None:
+    """The teacher's: it is part of the student's distribution alone."""
+    x, weight, _ = operands(torch.float32, False)
+    assert x is not None and weight is not None
+    of_teacher = torch.tensor([[0.4, 0.0, 0.3], [0.0, 0.5, 0.2]]).log()
+    given = (torch.tensor([[3, 7, 9], [1, 2, 0]]), of_teacher, torch.ones(2, 3, dtype=torch.bool))
+    for beta in (0.0, 0.4):
+        head = (x[:2], weight, None, 1.0, None)
+        ours = divergence_of_candidates(*head, 0.7, *given, beta, rest)
+        loss, *_ = THEIR_CANDIDATES(*head, *given, beta, 0.7, rest, None, 1, 2)
+        torch.testing.assert_close(ours[0].sum(), loss)
+        assert all(t.isfinite().all() for t in (*ours, *torch.autograd.grad(ours[0].sum(), (x, weight))))
+
+
+def test_a_trainer_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For want of a package: the others are reached all the same. A module that TRL lacks is an error."""
+    real = importlib.import_module
+
+    def missing(package: str) -> Any:
+        def imported(name: str) -> Any:
+            if "async_distillation" in name:
+                raise ModuleNotFoundError(f"No module named '{package}'", name=package)
+            return real(name)
+
+        return imported
+
+    monkeypatch.setattr(integration, "import_module", missing("aiohttp"))
+    apply()
+    assert isinstance(trl_utils._ChunkedLogProbFunction, integration._InPlace)
+    undo()
+    monkeypatch.setattr(integration, "import_module", missing("trl.experimental.async_distillation"))
+    with pytest.raises(ImportError, match="no such module"):
+        apply()
+
+
 def test_the_divergence_without_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
     leaves = pair(torch.float32, torch.float32, (False, False))
     expected, _ = divergence(*leaves, 0.5)  # type: ignore[arg-type]
@@ -294,7 +370,7 @@ def test_an_old_version_is_refused(tmp_path: Path) -> None:
     assert "transformers.apply(model, loss=False)" in found.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("name", sampled(TRAINERS, ("sft", "gkd_0.3", "grpo")))
+@pytest.mark.parametrize("name", sampled(TRAINERS, ("sft", "gkd_0.3", "grpo", "asyncdistillation_0.3")))
 def test_trainers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that they log of three steps, and the gradients of the first, are as with TRL's own."""
     of = name.partition("_")[0]

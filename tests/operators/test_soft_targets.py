@@ -217,5 +217,7 @@ def test_the_op_is_well_registered(device: torch.device) -> None:
     inputs = soft_inputs(9, 70, 8, dtype=torch.float32, device=device, bias=True)
     x, weight, bias = (inputs[name].requires_grad_() for name in ("x", "weight", "bias"))
     op = torch.ops.monoidreduce.linear_target_logits.default
-    options = (1.0, 3.0, 0, -1, False, False, True, 1 << 20)
-    torch.library.opcheck(op, (x, weight, bias, inputs["target"].clamp(min=-1), *options))
+    options = (1.0, 3.0, 0.7, 0, -1, False, False, True, 1 << 20)
+    target = inputs["target"].clamp(min=-1)
+    for temperatures in (None, 0.5 + torch.rand(9, device=device)):
+        torch.library.opcheck(op, (x, weight, bias, target, temperatures, *options))

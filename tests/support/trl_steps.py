@@ -7,6 +7,7 @@ numbers of calls of the library's functions as JSON.
 from __future__ import annotations
 
 import json
+import queue
 import sys
 import tempfile
 import types
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pytest
 import tokenizers
 import torch
@@ -87,6 +89,44 @@ def messages() -> Any:
     return datasets.Dataset.from_list(rows)
 
 
+class Rollouts:
+    """A worker that has samples ready, scored by a teacher of which five classes of each token are
+    known; stands in for processes with vLLM. Of odd samples the second teacher's. It is also what sends the
+    student's weights nowhere."""
+
+    def __init__(self, teachers: tuple[str, ...]) -> None:
+        sample = experimental("async_distillation.async_rollout_worker", "RolloutSample")
+        self.rollout_buffer: queue.Queue[Any] = queue.Queue()
+        self.metrics_queue: queue.Queue[Any] = queue.Queue()
+        torch.manual_seed(2)
+        for n in range(20):  # more than are trained on: batches are read ahead
+            length = 9 + n
+            ids = torch.randint(3, 301, (length,))
+            log_p = (2 * torch.randn(length, 301)).log_softmax(1)
+            best = log_p.topk(4).indices
+            candidates = torch.cat((best, torch.where((best == ids[:, None]).any(1), -1, ids)[:, None]), 1)
+            known = log_p.gather(1, candidates.clamp(min=0)).masked_fill(candidates < 0, -torch.inf)
+            self.rollout_buffer.put(
+                sample(
+                    prompt=[],
+                    completion=[],
+                    input_ids=ids.numpy(),
+                    completion_mask=(np.arange(length) >= 4).astype(np.int64),
+                    teacher_topk_ids=candidates.numpy(),
+                    teacher_topk_logprobs=known.numpy(),
+                    model_version=0,
+                    metrics={},
+                    teacher_id=teachers[n % len(teachers)],
+                    prompt_id=n,
+                )
+            )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *args: None
+
+
 def experimental(module: str, name: str) -> Any:
     return getattr(import_module(f"trl.experimental.{module}"), name)
 
@@ -110,6 +150,21 @@ TRAINERS: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]] = {
         )
         for beta in (0.0, 0.3, 1.0)
     },
+    **{
+        f"asyncdistillation_{beta}": (
+            ("prompt",),
+            {
+                "beta": beta,
+                "add_tail_bucket": beta > 0,
+                "teacher_temperature": 0.8,
+                "teacher_server_urls": {"one": "", "two": ""},
+                "token_budget": 0,
+                "model_init_kwargs": {"attn_implementation": "eager"},
+            },
+            {"rollout_worker": Rollouts, "weight_transfer": Rollouts},
+        )
+        for beta in (0.0, 0.3, 1.0)
+    },
     "sft": (("prompt", "completion"), {}, {}),
     "dpo": (("prompt", "chosen", "rejected"), {}, {}),
     "kto": (("prompt", "completion", "label"), {}, {}),
@@ -129,7 +184,9 @@ TRAINERS: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]] = {
     "onlinedpo": (("prompt",), {"max_new_tokens": 8}, {"reward_funcs": reward}),
 }
 MODULES = {"gkd": "gkd", "gmpo": "gmpo", "orpo": "orpo", "cpo": "cpo", "onlinedpo": "online_dpo"}
+MODULES["asyncdistillation"] = "async_distillation"
 NAMES = {"sft": "SFT", "distillation": "Distillation", "onlinedpo": "OnlineDPO"}
+NAMES["asyncdistillation"] = "AsyncDistillation"
 
 
 def class_of(name: str, kind: str = "Trainer") -> Any:
@@ -166,7 +223,18 @@ def trainer(name: str, folder: Path, made_by: Any = None, **more: Any) -> Any:
     of_trainer = of_trainer | ({"ref_model": model()} if name in ("dpo", "kto") else {})
     of_trainer |= {"teacher_model": teacher()} if "teacher_model" in of_trainer else {}
     of_trainer |= {"train_dataset": examples(*columns) if columns else messages()}
-    return (made_by or class_of(name))(model=model(), args=config, processing_class=tokenizer(), **of_trainer)
+    student: Any = model()
+    if "rollout_worker" in of_trainer:
+        worker = Rollouts(tuple(config.teacher_server_urls))
+        of_trainer |= {"rollout_worker": worker, "weight_transfer": worker}
+        student = str(folder / "model")
+    with pytest.MonkeyPatch.context() as patched:
+        if "rollout_worker" in of_trainer:  # which asks for the name of a GPU
+            module = import_module("trl.experimental.async_distillation.async_distillation_trainer")
+            patched.setattr(module, "get_peak_flops_per_device", lambda *given: None)
+        return (made_by or class_of(name))(
+            model=student, args=config, processing_class=tokenizer(), **of_trainer
+        )
 
 
 class Gradients(transformers.TrainerCallback):
@@ -186,7 +254,10 @@ def history(name: str, folder: Path, made_by: Any = None) -> tuple[list[dict[str
     made.add_callback(gradients)
     made.train()
     steps = [step for step in made.state.log_history if "loss" in step]
-    logged = [{k: v for k, v in step.items() if "time" not in k and v is not None} for step in steps]
+    logged = [
+        {k: v for k, v in step.items() if not ("time" in k or k.startswith("perf/")) and v is not None}
+        for step in steps
+    ]
     return logged, gradients.found
 
 
@@ -269,7 +340,7 @@ def counted_calls(monkeypatch: Any) -> list[str]:
 
         monkeypatch.setattr(integration, function, call)
 
-    for function in ("log_probs", "divergence"):
+    for function in ("log_probs", "divergence", "divergence_of_candidates"):
         counting(function)
     return calls
 
