@@ -42,7 +42,7 @@ from monoidreduce.theory.plan.one_device import (
     stored_mlp,
 )
 from monoidreduce.theory.plan.operators import context_parallel, hidden_parallel, vocabulary_parallel
-from monoidreduce.theory.plan.planner import Batch, Plan, Precision
+from monoidreduce.theory.plan.planner import Batch, Dispatch, Plan, Precision
 from monoidreduce.theory.plan.published import RUNS
 from monoidreduce.theory.plan.ranks import SPLITS, OverRanks, over_ranks, splits
 from monoidreduce.theory.plan.rates import IDEAL, Rates, rates_of
@@ -73,6 +73,7 @@ __all__ = [
     "Algorithm",
     "Axis",
     "Batch",
+    "Dispatch",
     "Experts",
     "Footprint",
     "Hardware",

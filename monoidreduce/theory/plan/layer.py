@@ -81,7 +81,7 @@ class Layer:
 
     @property
     def products(self) -> list[Product]:
-        """Products with weights, in forward."""
+        """Products with weights that all tokens take part in, in forward."""
         return [*self.projections(), *self._feedforward()]
 
     def projections(self) -> Iterator[Product]:
@@ -112,27 +112,38 @@ class Layer:
             yield Product(self.tokens, model.hidden / self.tp, model.width)
             return
         experts = model.experts
-        local = experts.count / self.experts
-        rows = self.tokens * experts.chosen / local
         yield Product(self.tokens, model.width, experts.count)
-        yield Product(rows, model.width, gates * experts.hidden / self.tp, local)
-        yield Product(rows, experts.hidden / self.tp, model.width, local)
         if experts.shared:
             hidden = experts.shared * experts.hidden / self.tp
             yield Product(self.tokens, model.width, gates * hidden)
             yield Product(self.tokens, hidden, model.width)
 
     @property
+    def local_experts(self) -> float:
+        """Routed experts of this chip."""
+        return self.model.experts.count / self.experts if self.sparse and self.model.experts else 0
+
+    @property
+    def routed_products(self) -> list[Product]:
+        """Products of routed experts, each for the tokens that chose it, in forward."""
+        model, local = self.model, self.local_experts
+        if not local or model.experts is None:
+            return []
+        rows, hidden = self.routed / local, model.experts.hidden / self.tp
+        return [
+            Product(rows, model.width, (1 + model.gated) * hidden, local),
+            Product(rows, hidden, model.width, local),
+        ]
+
+    @property
     def parameters(self) -> float:
         """Parameters of this chip's products."""
-        return sum(product.weights for product in self.products)
+        return sum(product.weights for product in [*self.products, *self.routed_products])
 
     @property
     def expert_parameters(self) -> float:
         """Parameters of this chip's routed experts, which other chips along the expert axis do not have."""
-        if not self.sparse or self.model.experts is None:
-            return 0.0
-        return self.model.experts.count / self.experts * self.model.expert_parameters / self.tp
+        return self.local_experts * self.model.expert_parameters / self.tp
 
     # Attention
 
@@ -156,16 +167,29 @@ class Layer:
         return self.tokens / (self.tp if self.sequence_parallel else 1)
 
     @property
-    def hidden_rows(self) -> float:
-        """Elements of the feedforward layer's hidden values, without a gate's."""
+    def routed(self) -> float:
+        """Rows of routed experts: tokens, once for each expert that a token chose."""
+        return self.tokens * self.model.experts.chosen if self.sparse and self.model.experts else 0
+
+    @property
+    def _hidden(self) -> float:
+        """Hidden values of the feedforward layer that all tokens take part in, without a gate's."""
         model = self.model
         if not self.sparse or model.experts is None:
             return self.tokens * model.hidden / self.tp
-        experts = model.experts
-        return self.tokens * (experts.chosen + experts.shared) * experts.hidden / self.tp
+        return self.tokens * model.experts.shared * model.experts.hidden / self.tp
+
+    @property
+    def _routed_hidden(self) -> float:
+        return self.routed * self.model.experts.hidden / self.tp if self.model.experts else 0
+
+    @property
+    def hidden_rows(self) -> float:
+        """Elements of the feedforward layer's hidden values, without a gate's."""
+        return self._hidden + self._routed_hidden
 
     def traffic(self, hidden: bool) -> tuple[float, float]:
-        """Bytes that norms, residuals, rotations, activations and routing move, forward and backward.
+        """Bytes that norms, residuals, rotations and activations move, forward and backward.
 
         hidden: also those of the feedforward layer's activation, which some kernels fuse.
         """
@@ -173,17 +197,26 @@ class Layer:
         norms = 1 if model.parallel else 2
         rows = self._whole * model.width
         rotated = self.tokens * (model.query_width / self.tp + model.kv_width / min(self.tp, model.kv_heads))
-        gated = self.hidden_rows if hidden else 0.0
+        gated = self._hidden if hidden else 0.0
         mask = 0.5 if self.dropout else 0.0  # of an element of two bytes
         forward = (2 * norms + 2 * (3 + mask)) * rows + 2 * rotated + (2 + model.gated) * gated
         backward = (3 * norms + 2 * (3 + mask)) * rows + 2 * rotated + (3 + 2 * model.gated) * gated
-        if self.sparse and model.experts is not None:
-            moved = 4 * self.tokens * model.experts.chosen * model.width / self.tp
-            forward, backward = forward + moved, backward + moved
         return (
             BF16 * forward + SCORES_FORWARD * self.scores,
             BF16 * backward + SCORES_BACKWARD * self.scores,
         )
+
+    @property
+    def routed_traffic(self) -> tuple[float, float]:
+        """Bytes that permutations of tokens and activations of routed experts move, forward and backward.
+
+        Tokens are put in order of their chips, and there in order of experts; results go the same way back.
+        """
+        model = self.model
+        orders = 2 if self.experts > 1 and self.local_experts > 1 else 1
+        moved = 2 * 2 * orders * self.routed * model.width / self.tp
+        forward = moved + (2 + model.gated) * self._routed_hidden
+        return BF16 * forward, BF16 * (moved + (3 + 2 * model.gated) * self._routed_hidden)
 
     # Activations
 

@@ -18,6 +18,22 @@ def gpt(layers: int, width: int, heads: int, vocabulary: int = 51200, tied: bool
     return Model(layers, width, 4 * width, vocabulary, heads, heads, gated=False, tied=tied)
 
 
+def _gpt_oss(layers: int, experts: int) -> Model:
+    return Model(
+        layers,
+        2880,
+        2880,
+        201088,
+        heads=64,
+        kv_heads=8,
+        head_width=64,
+        window=128,
+        windowed=layers // 2,
+        experts=Experts(experts, 4, 2880),
+        sinks=True,
+    )
+
+
 # Sizes are those of the checkpoints' config.json, except where the line above says otherwise.
 MODELS: dict[str, Model] = {
     # "The Llama 3 Herd of Models", arXiv 2407.21783, Table 3; vocabularies as published with the weights.
@@ -42,6 +58,9 @@ MODELS: dict[str, Model] = {
     "gemma3-27b": Model(
         62, 5376, 21504, 262208, heads=32, kv_heads=16, tied=True, head_width=128, window=1024, windowed=52
     ),
+    # Every second layer has a window.
+    "gpt-oss-20b": _gpt_oss(24, 32),
+    "gpt-oss-120b": _gpt_oss(36, 128),
     "deepseek-v3": Model(
         61,
         7168,
@@ -137,6 +156,7 @@ def model_of(config: Any) -> Model:
         windowed=windowed if window else 0,
         experts=_experts(entries, layers, hidden),
         latent=latent,
+        sinks=entries.get("model_type") == "gpt_oss",
     )
 
 

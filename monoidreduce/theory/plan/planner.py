@@ -19,7 +19,7 @@ from monoidreduce.theory.plan.step import Step, step_of
 from monoidreduce.theory.plan.topology import PODS, is_slice
 from monoidreduce.theory.plan.transformer import Model
 
-__all__ = ["OVERLAP", "Batch", "Plan", "Precision"]
+__all__ = ["OVERLAP", "Batch", "Dispatch", "Plan", "Precision"]
 
 DAY = 86400
 OVERLAP = ("dp", "fsdp", "context", "pipeline")
@@ -76,6 +76,30 @@ class Precision:
 
 
 @dataclass(frozen=True)
+class Dispatch:
+    """How tokens reach the experts of other chips, and how a chip's experts are computed.
+
+    Attributes:
+        bytes: of an element of a token that is sent to an expert; results come back in two.
+        by_node: a token crosses the network once for each node with experts that it chose, as by DeepEP;
+            otherwise once for each of these experts.
+        grouped: the products of a chip's experts are one kernel. Otherwise each expert has its own, which the
+            host launches when it knows how many tokens each expert has.
+
+    Raises TypeError or ValueError for values of other kinds.
+    """
+
+    bytes: float = 2
+    by_node: bool = True
+    grouped: bool = True
+
+    def __post_init__(self) -> None:
+        check_numbers(bytes=self.bytes)
+        for name in ("by_node", "grouped"):
+            check_bool(name, getattr(self, name))
+
+
+@dataclass(frozen=True)
 class Plan:
     """A training step of `model` on `mesh`, as the slowest chip executes it.
 
@@ -93,6 +117,7 @@ class Plan:
     Attributes:
         model, batch, mesh: what is trained, on which chips.
         precision: bytes per parameter.
+        dispatch: how tokens reach their experts.
         recompute: what backward runs again: "none", "attention" (its core, if scores are stored),
             "alternate" (every second product, and all that is cheap), "full" (layers, of which the input
             alone is kept).
@@ -118,6 +143,7 @@ class Plan:
     batch: Batch
     mesh: Mesh
     precision: Precision = field(default_factory=Precision)
+    dispatch: Dispatch = field(default_factory=Dispatch)
     recompute: str = "none"
     sequence_parallel: bool = True
     overlap: tuple[str, ...] = OVERLAP

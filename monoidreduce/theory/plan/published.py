@@ -9,26 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from monoidreduce.theory.hardware import HARDWARE
-from monoidreduce.theory.plan.mesh import Axis, Mesh
 from monoidreduce.theory.plan.models import MODELS, gpt
-from monoidreduce.theory.plan.planner import OVERLAP, Batch, Plan, Precision
-from monoidreduce.theory.plan.runs import GIB, Run
+from monoidreduce.theory.plan.planner import OVERLAP, Dispatch, Plan, Precision
+from monoidreduce.theory.plan.published_nvidia import nvidia
+from monoidreduce.theory.plan.runs import GIB, Run, planned
 from monoidreduce.theory.plan.transformer import Model
 
 __all__ = ["RUNS"]
-
-
-def _plan(
-    model: Model, hardware: str, tokens: float, sequence: float, axes: dict[str, int], **options: Any
-) -> Plan:
-    links = options.pop("links", {})
-    mesh = Mesh(
-        HARDWARE[hardware],
-        tuple(Axis(name, size, links.get(name, 1)) for name, size in axes.items()),
-        options.pop("network", None),
-    )
-    return Plan(model, Batch(tokens, sequence, options.pop("microbatch", None)), mesh, **options)
 
 
 def _full_attention_flops(model: Model, tokens: float, sequence: float) -> float:
@@ -67,7 +54,7 @@ def _narayanan() -> Iterator[Run]:
         chunks = 1 if stages == 1 else next(n for n in (3, 2, 1) if per_stage % n == 0)
         replicas = gpus // tp // stages
         most = 8 if stages == 1 else 1
-        plan = _plan(
+        plan = planned(
             model,
             "a100-80gb",
             2048 * batch,
@@ -93,7 +80,7 @@ def _narayanan_175b() -> Iterator[Run]:
     flops = 96.0 * batch * 2048 * 96 * 12288**2 * (1 + 2048 / (6 * 12288) + 51200 / (16 * 96 * 12288))
     for gpus, rate in ((384, 153), (768, 149), (1536, 141)):
         axes = dict(pipeline=12, dp=gpus // 96, tp=8)
-        plan = _plan(model, "a100-80gb", 2048 * batch, 2048, axes, microbatch=1, **_MEGATRON)
+        plan = planned(model, "a100-80gb", 2048 * batch, 2048, axes, microbatch=1, **_MEGATRON)
         name = f"GPT 175B, {gpus} A100"
         yield Run(
             name, source, plan, flops / (gpus * rate * 1e12), assumed="8 x 12 of its 96-way parallelism"
@@ -115,7 +102,7 @@ def _korthikanti() -> Iterator[Run]:
             options: dict[str, Any] = dict(_MEGATRON)
             if what == "selective":
                 options |= dict(recompute="attention", sequence_parallel=True)
-            plan = _plan(
+            plan = planned(
                 gpt(layers, width, heads),
                 "a100-80gb",
                 2048 * batch,
@@ -137,7 +124,7 @@ def _korthikanti() -> Iterator[Run]:
 def _mt_nlg() -> Iterator[Run]:
     source = "Using DeepSpeed and Megatron to Train Megatron-Turing NLG 530B, arXiv 2201.11990, section 2.3"
     for replicas, seconds in ((8, 60.1), (10, 50.2), (12, 44.4)):
-        plan = _plan(
+        plan = planned(
             MODELS["mt-nlg-530b"],
             "a100-80gb",
             1920 * 2048,
@@ -200,9 +187,24 @@ def _llm_foundry() -> Iterator[Run]:
         ("70b", "h100", 32, 2048, 2, 1024, True, 882, False),
         ("70b", "h100", 64, 2048, 8, 2048, True, 1039, False),
     )
-    for name, hardware, gpus, sequence, micro, batch, again, rate, fitted in rows:
+    # Likewise, with products in 8 bits: model, sequence, microbatch, batch, checkpoints, tokens/s of a GPU
+    in_8_bits = (
+        ("3b", 32768, 3, 144, True, 5856),
+        ("3b", 8192, 3, 144, False, 19146),
+        ("3b", 2048, 10, 480, False, 30586),
+        ("3b", 512, 40, 1920, False, 36527),
+        ("1b", 32768, 1, 32, False, 12580),
+        ("1b", 8192, 2, 64, False, 32010),
+        ("1b", 512, 56, 1792, False, 70315),
+    )
+    both = [(row, "") for row in rows]
+    both += [
+        ((name, "h100", 8, sequence, micro, batch, again, rate, False), ", float8")
+        for name, sequence, micro, batch, again, rate in in_8_bits
+    ]
+    for (name, hardware, gpus, sequence, micro, batch, again, rate, fitted), eight in both:
         tokens = batch * sequence
-        plan = _plan(
+        plan = planned(
             models[name],
             hardware,
             tokens,
@@ -210,10 +212,11 @@ def _llm_foundry() -> Iterator[Run]:
             dict(fsdp=gpus),
             microbatch=micro,
             recompute="full" if again else "none",
+            precision=Precision(float8=bool(eight)),
             network="roce-200" if hardware.startswith("a100") else "infiniband-ndr",
         )
         yield Run(
-            f"MPT {name}, {gpus} {hardware.upper()}, {sequence} tokens",
+            f"MPT {name}, {gpus} {hardware.upper()}, {sequence} tokens{eight}",
             source,
             plan,
             tokens / (gpus * rate),
@@ -236,7 +239,7 @@ def _megascale() -> Iterator[Run]:
         (6144, 12288, 8.57),
     )
     for batch, gpus, seconds in rows:
-        plan = _plan(
+        plan = planned(
             model,
             "a100-80gb",
             2048 * batch,
@@ -264,7 +267,7 @@ def _llama3() -> Iterator[Run]:
     model, tokens = MODELS["llama3-405b"], 2**24
     for replicas, context, length, rate in ((64, 1, 8192, 430), (128, 1, 8192, 400), (8, 16, 131072, 380)):
         gpus = 128 * replicas * context
-        plan = _plan(
+        plan = planned(
             model,
             "h100",
             tokens,
@@ -292,7 +295,7 @@ def _torchtitan() -> Iterator[Run]:
     rows: list[tuple[str, Plan, float, float, bool]] = []
     for gpus, half, quarter in ((8, (6667, 77.0), (8532, 76.8)), (128, (6514, 62.0), (8380, 61.8))):
         for what, (rate, memory) in (("bfloat16", half), ("float8", quarter)):
-            plan = _plan(
+            plan = planned(
                 small,
                 "h100-hbm2e",
                 2 * gpus * 8192,
@@ -304,7 +307,7 @@ def _torchtitan() -> Iterator[Run]:
             rows.append((f"Llama 3 8B, {gpus} H100, {what}", plan, rate, memory, gpus == 8))
     for context, speed, memory in ((1, 3890, 83.9), (2, 2540, 84.2), (4, 1071, 84.0), (8, 548, 84.5)):
         fsdp, sequence = 8 // context, 32768 * context
-        plan = _plan(
+        plan = planned(
             small,
             "h100-hbm2e",
             fsdp * sequence,
@@ -316,7 +319,7 @@ def _torchtitan() -> Iterator[Run]:
         )
         rows.append((f"Llama 3 8B, context {context} of {sequence}", plan, speed, memory, context == 1))
     for overlap, rate, memory in (((), 829, 71.9), (("tp",), 876, 67.6)):
-        plan = _plan(
+        plan = planned(
             middle,
             "h100-hbm2e",
             512 * 8192,
@@ -330,7 +333,7 @@ def _torchtitan() -> Iterator[Run]:
             (f"Llama 3 70B, 256 H100, float8{', async tp' if overlap else ''}", plan, rate, memory, False)
         )
     for chunks, rate, memory in ((1, 100, 82.5), (2, 128, 72.7)):
-        plan = _plan(
+        plan = planned(
             large,
             "h100-hbm2e",
             256 * 8192,
@@ -348,7 +351,7 @@ def _torchtitan() -> Iterator[Run]:
         yield Run(name, source, plan, seconds, memory * GIB, fitted)
     source = "github.com/pytorch/torchtitan, benchmarks/llama3_8b_h200_2025-06_torchtitan.md"
     for gpus, speed, held in ((32, 10938, 47.96), (64, 10753, 46.97)):
-        plan = _plan(
+        plan = planned(
             small,
             "h200",
             2 * gpus * 8192,
@@ -368,59 +371,8 @@ def _torchtitan() -> Iterator[Run]:
         )
 
 
-def _nvidia() -> Iterator[Run]:
-    nemo = "github.com/NVIDIA/NeMo, docs/source/performance/performance_summary.md, 24.07"
-    bridge = "github.com/NVIDIA-NeMo/Megatron-Bridge, docs/performance-summary.md, 25.11"
-    five, twenty, gpt3 = gpt(24, 4096, 32), gpt(44, 6144, 48), MODELS["gpt3-175b"]
-    llama2, llama3 = (
-        {size: MODELS[f"llama{version}-{size}"] for size in sizes}
-        for version, sizes in ((2, ("7b", "13b", "70b")), (3, ("8b", "70b", "405b")))
-    )
-    # source, model, hardware; batch, microbatch, sequence; stages, replicas, context and tp; chunks; ZeRO,
-    # where 3 is FSDP; tokens/s of a GPU; fitted
-    rows = (
-        (nemo, "GPT-3 5B", five, "h100", 2048, 4, 2048, (1, 64, 1, 1), 1, 1, 22521, False),
-        (nemo, "GPT-3 20B", twenty, "h100", 256, 2, 2048, (1, 32, 1, 2), 1, 1, 5851, True),
-        (nemo, "GPT-3 175B", gpt3, "h100", 256, 1, 2048, (8, 4, 1, 4), 6, 1, 726, False),
-        (nemo, "GPT-3 175B", gpt3, "h100", 2048, 2, 2048, (8, 16, 1, 4), 6, 1, 782, True),
-        (nemo, "Llama 2 7B", llama2["7b"], "h100", 128, 1, 4096, (1, 8, 1, 1), 1, 1, 16847, True),
-        (nemo, "Llama 2 13B", llama2["13b"], "h100", 128, 1, 4096, (4, 4, 1, 1), 10, 1, 8646, False),
-        (nemo, "Llama 2 70B", llama2["70b"], "h100", 128, 1, 4096, (4, 4, 1, 4), 20, 1, 1707, False),
-        (nemo, "Llama 3 8B", llama3["8b"], "h100", 128, 1, 8192, (1, 4, 2, 1), 1, 1, 12036, False),
-        (nemo, "Llama 3 70B", llama3["70b"], "h100", 128, 1, 8192, (4, 2, 2, 4), 5, 1, 1533, True),
-        (bridge, "Llama 3 8B", llama3["8b"], "h100", 128, 1, 8192, (1, 8, 1, 1), 1, 3, 14451, False),
-        (bridge, "Llama 3 70B", llama3["70b"], "h100", 128, 1, 8192, (8, 2, 1, 4), 5, 1, 1602, False),
-        (bridge, "Llama 3 405B", llama3["405b"], "h100", 512, 1, 8192, (8, 8, 2, 8), 8, 1, 292, False),
-        (bridge, "Llama 3 8B", llama3["8b"], "b200", 128, 2, 8192, (1, 8, 1, 1), 1, 1, 30624, False),
-        (bridge, "Llama 3 405B", llama3["405b"], "b200", 64, 1, 8192, (8, 2, 2, 4), 8, 1, 661, False),
-    )
-    for source, name, model, hardware, batch, micro, length, sizes, chunks, zero, rate, fitted in rows:
-        names = "pipeline", "fsdp" if zero == 3 else "dp", "context", "tp"
-        plan = _plan(
-            model,
-            hardware,
-            batch * length,
-            length,
-            dict(zip(names, sizes, strict=True)),
-            microbatch=micro,
-            chunks=min(chunks, model.layers // sizes[0]),
-            zero=zero % 3,
-            precision=Precision(float8=True),
-            overlap=(*OVERLAP, "tp"),
-        )
-        gpus, year = plan.mesh.chips, ", 2025" if source == bridge else ""
-        yield Run(
-            f"{name}, {gpus} {hardware.upper()}, float8{year}",
-            source,
-            plan,
-            batch * length / (gpus * rate),
-            fitted=fitted,
-            assumed="collectives of tp overlap",
-        )
-
-
 def _deepseek() -> Iterator[Run]:
-    plan = _plan(
+    plan = planned(
         MODELS["deepseek-v3"],
         "h800",
         15360 * 4096,
@@ -429,6 +381,7 @@ def _deepseek() -> Iterator[Run]:
         zero=1,
         schedule="dualpipe",
         precision=Precision(float8=True, optimizer=8),
+        dispatch=Dispatch(bytes=1),
         overlap=(*OVERLAP, "expert"),
         microbatch=1,
     )
@@ -445,7 +398,7 @@ def _deepseek() -> Iterator[Run]:
 def _palm() -> Iterator[Run]:
     model, tokens = MODELS["palm-540b"], 2048 * 2048
     flops = _full_attention_flops(model, tokens, 2048)
-    plan = _plan(
+    plan = planned(
         model,
         "v4",
         tokens,
@@ -476,7 +429,7 @@ def _maxtext() -> Iterator[Run]:
         model = gpt(layers, width, heads, 32000)
         for slices, rate in found:
             tokens = sequences * chips * slices * 2048
-            plan = _plan(
+            plan = planned(
                 model,
                 "v4",
                 tokens,
@@ -504,7 +457,7 @@ RUNS: tuple[Run, ...] = (
     *_megascale(),
     *_llama3(),
     *_torchtitan(),
-    *_nvidia(),
+    *nvidia(),
     *_deepseek(),
     *_palm(),
     *_maxtext(),

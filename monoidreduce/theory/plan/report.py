@@ -69,6 +69,8 @@ def _how(plan: Plan) -> str:
         found.append(f"{plan.schedule}{chunks}")
     if plan.cost:
         found.append("this library's operators")
+    if plan.model.experts and not plan.dispatch.grouped:
+        found.append("experts launched one by one")
     return "".join(f"; {entry}" for entry in found)
 
 
@@ -91,6 +93,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "schedule": plan.schedule,
         "chunks": plan.chunks,
         "float8": plan.precision.float8,
+        "dispatch": {**vars(plan.dispatch)},
         "seconds": {
             "step": step.seconds,
             "arithmetic": {name: step.microbatches * t.total for name, t in step.arithmetic.items()},

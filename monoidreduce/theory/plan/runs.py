@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
-from monoidreduce.theory.plan.planner import Plan
+from monoidreduce.theory.hardware import HARDWARE
+from monoidreduce.theory.plan.mesh import Axis, Mesh
+from monoidreduce.theory.plan.planner import Batch, Plan
+from monoidreduce.theory.plan.transformer import Model
 
-__all__ = ["GIB", "Run", "bounds", "table_of_runs"]
+__all__ = ["GIB", "Run", "bounds", "planned", "table_of_runs"]
 
 GIB = 1 << 30
 
@@ -44,6 +48,22 @@ class Run:
     def memory_error(self) -> float | None:
         """Predicted over published bytes, less 1."""
         return None if self.memory is None else self.plan.memory.total / self.memory - 1
+
+
+def planned(
+    model: Model, hardware: str, tokens: float, sequence: float, axes: dict[str, int], **options: Any
+) -> Plan:
+    """A plan of so many tokens in sequences; axes: sizes by strategy.
+
+    options: those of `Plan`, and `microbatch`, `network`, and `links` by strategy.
+    """
+    links = options.pop("links", {})
+    mesh = Mesh(
+        HARDWARE[hardware],
+        tuple(Axis(name, size, links.get(name, 1)) for name, size in axes.items()),
+        options.pop("network", None),
+    )
+    return Plan(model, Batch(tokens, sequence, options.pop("microbatch", None)), mesh, **options)
 
 
 def bounds(runs: Sequence[Run]) -> tuple[float, float]:

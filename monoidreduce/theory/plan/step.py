@@ -84,7 +84,7 @@ class _Clock:
         hardware = plan.mesh.hardware
         self.peak = self.rates.matmul * hardware.peak
         self.peak8 = self.rates.float8 * (hardware.float8 or hardware.peak)
-        self.attention_peak = self.rates.attention * hardware.peak
+        self.attention_peak = hardware.peak * (self.rates.sinks if plan.model.sinks else self.rates.attention)
         self.bandwidth = self.rates.memory * hardware.bandwidth
 
     def step(self) -> Step:
@@ -103,9 +103,14 @@ class _Clock:
             parts = self.layer_parts(layer)
             for name, part in parts.items():
                 arithmetic[name] = arithmetic.get(name, Times()) + count * part
-            for name, (busy, wait) in self.layer_links(layer, parts).items():
+            of_links = self.layer_links(layer, parts)
+            for name, (busy, wait) in of_links.items():
                 waits[name] = waits.get(name, Times()) + count * wait
                 links[name] = links.get(name, 0.0) + plan.microbatches * count * busy.total
+            if layer.local_experts and not plan.dispatch.grouped:
+                exchange = of_links["expert"][1] if "expert" in of_links else Times()
+                late = self.launches(layer, parts["experts"] + exchange)
+                waits["host"] = waits.get("host", Times()) + count * late
         if loss.total:
             arithmetic["loss"] = loss
         for name, (busy, wait) in self.ends().items():
@@ -161,6 +166,10 @@ class _Clock:
             attention = Times(operators["attention"].forward, 0, operators["attention"].backward)
         found["attention"] = attention
         found["memory traffic"] = Times(moved, 0, moved_back)
+        if layer.local_experts:
+            moved, moved_back = (bytes / self.bandwidth for bytes in layer.routed_traffic)
+            products = self.products(layer.routed_products, plan.precision.float8)
+            found["experts"] = products + Times(moved, 0, moved_back)
         return {name: self.again(name, part, layer) for name, part in found.items()}
 
     def again(self, name: str, part: Times, layer: Layer) -> Times:
@@ -168,11 +177,21 @@ class _Clock:
         recompute, again = self.plan.recompute, 0.0
         if recompute == "full":
             again = part.forward
-        elif recompute == "alternate" and name in ("products", "memory traffic"):
-            again = part.forward * (_alternate(layer) if name == "products" else 1)
+        elif recompute == "alternate" and name != "attention":
+            again = part.forward * (1 if name == "memory traffic" else _alternate(layer))
         elif recompute == "attention" and layer.stored_scores and name == "attention":
             again = part.forward
         return Times(part.forward, again, part.backward)
+
+    def launches(self, layer: Layer, work: Times) -> Times:
+        """Seconds that a chip waits for the host to launch products of its experts, which take `work`.
+
+        The host starts when the router is done: it has to know each expert's number of tokens. Backward has
+        twice the products of forward.
+        """
+        third = self.rates.launching * layer.local_experts / 3
+        late = Times(third, third if work.again else 0, 2 * third) + -1 * work
+        return Times(*(max(seconds, 0.0) for seconds in (late.forward, late.again, late.backward)))
 
     def attention(self, layer: Layer) -> Times:
         forward = layer.attention_flops
@@ -223,10 +242,12 @@ class _Clock:
             found["context"] = busy, self.behind(busy, parts["attention"], "context")
         if mesh.size("expert") > 1 and layer.sparse and plan.model.experts is not None:
             wire = mesh.wire(self.rates.links, "expert")
-            experts = plan.model.experts
-            buffer = BF16 * layer.tokens * experts.chosen * plan.model.width / tp
-            back = wire.exchange_seconds(buffer, experts.nodes)
-            sent = back / 2 if plan.precision.float8 else back  # tokens in 8 bits, results in 16
+            tokens, nodes = BF16 * layer.tokens * plan.model.width / tp, wire.nodes
+            across = tokens * plan.model.experts.reached(nodes) * (nodes - 1) / nodes
+            back = wire.exchange_seconds(
+                plan.model.experts.chosen * tokens, across if plan.dispatch.by_node else None
+            )
+            sent = plan.dispatch.bytes / BF16 * back
             busy = Times(sent + back, sent + back if again else 0, sent + back)
             found["expert"] = busy, self.behind(busy, work, "expert")
         if plan.state_chips > 1 and mesh.size("pipeline") == 1:

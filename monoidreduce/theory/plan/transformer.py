@@ -38,6 +38,10 @@ class Experts:
         if self.chosen > self.count:
             raise ValueError(mismatch("chosen", f"at most the {self.count} experts", self.chosen))
 
+    def reached(self, nodes: int) -> float:
+        """Of this many nodes, how many have an expert that a token chose: the mean of random choices."""
+        return min(nodes * (1 - (1 - 1 / nodes) ** self.chosen), self.nodes or nodes)
+
 
 @dataclass(frozen=True)
 class Latent:
@@ -73,6 +77,7 @@ class Model:
         parallel: attention and feedforward layer read the same input, as in PaLM.
         experts: the feedforward layers of a mixture of experts; None for dense ones.
         latent: narrow vectors of attention; None if there are none.
+        sinks: attention's softmax has one more entry a head, which is learned, as GPT-OSS.
 
     Raises TypeError or ValueError unless sizes are ints of 1 or more, kv_heads divides heads, and heads
     divides width where head_width is not given.
@@ -93,6 +98,7 @@ class Model:
     parallel: bool = False
     experts: Experts | None = None
     latent: Latent | None = None
+    sinks: bool = False
 
     def __post_init__(self) -> None:
         check_counts(

@@ -45,21 +45,20 @@ class Wire:
         """An all-reduce: a reduce-scatter and an all-gather."""
         return 2 * self.gather_seconds(whole)
 
-    def exchange_seconds(self, buffer: float, reached: int | None = None) -> float:
+    def exchange_seconds(self, buffer: float, across: float | None = None) -> float:
         """An all-to-all: each rank's buffer has one part for every rank.
 
-        reached: the most nodes that hear of one element; parts of one element for several ranks of a node
-            cross the
-        network once.
+        across: bytes of a rank that cross the network, where a node receives once what several of its ranks
+            need, and its links forward it; None if each rank is sent its own.
         """
         if self.ranks == 1:
             return 0.0
         in_node = self.ranks // self.nodes
-        of_network = buffer * (self.ranks - in_node) / self.ranks
-        if reached is not None:
-            of_network = min(of_network, buffer * reached * (self.nodes - 1) / self.nodes)
-        within = buffer * (in_node - 1) / self.ranks if reached is None else buffer * (in_node - 1) / in_node
-        return self._seconds(within, of_network)
+        if across is not None:
+            return self._seconds(buffer * (in_node - 1) / in_node, across)
+        return self._seconds(
+            buffer * (in_node - 1) / self.ranks, buffer * (self.ranks - in_node) / self.ranks
+        )
 
     def send_seconds(self, bytes: float) -> float:
         """A send to the next rank. Over several nodes the slowest pair counts: two ranks of different

@@ -93,6 +93,15 @@ def test_stated_bounds() -> None:
         runs = [run for run in RUNS if run.fitted == fitted]
         middle, worst = bounds(runs)
         assert f"| {what} | {len(runs)} | {middle:.1%} | {worst:.1%} |" in RUNS_PAGE
+    kinds = {
+        "dense models in 16 bits": lambda run: not run.plan.model.experts and not run.plan.precision.float8,
+        "dense models in 8 bits": lambda run: not run.plan.model.experts and run.plan.precision.float8,
+        "models of experts": lambda run: run.plan.model.experts,
+    }
+    for what, of in kinds.items():
+        runs = [run for run in RUNS if not run.fitted and of(run)]
+        middle, worst = bounds(runs)
+        assert f"| of these, {what} | {len(runs)} | {middle:.1%} | {worst:.1%} |" in RUNS_PAGE
     memory = [abs(run.memory_error) for run in RUNS if run.memory_error is not None]
     errors = f"{median(memory):.1%} in the median and {max(memory):.1%} at worst."
     assert f"for {len(memory)} runs. Its error is {errors}" in RUNS_PAGE
@@ -103,4 +112,6 @@ def test_stated_constants() -> None:
     products = " | ".join(f"{of.matmul:.2f}" for of in rates)
     assert f"| of the peak, by large products | {products} |" in RUNS_PAGE
     assert f"| of the peak, by fused attention | {rates[0].attention} | {rates[1].attention} |" in RUNS_PAGE
+    assert f"| of the peak, by attention with sinks | | {rates[1].sinks} |" in RUNS_PAGE
+    assert f"takes {1e3 * rates[1].launching:.2f} ms to launch" in RUNS_PAGE
     assert all(f"- {run.source.split(',')[0]}: " in RUNS_PAGE for run in RUNS if run.assumed)

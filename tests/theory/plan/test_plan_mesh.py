@@ -47,9 +47,9 @@ def test_an_all_to_all_crosses_the_network_once_a_node() -> None:
     wire = mesh(expert=16).wire(1, "expert")
     # Eight of 16 parts go to the other node.
     assert wire.exchange_seconds(16e8) == pytest.approx(8)
-    # A token for several chips of the other node is sent there once: at most half of the buffer here.
-    assert wire.exchange_seconds(16e8, reached=1) == pytest.approx(8)
-    assert mesh(expert=64).wire(1, "expert").exchange_seconds(64e8, 4) == pytest.approx(56)
+    # A token for several chips of the other node is sent there once; that node's links forward it.
+    assert wire.exchange_seconds(16e8, across=2e8) == pytest.approx(2)
+    assert wire.exchange_seconds(16e8, across=1e8) == pytest.approx(16e8 * 7 / 8 / 1e9)
 
 
 def test_fractions_of_published_rates() -> None:

@@ -25,6 +25,9 @@ PUBLISHED = {
     "qwen3-235b-a22b": (235.1e9, 22.2e9),
     "gemma3-12b": 11.77e9,
     "gemma3-27b": 27.0e9,
+    # A token's, without the embedding, are 3.61e9 and 5.13e9.
+    "gpt-oss-20b": (20.91e9, 3.61e9 + 0.58e9),
+    "gpt-oss-120b": (116.83e9, 5.13e9 + 0.58e9),
     "deepseek-v3": (671e9, 37.6e9),
     "palm-540b": 540.35e9,
     "gpt3-175b": 174.6e9,
@@ -83,6 +86,7 @@ def test_configs_of_transformers() -> None:
     found = model_of(transformers.AutoConfig.for_model("deepseek_v3"))
     published = MODELS["deepseek-v3"]
     assert (found.latent, found.head_width) == (published.latent, published.head_width)
+    assert model_of(transformers.AutoConfig.for_model("gpt_oss")) == MODELS["gpt-oss-120b"]
     gpt2 = model_of({"model_type": "gpt2"})
     assert (gpt2.layers, gpt2.width, gpt2.hidden, gpt2.tied, gpt2.gated) == (12, 768, 3072, True, False)
 

@@ -31,7 +31,16 @@ def test_meshes_of_published_runs(
     assert sizes(found.best) == expected
 
 
-KEPT = ["precision", "overlap", "stored_scores", "dropout", "fused_loss", "sequence_parallel", "schedule"]
+KEPT = [
+    "precision",
+    "dispatch",
+    "overlap",
+    "stored_scores",
+    "dropout",
+    "fused_loss",
+    "sequence_parallel",
+    "schedule",
+]
 FITTING = [run for run in RUNS if run.plan.memory.total <= run.plan.mesh.hardware.memory]
 
 

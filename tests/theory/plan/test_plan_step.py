@@ -15,6 +15,7 @@ from monoidreduce.plan import (
     MODELS,
     Axis,
     Batch,
+    Dispatch,
     Experts,
     Link,
     Mesh,
@@ -239,17 +240,77 @@ def test_experts() -> None:
     assert SPARSE.parameters == 9216 + 3 * (SPARSE.shared_parameters + 8 * one) + 2 * 2048
     assert SPARSE.matmul_parameters == 9216 + 3 * (SPARSE.shared_parameters + 2 * one) + 2048
     alone = tiny(model=SPARSE)
-    assert alone.step.arithmetic["products"].forward == pytest.approx(
-        2 * 1024 * (SPARSE.matmul_parameters - 2048) / 1e12
-    )
+    assert alone.step.arithmetic["experts"].forward == pytest.approx(3 * 2 * 1024 * 2 * one / 1e12)
+    assert computed(alone) == pytest.approx(2 * 1024 * (SPARSE.matmul_parameters - 2048) / 1e12)
     shared = tiny(model=SPARSE, expert=4, overlap=())
     # A quarter of the tokens, and of the experts; two exchanges a phase of three layers.
     assert shared.tokens == 256 and shared.expert_parameters == 3 * 2 * one
     sent = 2 * 256 * 2 * 32 * 3 / 4 / 1e9
     waits = shared.step.waits["expert"]
     assert (waits.forward, waits.backward) == (pytest.approx(3 * 2 * sent), pytest.approx(3 * 2 * sent))
-    assert shared.step.arithmetic["products"].forward == pytest.approx(
-        alone.step.arithmetic["products"].forward / 4
+    assert computed(shared) == pytest.approx(computed(alone) / 4)
+    # Tokens in 8 bits, results in 16.
+    eight = tiny(model=SPARSE, expert=4, overlap=(), dispatch=Dispatch(bytes=1)).step.waits["expert"]
+    assert eight.forward == pytest.approx(3 * 1.5 * sent) and eight.total == pytest.approx(0.75 * waits.total)
+    full = tiny(model=SPARSE, expert=4, overlap=(), recompute="full").step
+    assert full.waits["expert"].backward == pytest.approx(2 * 3 * 2 * sent)  # forward's again, and its own
+    assert full.arithmetic["experts"].again == full.arithmetic["experts"].forward
+
+
+def computed(found: Plan) -> float:
+    """Seconds of products in forward, but the head's."""
+    return sum(found.step.arithmetic[name].forward for name in ("products", "experts"))
+
+
+def test_tokens_cross_the_network_once_a_node() -> None:
+    """Of 16 chips in two nodes: 64 tokens of 64 bytes a chip, each for two of 16 experts."""
+    wide = replace(SPARSE, experts=replace(SPARSE.experts, count=16))
+    each, once = (
+        tiny(model=wide, expert=16, overlap=(), dispatch=Dispatch(by_node=by_node)).step.waits["expert"]
+        for by_node in (False, True)
+    )
+    token, nodes = 2 * 32, 2 * (1 - 1 / 2**2)  # a token reaches 1.5 of two nodes
+    assert wide.experts.reached(2) == nodes and replace(wide.experts, nodes=1).reached(2) == 1
+    assert each.forward == pytest.approx(3 * 2 * 64 * token * 2 / 2 / 1e8)
+    assert once.forward == pytest.approx(3 * 2 * 64 * token * nodes / 2 / 1e8)
+
+
+def test_tokens_are_put_in_order() -> None:
+    """A row of an expert is read and written for its chip, for its expert, and on both ways back."""
+    slow = replace(FAST, bandwidth=1.0, peak=1e30)
+    rows, of_hidden, local = 256 * 2 * 32, 256 * 2 * 16, 2
+    products = 2 * rows + 3 * of_hidden + local * 3 * 32 * 16
+    for chips, orders in ((4, 2), (8, 1)):
+        found = tiny(slow, 256 * chips, SPARSE, expert=chips).step.arithmetic["experts"].forward
+        fewer = products - (local - 8 // chips) * 3 * 32 * 16
+        assert found == pytest.approx(3 * 2 * (fewer + 4 * orders * rows + 3 * of_hidden))
+
+
+def test_a_host_launches_experts_one_by_one() -> None:
+    """It waits for the router first, and takes 15 us for each of 8 experts; meanwhile these compute."""
+    rates = replace(IDEAL, launching=1.5e-5)
+    grouped, single = (
+        tiny(model=SPARSE, rates=rates, dispatch=Dispatch(grouped=grouped)).step for grouped in (True, False)
+    )
+    busy, host = grouped.arithmetic["experts"], single.waits["host"]
+    assert "host" not in grouped.waits and single.arithmetic == grouped.arithmetic
+    assert host.forward == pytest.approx(3 * 8 * 1.5e-5 / 3 - busy.forward)
+    assert host.backward == pytest.approx(3 * 8 * 1.5e-5 * 2 / 3 - busy.backward)
+    assert single.seconds == pytest.approx(grouped.seconds + host.total)
+    # With four chips and a slow exchange it is done before them.
+    exchanged = tiny(model=SPARSE, rates=rates, expert=4, overlap=(), dispatch=Dispatch(grouped=False)).step
+    assert exchanged.waits["host"].total == 0
+    said = tiny(model=SPARSE, dispatch=Dispatch(grouped=False))
+    assert "; experts launched one by one" in str(said) and not plan.as_dict(said)["dispatch"]["grouped"]
+    with pytest.raises(TypeError, match="grouped: expected "):
+        Dispatch(grouped=1)
+
+
+def test_attention_with_sinks_has_a_fraction_of_its_own() -> None:
+    rates = replace(IDEAL, sinks=0.25)
+    plain, sinks = (tiny(model=replace(TINY, sinks=sinks), rates=rates) for sinks in (False, True))
+    assert sinks.step.arithmetic["attention"].total == pytest.approx(
+        4 * plain.step.arithmetic["attention"].total
     )
 
 
