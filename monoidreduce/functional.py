@@ -154,6 +154,24 @@ def _operands(
     return operands
 
 
+def head_operands(
+    x: Tensor, weight: Tensor, master: str | None = None, **of_classes: Tensor | None
+) -> list[Any]:
+    """The checked operands of a linear head: x [..., D] as [rows, D], weight [V, D], and of_classes.
+
+    of_classes: [V] each, or None. master: as of `_operands`, which casts them.
+    """
+    x, weight, *vectors = _operands(tuple(of_classes), master, x=x, weight=weight, **of_classes)
+    sizes: dict[Any, Any] = {}
+    rows = _rows("x", x, "D")
+    check_axes("x", rows, ("tokens", "D"), sizes, x)
+    check_axes("weight", weight, ("V", "D"), sizes)
+    for name, vector in zip(of_classes, vectors, strict=True):
+        if vector is not None:
+            check_axes(name, vector, ("V",), sizes)
+    return [rows, weight, *vectors]
+
+
 def _is_master(weight: Tensor) -> bool:
     """Whether a weight is float32 and gets a gradient."""
     return weight.dtype == torch.float32 and weight.requires_grad and torch.is_grad_enabled()
@@ -802,17 +820,9 @@ def _check_cross_entropy(
 ) -> tuple[tuple[Any, ...], CrossEntropyNumbers]:
     if class_weight is not None and torch.is_grad_enabled() and class_weight.requires_grad:
         raise ValueError(mismatch("class_weight", "a tensor that requires no gradient", "one that does"))
-    x, weight, bias, class_weight = _operands(
-        ("bias", "class_weight"), "weight", x=x, weight=weight, bias=bias, class_weight=class_weight
+    rows, weight, bias, class_weight = head_operands(
+        x, weight, "weight", bias=bias, class_weight=class_weight
     )
-    sizes: dict[Any, Any] = {}
-    rows = _rows("x", x, "D")
-    check_axes("x", rows, ("tokens", "D"), sizes, x)
-    check_axes("weight", weight, ("V", "D"), sizes)
-    if bias is not None:
-        check_axes("bias", bias, ("V",), sizes)
-    if class_weight is not None:
-        check_axes("class_weight", class_weight, ("V",), sizes)
     targets, ignore_index = _targets(target, ignore_index, x)
     check_choice("reduction", reduction, REDUCTIONS)
     logit_scale = check_factor("logit_scale", logit_scale)
@@ -1404,13 +1414,7 @@ def _check_log_probs(
     top1: bool,
     kept: Tensor | None,
 ) -> Checked:
-    x, weight, bias = _operands(("bias",), "weight", x=x, weight=weight, bias=bias)
-    sizes: dict[Any, Any] = {}
-    rows = _rows("x", x, "D")
-    check_axes("x", rows, ("tokens", "D"), sizes, x)
-    check_axes("weight", weight, ("V", "D"), sizes)
-    if bias is not None:
-        check_axes("bias", bias, ("V",), sizes)
+    rows, weight, bias = head_operands(x, weight, "weight", bias=bias)
     targets, ignore_index = _targets(target, ignore_index, x)
     temperatures = _temperatures(temperature, x)
     temperature = 1.0 if temperatures is not None else temperature

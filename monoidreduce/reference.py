@@ -202,13 +202,22 @@ def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) 
 
 
 def _logits(
-    x: Tensor, weight: Tensor, bias: Tensor | None, logit_scale: float, softcap: float | None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    logit_scale: float,
+    softcap: float | None,
+    temperature: float | Tensor = 1.0,
 ) -> Tensor:
-    """x [..., D], weight [V, D], bias [V] -> [..., V] in the statistics dtype."""
+    """x [..., D], weight [V, D], bias [V], temperature a number or [...] -> [..., V].
+
+    In the statistics dtype.
+    """
     logits = (x @ weight.mT).to(_statistics_dtype(x)) * logit_scale
     if bias is not None:
         logits = logits + bias.to(logits.dtype)
-    return _softcap(logits, softcap)
+    divisor = temperature.to(logits.dtype)[..., None] if isinstance(temperature, Tensor) else temperature
+    return _softcap(logits, softcap) / divisor
 
 
 def _used_and_outside(target: Tensor, ignore_index: int, classes: int) -> tuple[Tensor, Tensor]:
@@ -366,11 +375,10 @@ def linear_log_probs(
     entropy and top1 are None unless asked for. A target outside [0, V) that is not ignore_index raises
     IndexError on the CPU; on other devices its log_probs is NaN.
     """
-    logits = _logits(x, weight, bias, logit_scale, softcap)
-    divisor = temperature.to(logits.dtype)[..., None] if isinstance(temperature, Tensor) else temperature
-    used, outside = _used_and_outside(target, ignore_index, logits.shape[-1])
+    scores = _logits(x, weight, bias, logit_scale, softcap, temperature)
+    used, outside = _used_and_outside(target, ignore_index, scores.shape[-1])
     # Ignored tokens have no influence, even if they hold NaN.
-    scores = torch.where(used[..., None], logits / divisor, 0.0)
+    scores = torch.where(used[..., None], scores, 0.0)
     classes = torch.arange(scores.shape[-1], device=target.device)
     is_target, empty = classes == target[..., None], torch.zeros_like(used)
     if kept is not None:
@@ -404,9 +412,7 @@ def linear_topk(
     x [..., D], weight [V, D], bias [V], temperature a number or [...] -> log_probs and index [..., k], and
     lse [...]. Of equal logits the lower class comes first; beyond the last class -inf and -1.
     """
-    logits = _logits(x, weight, bias, logit_scale, softcap)
-    divisor = temperature.to(logits.dtype)[..., None] if isinstance(temperature, Tensor) else temperature
-    scores = logits / divisor
+    scores = _logits(x, weight, bias, logit_scale, softcap, temperature)
     lse = _logsumexp(scores)
     best, index = scores.sort(descending=True, stable=True)
     log_probs = torch.where(best == -math.inf, best, best - lse[..., None])

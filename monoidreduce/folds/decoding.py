@@ -18,7 +18,6 @@ from monoidreduce._validate import (
     INTEGERS,
     LEAST_FACTOR,
     MOST_FACTOR,
-    check_axes,
     check_bool,
     check_factor,
     check_int,
@@ -33,10 +32,9 @@ from monoidreduce.folds.program.tracing import WORDS
 from monoidreduce.folds.statistics import Statistics, statistics
 from monoidreduce.functional import (
     _like_rows,
-    _operands,
-    _rows,
     _temperatures,
     check_index,
+    head_operands,
     refuse_over_ranks,
     softcap_value,
 )
@@ -170,14 +168,9 @@ class _Head:
         softcap: float | None,
         logit_scale: float,
     ) -> None:
-        x, self.weight, bias = _operands(("bias",), x=x, weight=weight, bias=bias)
-        sizes: dict[Any, Any] = {}
-        self.x, self.rows = x, _rows("x", x, "D")
-        check_axes("x", self.rows, ("tokens", "D"), sizes, x)
-        check_axes("weight", self.weight, ("V", "D"), sizes)
+        self.x = x
+        self.rows, self.weight, bias = head_operands(x, weight, bias=bias)
         self.real, self.scale = accumulation_dtype(x.dtype), check_factor("logit_scale", logit_scale)
-        if bias is not None:
-            check_axes("bias", bias, ("V",), sizes)
         self.kind = bias is not None, softcap is not None
         self.row = {"cap": self.of_rows(1.0 if softcap is None else softcap_value(softcap))}
         self.column = {"bias": self.of_columns(0.0) if bias is None else bias.to(self.real)}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._validate import check_bool, check_positive, mismatch
-from monoidreduce.functional import _operands, linear_distillation, linear_log_probs, target_logits
+from monoidreduce.functional import head_operands, linear_distillation, linear_log_probs, target_logits
 
 __all__ = ["divergence", "divergence_of_candidates"]
 
@@ -149,7 +149,7 @@ def divergence_of_candidates(
     """
     if not torch.is_autocast_enabled(hidden.device.type):
         weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
-    hidden, weight, bias = _operands(("bias",), x=hidden, weight=weight, bias=bias)
+    hidden, weight, bias = head_operands(hidden, weight, bias=bias)
     # c tanh(s z / c) / T = c' tanh(z / c') / T' with c' = c / s and T' = T / s, which rounds no bias.
     scale = check_positive("logit_scale", logit_scale)
     softcap, temperature = None if softcap is None else softcap / scale, temperature / scale
