@@ -35,7 +35,7 @@ from monoidreduce.folds.attend import attend, dtype_of_weights
 from monoidreduce.folds.block_mask import as_block_mask
 from monoidreduce.folds.cpp_monoid import CppMonoid
 from monoidreduce.folds.decoding import linear_sample, linear_topk, sample_fold
-from monoidreduce.folds.explain import explain_fold, explanation_of
+from monoidreduce.folds.explain import explain_fold, explanation_of, with_targets
 from monoidreduce.folds.program.program import parse
 from monoidreduce.folds.statistics import Statistics
 from monoidreduce.theory.hardware import find
@@ -147,13 +147,11 @@ def explain(
     where = where_of(device, hardware, gpu)
     if call.get("block_mask") is not None:
         call["block_mask"] = as_block_mask(call["block_mask"])
-    run = dry_run(
-        DECODING.get(operator, FUNCTIONS[operator]),
-        call,
-        differentiated(operator, call),
-        gpu,
-        assumes_compiler=hardware is not None,
-    )
+    function, assumed = DECODING.get(operator, FUNCTIONS[operator]), hardware is not None
+    run = dry_run(function, call, differentiated(operator, call), gpu, assumes_compiler=assumed)
+    if operator == "linear_topk" and run.ops[-1].name == "linear_target_logits":
+        fold = dry_run(function, call, (), gpu, assumes_compiler=assumed)
+        return with_targets(explanation_of(operator, fold, gpu, where), run, gpu)
     if run.ops[-1].name == "linear_jsd":
         return _of_stored_scores(run, gpu, where)
     if run.ops[-1].name == "statistics":

@@ -89,6 +89,7 @@ class DryRun:
     """The launches of a call, in order, and its memory.
 
     Attributes:
+        differentiated: whether there is a backward pass.
         launches: functions of this library and of torch; one function of this library may launch several
             kernels.
         plans: in the order in which they were made. A pass may need no kernel of its plan, as a backward pass
@@ -99,6 +100,7 @@ class DryRun:
         flops: FLOPs of matrix products by `monoidreduce.flops`, without recomputed scores.
     """
 
+    differentiated: bool
     launches: list[Launch] = field(default_factory=list)
     plans: list[Planned] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
@@ -298,7 +300,7 @@ def dry_run(
         TypeError, ValueError: the call itself would raise.
     """
     device, mixed = _device_of(call)
-    run = DryRun()
+    run = DryRun(bool(needed))
     kind = _OnCpu if gpu is None else _OnGpu
     notes = _Notes(run, kind, device, keeps)
 
@@ -362,7 +364,7 @@ def dry_run_of_torch(
     device, mixed = _device_of(call)
     if mixed:
         raise ValueError(mixed)
-    run, leaves = DryRun(), list[Tensor]()
+    run, leaves = DryRun(bool(needed)), list[Tensor]()
     kind = _OnCpu if gpu is None else _OnGpu
     notes = _Notes(run, kind, device, True)
 

@@ -31,12 +31,15 @@ from monoidreduce.folds.program.program import MOST
 from monoidreduce.folds.program.tracing import WORDS
 from monoidreduce.folds.statistics import Statistics, statistics
 from monoidreduce.functional import (
+    _differentiated,
     _like_rows,
     _temperatures,
     check_index,
     head_operands,
     refuse_over_ranks,
     softcap_value,
+    target_logits,
+    workspace_bytes,
 )
 
 if TYPE_CHECKING:
@@ -171,8 +174,9 @@ class _Head:
         self.x = x
         self.rows, self.weight, bias = head_operands(x, weight, bias=bias)
         self.real, self.scale = accumulation_dtype(x.dtype), check_factor("logit_scale", logit_scale)
+        self.bias, self.softcap = bias, softcap_value(softcap)
         self.kind = bias is not None, softcap is not None
-        self.row = {"cap": self.of_rows(1.0 if softcap is None else softcap_value(softcap))}
+        self.row = {"cap": self.of_rows(1.0 if softcap is None else self.softcap)}
         self.column = {"bias": self.of_columns(0.0) if bias is None else bias.to(self.real)}
 
     def of_columns(self, number: float) -> Tensor:
@@ -226,7 +230,9 @@ def linear_topk(
 
         best = mr.linear_topk(hidden, head, 64)  # of a teacher, to be stored: best.log_probs, best.index
 
-    No logits are stored. The backward pass computes them again.
+    No logits are stored. A call that will be differentiated also takes the k logits as soft targets of
+    `linear_cross_entropy`, and its backward pass is theirs. Over ranks torch computes it, some classes at a
+    time.
 
     Args:
         x: [..., D] one row per token.
@@ -260,28 +266,37 @@ def linear_topk(
         if not 1 <= k <= MOST:
             raise ValueError(mismatch("k", f"an int from 1 to {MOST}", k))
         of_tokens = _temperatures(temperature, head.x)
-        inverse = (
-            head.of_rows(1 / check_positive("temperature", temperature))
-            if of_tokens is None
-            else _in_range(of_tokens)
-        )
+        divisor = 1.0 if of_tokens is not None else check_positive("temperature", temperature)
+        inverse = head.of_rows(1 / divisor) if of_tokens is None else _in_range(of_tokens)
     except (TypeError, ValueError) as error:
         if ranks is None:
             raise
         refuse_over_ranks(ranks, "linear_topk", error)
     count = next(n for n in _COUNTS if n >= k)
-    found = _TOPK[count, head.kind](
-        head.rows,
-        head.weight,
-        row={"inverse": inverse, **head.row},
-        column=head.column,
-        scale=head.scale,
-        workspace=workspace,
-        ranks=ranks,
-    )
-    values, index = (t[:, :k] for t in found.best)
-    results = _log_prob(values, found.lse[:, None]), index, found.lse
+    by_targets = ranks is None and _differentiated(head.rows, head.weight, head.column["bias"])
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not by_targets):
+        found = _TOPK[count, head.kind](
+            head.rows,
+            head.weight,
+            row={"inverse": inverse, **head.row},
+            column=head.column,
+            scale=head.scale,
+            workspace=workspace,
+            ranks=ranks,
+        )
+    (values, index), lse = (t[:, :k] for t in found.best), found.lse
+    if by_targets:
+        of_tokens = None if of_tokens is None else torch.where(inverse.isnan(), 1.0, of_tokens)
+        how = (head.scale, head.softcap, divisor), True, workspace_bytes(workspace)
+        of = target_logits(head.rows, head.weight, head.bias, index, of_tokens, *how)
+        lse, values = map(_with_gradient_of, of, (lse, values))
+    results = _log_prob(values, lse[:, None]), index, lse
     return TopK(*map(head.like_rows, results))
+
+
+def _with_gradient_of(like: Tensor, values: Tensor) -> Tensor:
+    """The values, with the gradient of `like`: the same numbers, that another kernel computed."""
+    return torch.where(values.isfinite(), values + (like - like.detach()), values)
 
 
 def _checked_seed(seed: int | Tensor, rows: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from monoidreduce.folds.cpp_monoid import CppMonoid
     from monoidreduce.folds.statistics import Statistics
 
-__all__ = ["differentiated_tensors", "explain_fold", "explanation_of", "prepared"]
+__all__ = ["differentiated_tensors", "explain_fold", "explanation_of", "prepared", "with_targets"]
 
 NUMBERS = ("ignore_index", "scale", "workspace")
 
@@ -103,7 +104,7 @@ def explanation_of(
         deterministic, how = True, []
     else:
         deterministic, order = order_of(backward)
-        how = [order]
+        how = [order] if run.differentiated else []
     if "monoid" in given:
         reasons = [
             "a monoid in C++ runs on the kernels for any GPU, which use no tensor cores",
@@ -124,10 +125,11 @@ def explanation_of(
         of = f"the function is a program of {len(program.nodes)} operations"
         reasons = [of if alone else f"{of}, which {reader}"]
     if most:
-        found = (
-            "the kernels find the k largest; torch finds" if by_kernels else "torch finds the k largest, and"
-        )
-        reasons.append(f"{found} their gradient, in chunks of columns of the workspace")
+        found = "the kernels find the k largest" if by_kernels else "torch finds the k largest"
+        if run.differentiated:
+            found += "; torch finds their gradient" if by_kernels else ", and their gradient"
+        chunks = ", in chunks of columns of the workspace" if run.differentiated or not by_kernels else ""
+        reasons.append(found + chunks)
     if program is not None and program.payloads:
         two = program.scores == 2
         if any(launch.name == "statistics_payload" for launch in run.launches):
@@ -146,7 +148,7 @@ def explanation_of(
         reasons.append(f"torch computes the gradient of {of_both}, in chunks of columns")
         if gpu is not None and not torch.are_deterministic_algorithms_enabled():
             deterministic = False
-    if program is not None:
+    if program is not None and run.differentiated:
         reasons.append("the gradient by data of rows or of columns is one more forward pass each")
     plans = (("forward", forward.plan), ("backward", backward.plan))
     reasons += [*where, *how, *(f"{way}: {plan}" for way, plan in plans if plan is not None)]
@@ -164,6 +166,22 @@ def explanation_of(
         workspace=None if gpu is None else given.get("workspace"),
         deterministic=deterministic,
         reasons=(*before, *reasons, of_dtypes(first.dtype)),
+    )
+
+
+def with_targets(explanation: Explanation, run: DryRun, gpu: _C.DeviceFacts | None) -> Explanation:
+    """What `linear_topk` runs: the fold is explained, and the dry run is of a call that is differentiated."""
+    forward, backward = passes_of(run)
+    deterministic, order = order_of(backward)
+    twice = (
+        "a call that is differentiated takes the log-sum-exp and the k logits once more, as soft targets of "
+        f"linear_cross_entropy ({forward.path}), and its backward pass is theirs"
+    )
+    return replace(
+        explanation,
+        backward=backward.path,
+        deterministic=deterministic or gpu is None,
+        reasons=(*explanation.reasons, twice, *([] if gpu is None else [order])),
     )
 
 

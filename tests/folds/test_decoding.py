@@ -51,6 +51,31 @@ def test_topk_takes_the_lower_of_equal_classes(device: torch.device) -> None:
     assert found.index.tolist() == [[1, 3, 4, 2]]
 
 
+@pytest.mark.parametrize("temperature", (0.7, None), ids=("number", "of_tokens"))
+def test_topk_that_is_differentiated(temperature: float | None, device: torch.device) -> None:
+    """It has the same bits, also where logits are -inf, and torch's gradients; the latter by the kernels."""
+    inputs = head_inputs(20, 90, dtype=torch.float32, device=device, bias=True)
+    inputs["bias"][5:] = -math.inf
+    at = 0.5 + torch.rand(20, device=device) if temperature is None else temperature
+    options: Any = {"k": 7, "temperature": at, "softcap": 20.0}
+    leaves = {name: t.clone().requires_grad_() for name, t in inputs.items()}
+    with torch.profiler.profile() as profile:
+        found = mr.linear_topk(**leaves, **options)
+        upstream = torch.randn_like(found.log_probs).masked_fill(found.log_probs == -math.inf, 0)
+        gradients = torch.autograd.grad(
+            (found.log_probs, found.lse), list(leaves.values()), (upstream, torch.ones_like(found.lse))
+        )
+    assert all(map(torch.equal, found, mr.linear_topk(**inputs, **options)))
+    assert not any("statistics_backward" in event.name for event in profile.events())
+    scores = scores_of(**leaves, **{name: value for name, value in options.items() if name != "k"})
+    log_p, lse = scores.log_softmax(1), scores.logsumexp(1)
+    expected = torch.autograd.grad(
+        (log_p.gather(1, found.index), lse), list(leaves.values()), (upstream, torch.ones_like(lse))
+    )
+    for ours, theirs in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(ours, theirs.nan_to_num(0), rtol=1e-4, atol=1e-5)
+
+
 def test_topk_gradcheck(device: torch.device) -> None:
     torch.manual_seed(3)
     place: Any = {"dtype": torch.float64, "device": device, "requires_grad": True}
@@ -275,8 +300,13 @@ def test_explain_and_cost() -> None:
         dtype: str(mr.explain(mr.linear_topk, x.to(dtype), weight.to(dtype), 7, hardware="h100"))
         for dtype in (torch.bfloat16, torch.float32)
     }
-    assert "the kernels find the k largest; torch finds their gradient" in found[torch.bfloat16]
-    assert "torch finds the k largest, and their gradient" in found[torch.float32]
+    assert "the kernels find the k largest\n" in found[torch.bfloat16]
+    assert "torch finds the k largest, in chunks of columns" in found[torch.float32]
+    for dtype, text in found.items():
+        assert "soft targets of linear_cross_entropy (log_probs_forward/cuda/" in text
+        assert (
+            "  backward      log_probs_backward/cuda/" in text and str(dtype).removeprefix("torch.") in text
+        )
     for hardware in ("h100", "cpu"):
         whole = mr.cost(mr.linear_sample, x, weight, seed=3, hardware=hardware, needed=())
         assert whole.useful_flops == 2 * 512 * 2000 * 256 and whole.operator == "linear_sample"

@@ -261,9 +261,10 @@ def _cost_of_fold(
     device: Hardware | Processor,
     names: tuple[str, ...],
 ) -> Cost:
-    """The cost of a function that runs one fold of `statistics`. names: the tensors that need gradients."""
+    """The cost of a function that runs one fold of `statistics`, which may be followed by the op of soft
+    targets. names: the tensors that need gradients."""
     run = dry_run(function, call, names, None if isinstance(device, Processor) else device.facts())
-    name, given = run.ops[-1].name, run.ops[-1].arguments
+    name, given = run.ops[0].name, run.ops[0].arguments
     first = next(iter(call.values()))
     if name == "modified_attention":
         raise ValueError(mismatch("block_mask", "None: kernels of modified scores have no model", "a mask"))

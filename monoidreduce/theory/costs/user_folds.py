@@ -26,6 +26,9 @@ _FOLD_TILE = 256, 128  # of the kernels that fold on Hopper, whose plan names no
 _PRODUCTS = ("mm", "addmm", "addmm_", "bmm", "baddbmm")
 
 
+_PRODUCTS_OF_HEAD = {"log_probs_forward": 1, "log_probs_backward": 3}
+
+
 def gpu_works(run: DryRun, gpu: Hardware) -> list[tuple[bool, Work]]:
     """(whether it belongs to the backward pass, its work) of each kernel of a dry run."""
     return [(launch.backward, work) for launch in run.launches for work in _works(launch, gpu)]
@@ -112,6 +115,10 @@ def cpu_works(run: DryRun, processor: Processor, dtype: torch.dtype) -> list[tup
             rows, columns, width = _products(launch)
             flops, (read, written) = 2 * rows * columns * width, _moved(launch)
             name = launch.name
+        elif launch.name in _PRODUCTS_OF_HEAD:  # of soft targets
+            (rows, width), columns = (launch.arguments[of].shape for of in ("x", "weight"))
+            flops = 2 * rows * width * columns[0] * _PRODUCTS_OF_HEAD[launch.name]
+            (read, written), name = _moved(launch), launch.name
         elif launch.name in _C.CALLS:
             continue
         else:
