@@ -206,6 +206,15 @@ def any_requires_grad(args: tuple[Any, ...]) -> bool:
     return False
 
 
+_calls: dict[str, str] = {}  # op -> what runs it, if it does not have the name of an operator
+
+
+def _title(name: str) -> str:
+    """An op in an error."""
+    calls = _calls.get(name.removesuffix("_backward"))
+    return f"monoidreduce::{name}" + (f" ({calls})" if calls else "")
+
+
 def _class_name(op_name: str) -> str:
     return "".join(word.capitalize() for word in op_name.split("_"))
 
@@ -296,7 +305,7 @@ def _autograd(
         if has_tangent(args):
             why = obstacle(*args)
             if why is not None:
-                raise no_forward_mode(f"monoidreduce::{name}", why)
+                raise no_forward_mode(_title(name), why)
             if rewritten is not None:
                 return rewritten(*args)
             with single_level():
@@ -451,6 +460,7 @@ def _register(
     second: Callable[..., list[Tensor | None]] | None = None,
     tangents: Callable[..., Sequence[Tensor]] | None = None,
     obstacle: Callable[..., str | None] | None = None,
+    calls: str | None = None,
 ) -> None:
     """Defines the ops `name` and `name_backward`:
 
@@ -484,7 +494,10 @@ def _register(
             differentiable outputs. Without it, forward mode is that of the operator as folds of statistics,
             if it is there; otherwise forward mode is a NotImplementedError.
         obstacle: why a call has no forward mode, from its arguments; None if it has. Given with `tangents`.
+        calls: the calls that run the op, for errors, if it does not have the name of one.
     """
+    if calls is not None:
+        _calls[name] = calls
     results = _names(outputs)
     saved = _picker([results.index(residual) for residual in _names(residuals)] if residuals else [])
     fixed = _picker([i for i, result in enumerate(results) if result not in _names(differentiable)])
@@ -588,7 +601,7 @@ def _register(
         if hasattr(import_module("monoidreduce.reference"), name):
             instead += f", or `import monoidreduce.reference` and call its {name}"
         raise RuntimeError(
-            f"monoidreduce::{name} can be differentiated once: its backward has no derivative. {instead}."
+            f"{_title(name)} can be differentiated once: its backward has no derivative. {instead}."
         )
 
     counts = input_count, input_count + residual_count, grad_count, constant_count

@@ -228,4 +228,5 @@ register(
     of_shard=lambda given: {"keep": False},
     in_place=functools.partial(target_logits_backward, consumes=True),
     backward_options=f"{UNROUNDED}, {UNROUNDED_WEIGHT}",
+    calls="linear_cross_entropy with target_probs, linear_topk",
 )
