@@ -64,6 +64,7 @@ OPERATORS = (
     "mods",
     "kernel_sums",
     "payloads",
+    "captured",
     "short",
 )
 OTHERS = (

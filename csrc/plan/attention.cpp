@@ -135,8 +135,7 @@ Plan plan(const ModifiedAttentionBackward& given, const DeviceFacts& gpu, const 
     plan.scratch = row_numbers(x);
     return plan;
   }
-  const TileSize tile =
-      tiles::modified_backward(std::max(p.width(), p.payload_width()), x.row_spans.present());
+  const TileSize tile = tiles::modified_backward(std::max(p.width(), p.payload_width()), takes_lean_tile(x));
   plan.sharing = backward_sharing(family, p, plan.computed, tile, is_even(x), gpu, launch);
   if (family == Family::kSm90) plan.tile = tile;
   for (const std::int64_t part : BackwardParts(x, plan.sharing).floats) plan.scratch += (part + 3) / 4 * 4;

@@ -84,11 +84,11 @@ inline constexpr std::int64_t kFixupThreads = 256;
 constexpr TileSize at_once(std::int64_t width, bool biased) {
   return {width <= 64 && !biased ? 128 : 64, 128};
 }
-// Attention with a user's score_mod, forward and backward. packed: packed sequences.
+// Attention with a user's score_mod, forward and backward. packed: packed sequences. lean: these, or the gradient of tables.
 constexpr TileSize modified_forward(std::int64_t width, bool packed) {
   return {width <= 64 && !packed ? 192 : 128, 128};
 }
-constexpr TileSize modified_backward(std::int64_t width, bool packed) { return at_once(width, packed); }
+constexpr TileSize modified_backward(std::int64_t width, bool lean) { return at_once(width, lean); }
 // Hopper's backward kernels for one gradient: lines that stay on chip, and lines that stream past them.
 inline constexpr StreamedTile kPass{128, 64};
 // The hidden values of an MLP in parts, forward and backward. (dlogits of losses have the tiles of their forward passes.)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import and_
 from typing import Any
 
 import torch
@@ -322,6 +323,20 @@ def _attention_of_head(softcap: float, masked: bool, biased: bool) -> Statistics
     return Statistics(statistics if masked else lambda score, v: results(capped(score), v))
 
 
+@lru_cache(64)
+def _attention_in_window(softcap: float, first: int | None, last: int | None) -> Statistics:
+    """first, last: of the keys that a query sees, less its own number; None for no bound."""
+    capped = _of_logits(softcap)
+
+    def statistics(score: Any, row: Any, column: Any, v: Any) -> Any:
+        bounds = [] if first is None else [column >= row + first]
+        bounds += [] if last is None else [column <= row + last]
+        p = stat.softmax(torch.where(reduce(and_, bounds), capped(score), -math.inf))
+        return {"out": p.mean(v), "lse": p.logsumexp}
+
+    return Statistics(statistics)
+
+
 def _of_heads(
     q: Tensor,
     k: Tensor,
@@ -331,10 +346,16 @@ def _of_heads(
     softcap: float,
     seen: Tensor | None,
     bias: Tensor | None = None,
+    fold: Statistics | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention and its log-sum-exp. seen: `Mask.bounds`. bias: [B, H, M, N], beside no softcap."""
+    """Attention and its log-sum-exp.
+
+    seen: `Mask.bounds`. bias: [B, H, M, N], beside no softcap. fold: that of a head; None for
+    `_attention_of_head`.
+    """
     (batch, heads, queries, width), shared = q.shape, k.shape[1]
-    fold = _attention_of_head(softcap, seen is not None, bias is not None)
+    if fold is None:
+        fold = _attention_of_head(softcap, seen is not None, bias is not None)
     of_rows = () if seen is None else seen.repeat(1, heads // max(shared, 1))
     row = dict(zip(("first", "stop"), of_rows, strict=False))
     by = 1 / math.sqrt(max(width, 1)) if scale is None else scale
@@ -396,6 +417,12 @@ def _attention(
     right: int,
     compensated: bool,
 ) -> tuple[Tensor, Tensor]:
+    if bias is None and q.shape[1] == k.shape[1] and max(left, right) >= 0:
+        aligned = k.shape[2] - q.shape[2]
+        first, last = aligned - left if left >= 0 else None, aligned + right if right >= 0 else None
+        return _of_heads(
+            q, k, v, sinks, scale, softcap, None, fold=_attention_in_window(softcap, first, last)
+        )
     seen = band(left, right).bounds(q.shape[2], k.shape[2], q.device)
     if bias is not None:
         if bias.dtype == torch.bool:

@@ -20,6 +20,7 @@ from monoidreduce.folds.program.errors import TraceError
 from monoidreduce.folds.program.integers import most_numbers
 from monoidreduce.folds.program.mods import ALONE, STAND_INS, Beside, learned, mods_in_graph, mods_of, tables
 from monoidreduce.folds.program.sequences import line_numbers
+from monoidreduce.folds.program_scores import MOST_SIZES
 from monoidreduce.functional import (
     MaskMod,
     ScoreMod,
@@ -31,7 +32,6 @@ from monoidreduce.functional import (
 
 __all__ = ["attend", "dtype_of_weights", "modified_attention"]
 
-MOST_SIZES = 24  # ModifiedScoresData::kMostSizes (device/program/score_element.h)
 Mods = tuple[ScoreMod | None, MaskMod | None, BlockMask | None]
 Starts = tuple[Tensor, Tensor]
 

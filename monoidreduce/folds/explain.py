@@ -130,7 +130,14 @@ def explanation_of(
             found += "; torch finds their gradient" if by_kernels else ", and their gradient"
         chunks = ", in chunks of columns of the workspace" if run.differentiated or not by_kernels else ""
         reasons.append(found + chunks)
-    if program is not None and program.payloads:
+    by_attention = program is not None and any(
+        launch.name.startswith("modified_attention") for launch in run.launches
+    )
+    if by_attention:
+        reasons.append(
+            "attention's kernels compute the mean, with the function as score_mod, and one pass all gradients"
+        )
+    elif program is not None and program.payloads:
         two = program.scores == 2
         if any(launch.name == "statistics_payload" for launch in run.launches):
             reasons.append("one pass folds numbers and payload sums")
@@ -143,12 +150,12 @@ def explanation_of(
     elif any(launch.name == "statistics_payload" for launch in run.launches):
         reasons.append("one pass folds all batches; their gradients are computed one after another")
     table = given.get("table")
-    if table is not None and table.requires_grad:
+    if table is not None and table.requires_grad and not by_attention:
         of_both = "captured tensors that are indexed by row and column together"
         reasons.append(f"torch computes the gradient of {of_both}, in chunks of columns")
         if gpu is not None and not torch.are_deterministic_algorithms_enabled():
             deterministic = False
-    if program is not None and run.differentiated:
+    if program is not None and run.differentiated and not by_attention:
         reasons.append("the gradient by data of rows or of columns is one more forward pass each")
     plans = (("forward", forward.plan), ("backward", backward.plan))
     reasons += [*where, *how, *(f"{way}: {plan}" for way, plan in plans if plan is not None)]

@@ -17,10 +17,11 @@ from monoidreduce._ops.attention_passes import (
     new_results,
     score_scale,
 )
-from monoidreduce._ops.memory import empty_statistics, rounded_gradients
+from monoidreduce._ops.memory import empty_statistics, no_gradient, rounded_gradients
 from monoidreduce._ops.sinks import score_sinks, sink_gradient
+from monoidreduce.folds.cuda.table_sums import with_table
 from monoidreduce.folds.program_scores import ProgramScores
-from monoidreduce.folds.table_gradient import table_gradient
+from monoidreduce.folds.table_gradient import kernels_sum, table_gradient
 
 __all__ = ["backward", "forward", "results"]
 
@@ -160,8 +161,20 @@ def backward(
     if weights and grad_out is None:
         grad_out = torch.zeros_like(out)
     saved = (out, lse, lse_low, out_low)
-    found = _gradients(scores, grad_out, grad_lse, q, k, v, sinks, saved, [*needed[:3], False, needed[4]])
-    if needed[3] and table is not None:
+    wanted, of_table = [*needed[:3], False, needed[4]], needed[3] and table is not None
+
+    def run(scores: ProgramScores) -> list[Tensor]:
+        return _gradients(scores, grad_out, grad_lse, q, k, v, sinks, saved, wanted)
+
+    if of_table and kernels_sum(scores, q, k):
+        wanted[0] = needed[0] or not any(needed[1:3])  # kernels that have nothing else to do do not run
+        d_table, found = with_table(scores, q.shape[:3].numel() * k.shape[2], run)
+        scores = scores._replace(d_table=d_table)
+        if not needed[0]:
+            found[0] = no_gradient([q])
+    else:
+        found = run(scores)
+    if of_table:
         found[3] = table_gradient(scores, q, k, v, grad_out, grad_lse, lse, lse_low)
     scores.mask.undefine(*found)
     return found

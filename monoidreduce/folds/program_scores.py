@@ -18,7 +18,9 @@ from monoidreduce.folds.cpu.bytecode import scores_code
 from monoidreduce.folds.cuda import kernels
 from monoidreduce.folds.program.integers import most_numbers
 
-__all__ = ["ProgramScores"]
+__all__ = ["MOST_SIZES", "ProgramScores"]
+
+MOST_SIZES = 24  # ModifiedScoresData::kMostSizes (device/program/score_element.h)
 
 
 class ProgramScores(NamedTuple):
@@ -33,6 +35,9 @@ class ProgramScores(NamedTuple):
             `BlockMask.kinds`.
         block_rows, block_columns: queries and keys of a block.
         weights: the program returns weights, which are not normalized: `attend`, which has no lse.
+        d_table: on a GPU, what the backward kernels add the gradient of `table` to; None if they do not.
+        integers, per_unit: the same in the deterministic mode, as in `ModifiedScoresData` of
+            device/program/score_element.h.
     """
 
     scale: float
@@ -45,6 +50,9 @@ class ProgramScores(NamedTuple):
     block_rows: int = 1
     block_columns: int = 1
     weights: bool = False
+    d_table: Tensor | None = None
+    integers: Tensor | None = None
+    per_unit: Tensor | None = None
 
     @property
     def bias(self) -> Tensor | None:
@@ -80,6 +88,7 @@ class ProgramScores(NamedTuple):
             right=self.mask.right,
             block_rows=self.block_rows,
             block_columns=self.block_columns,
+            d_table=self.d_table,
             deterministic=torch.are_deterministic_algorithms_enabled(),
         )
 
@@ -168,6 +177,9 @@ class ProgramScores(NamedTuple):
             t.dq,
             t.dk,
             t.dv,
+            self.d_table,
+            self.integers,
+            self.per_unit,
             t.dsinks,
             t.scratch,
             program,
@@ -197,5 +209,16 @@ class ProgramScores(NamedTuple):
         width, packed = max(q.shape[3], v.shape[3]), self.mask.is_packed
         most, index = most_numbers("q, k", *q.shape[:3], v.shape[2]), q.device.index
         return kernels.scores_kernel(
-            self.program, which, packed, q.dtype, width, plan.tier, self.scale, self.weights, most, index
+            self.program,
+            which,
+            packed,
+            q.dtype,
+            width,
+            plan.tier,
+            self.scale,
+            self.weights,
+            most,
+            self.d_table is not None,
+            self.integers is not None,
+            index,
         )

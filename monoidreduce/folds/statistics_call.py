@@ -16,6 +16,7 @@ from monoidreduce._validate import INTEGERS, check_axes, check_factor, check_lik
 from monoidreduce.folds.block_mask import BlockMask, as_block_mask, check_block_mask
 from monoidreduce.folds.program.arguments import ARGUMENTS, VECTOR, kind_of
 from monoidreduce.folds.program.mods import learned, tables
+from monoidreduce.folds.program.program import without_own_row
 from monoidreduce.folds.program.tracing import Masking, Source, Traced, described
 from monoidreduce.folds.stat import Extremum
 from monoidreduce.folds.torch.reader import evaluate
@@ -220,6 +221,8 @@ class Call:
         payload, widths = self.payload_of(traced)
         row, column, row_index, column_index = self.data_of(traced, tensors)
         text, table, table_index, sizes = self.tables_of(traced, tensors)
+        if traced.program.own_row is not None and self.given.shape[-2] * self.batches != len(self.a):
+            text = without_own_row(text)  # rows of several heads share columns
         data = (row, column, payload, table, row_index, column_index, table_index)
         return (*self.operands_of(traced), *data), (text, widths, self.batches, sizes)
 

@@ -26,6 +26,7 @@ from monoidreduce._ops.memory import (
 )
 from monoidreduce.folds.cpu.bytecode import backward_code, forward_code
 from monoidreduce.folds.cuda import cuda_passes, cuda_payload, cuda_rows, kernels
+from monoidreduce.folds.cuda.cuda_attention import attention_of
 from monoidreduce.folds.operands import NO_TABLES, Data, Operands, Tables, place
 from monoidreduce.folds.program.derivative import Sums, column_sums, row_sums
 from monoidreduce.folds.program.errors import TraceError
@@ -190,16 +191,17 @@ def forward(
     [batches * V, D].
     """
     inputs = (a, b, other_a, other_b, row, column, payload, table, row_index, column_index, table_index)
-    program = with_sizes(program, tuple(sizes)) if sizes else program
-    widths = widths or []  # AOTInductor passes an empty list as None
-    operands, of = (a, b, other_a, other_b), parse(program)
+    widths, sizes = widths or [], sizes or []  # AOTInductor passes an empty list as None
+    operands, of, data = (a, b, other_a, other_b), parse(program), (row, column, row_index, column_index)
     _check(of, operands, payload, widths)
+    tables = table, table_index
+    attention = attention_of(program, sizes, operands, data, payload, batches, scale, tables)
+    if attention is not None:
+        return attention.forward()
+    program = with_sizes(program, tuple(sizes)) if sizes else program
     plan = cuda_payload.plan_of(program, operands, payload, widths, batches)
     if plan is not None:
-        data = (row, column, row_index, column_index)
-        found = cuda_payload.fold(
-            program, operands, data, payload, widths, batches, scale, plan, (table, table_index)
-        )
+        found = cuda_payload.fold(program, operands, data, payload, widths, batches, scale, plan, tables)
     else:
         parts: Any = parts_of(inputs, AXES, batches) if batches != 1 else [inputs]
         options: Any = (program, widths, scale, workspace)
@@ -449,6 +451,14 @@ def backward(
     unrounded: bool = False,
 ) -> list[Tensor]:
     inputs = (a, b, other_a, other_b, row, column, payload, table, row_index, column_index, table_index)
+    operands, data = (a, b, other_a, other_b), (row, column, row_index, column_index)
+    attention = attention_of(
+        program, sizes or [], operands, data, payload, batches, scale, (table, table_index)
+    )
+    if attention is not None:
+        by = [needed[i] for i in (0, 1, 6, 7)]
+        d_a, d_b, *others = attention.backward(grad_values, grad_sums, values, sums, low, by, unrounded)
+        return rounded_gradients([d_a, d_b, *[None] * 4, *others], inputs[:8], needed[:8], unrounded)
     program = with_sizes(program, tuple(sizes)) if sizes else program
     tensors: Any = (grad_values, grad_sums, *inputs, values, sums, low, indices)
     together = batches == 1 or _at_once(program, inputs, needed, workspace, batches)

@@ -215,7 +215,8 @@ def test_rows_that_fit_into_shared_memory_take_one_pass(width: int, in_one_pass:
     a, b, v = (torch.empty(300, size, dtype=torch.bfloat16, device="meta") for size in (width, width, 64))
 
     def biased(score: Any, column: Any, v: Any) -> Any:
-        return dict(mean=stat.softmax(score - column).mean(v))
+        p = stat.softmax(score - column)
+        return dict(mean=p.mean(v), at=p.mean(column))
 
     planned = mr.explain(mr.statistics(biased), a, b, column={"v": v}, hardware="h100")
     assert planned.forward == "statistics_fold/cuda/sm90/bfloat16"

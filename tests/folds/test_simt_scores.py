@@ -95,6 +95,35 @@ def test_functions(make: Any, tmp_path: Path) -> None:
             assert_near(found, expected(call, tensors, upstream))
 
 
+# Of the captured tensors, the one that is indexed by the key: with the query, or by itself.
+@pytest.mark.parametrize(
+    ("make", "by_key"), ((mods.relative_position, 0), (mods.learned, 1)), ids=("both", "key")
+)
+def test_gradient_of_tables(make: Any, by_key: int, tmp_path: Path) -> None:
+    for number, shape in enumerate(SHAPES):
+        B, H, _, M, N, F, _ = shape
+        case = make(B, H, M, N, dtype=F64, device=CPU)
+        traced = mods_of(case.score_mod, case.mask_mod)
+        of_tables, sizes = tables_of(traced, traced.tensors)
+        library = host_simt.compiled(traced.text, tmp_path / str(number), tables=True)
+        tensors, upstream = drawn(shape)
+        for window in ((-1, -1), (40, 3)):
+            d_table = torch.zeros_like(of_tables[0])
+            scores = scores_data(of_tables, sizes, (M, N), d_table=d_table)
+            found = host_simt.attention(
+                library, tensors, upstream, scores, window=window, scale=F**-0.5, deterministic=False
+            )
+            band = tuple(None if bound < 0 else bound for bound in window)
+            call = lambda *t, case=case, band=band: dense(*t, *case[:2], window=band)  # noqa: E731
+            assert_near(found, expected(call, tensors, upstream))
+            out, lse = call(*tensors)
+            leaf = case.captured[by_key]
+            (right,) = torch.autograd.grad((out, lse.masked_fill(lse == -math.inf, 0)), leaf, upstream)
+            reals = [right if t is leaf else torch.zeros_like(t) for t in traced.tensors]
+            expected_table, _ = tables_of(traced, reals)
+            torch.testing.assert_close(d_table, expected_table[0], rtol=1e-11, atol=1e-11)
+
+
 @pytest.mark.skipif(shutil.which("nm") is None, reason="no nm")
 def test_libraries_of_a_process_share_no_statics(tmp_path: Path) -> None:
     """The loader would give all libraries the block of threads of the first one, which may have fewer."""

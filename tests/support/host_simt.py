@@ -49,6 +49,7 @@ class ScoresData(ctypes.Structure):
         *((name, ctypes.c_int) for name in ("block_rows", "block_columns", "rows", "columns")),
         ("scale", ctypes.c_float),
         ("size", ctypes.c_int * 24),
+        ("d_table", ctypes.c_void_p),
     )
 
 
@@ -58,10 +59,12 @@ def scores_data(
     shape: tuple[int, int],
     words: Tensor | None = None,
     block: tuple[int, int] = (1, 1),
+    d_table: Tensor | None = None,
 ) -> ScoresData:
     """The `ModifiedScoresData` of a call.
 
-    words: words of the block mask, [batch, heads, ...]. block: rows and columns of a block.
+    words: words of the block mask, [batch, heads, ...]. block: rows and columns of a block. d_table: what
+    the gradient of the table of reals is added to.
     """
     data = ScoresData(
         *(None if t is None else t.data_ptr() for t in tables),
@@ -71,8 +74,9 @@ def scores_data(
         *block,
         *shape,
         size=(ctypes.c_int * 24)(*sizes),
+        d_table=None if d_table is None else d_table.data_ptr(),
     )
-    data.kept = (*tables, words)  # keeps the tensors alive as long as the pointers
+    data.kept = (*tables, words, d_table)  # keeps the tensors alive as long as the pointers
     return data
 
 
@@ -91,13 +95,14 @@ class Call(ctypes.Structure):
     )
 
 
-def compiled(text: str, folder: Path, weights: bool = False) -> ctypes.CDLL:
-    """The compiled kernels of a program's text. folder: an own folder for their files."""
+def compiled(text: str, folder: Path, weights: bool = False, tables: bool = False) -> ctypes.CDLL:
+    """The compiled kernels of a program's text. folder: an own folder for their files. tables: backward adds
+    the gradient of the table of reals."""
     if shutil.which("c++") is None:
         pytest.skip("no C++ compiler")
     folder.mkdir(exist_ok=True)
     unit, library = folder / "kernels.cpp", folder / "kernels.so"
-    source = scores_source(text, weights=weights, fused=False).text
+    source = scores_source(text, weights=weights, fused=False, tables=tables).text
     unit.write_text(UNIT % (source, *(("Sum", "WeightRows") if weights else ("LogSumExp", "SoftmaxRows"))))
     compiler, include = os.environ.get("CXX", "c++"), ("-I", HERE, "-I", mr.get_include())
     subprocess.run([compiler, *FLAGS, *include, unit, "-o", library], check=True)

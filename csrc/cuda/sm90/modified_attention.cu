@@ -23,14 +23,14 @@ constexpr bool planned() {
 }
 static_assert(planned<64, false>() && planned<64, true>() && planned<128, false>() && planned<128, true>());
 
-// Calls run(width, packed): the larger width rounded up to 64 or 128, and whether sequences are packed.
+// Calls run(width, lean) with both as constants: the larger width is rounded up to 64 or 128.
 template <class Call, class Run>
-void with_modified_tile(const Call& x, Run run) {
-  const auto with_width = [&](auto packed) {
-    if (std::max(x.q.size[3], x.v.size[3]) <= 64) return run(std::integral_constant<int, 64>{}, packed);
-    run(std::integral_constant<int, 128>{}, packed);
+void with_modified_tile(const Call& x, bool lean, Run run) {
+  const auto with_width = [&](auto lean) {
+    if (std::max(x.q.size[3], x.v.size[3]) <= 64) return run(std::integral_constant<int, 64>{}, lean);
+    run(std::integral_constant<int, 128>{}, lean);
   };
-  if (x.row_spans.present()) return with_width(std::true_type{});
+  if (lean) return with_width(std::true_type{});
   with_width(std::false_type{});
 }
 
@@ -42,7 +42,7 @@ void run(const ModifiedAttentionForward& x, const Plan& plan, const Launch& laun
   const FoldProblem p = modified_problem(x);
   const DeviceGuard device(x.q.cuda_device);
   Halves::with(x.q.dtype, [&](auto element) {
-    with_modified_tile(x, [&](auto width, auto packed) {
+    with_modified_tile(x, x.row_spans.present(), [&](auto width, auto packed) {
       using Tile = ModifiedForwardTile<width(), packed()>;
       launch_loaded("modified_attention_forward", kernel_of(x), forward_blocks<Tile>(p), Tile::kThreads,
                     kForwardBytes<Tile, void>, launch.stream,
@@ -63,9 +63,9 @@ void run(const ModifiedAttentionBackward& x, const Plan& plan, const Launch& lau
                     backward_blocks<Tile>(arguments.jobs, x.q.cuda_device), Tile::kThreads,
                     kBackwardBytes<Tile, void>, launch.stream, arguments, LogSumExp<Bits>{}, scores_of(x));
     };
-    with_modified_tile(x, [&](auto width, auto packed) {
-      if (plan.sharing.in_turn) return pull(ModifiedBackwardTile<width(), packed(), kInTurn>{});
-      pull(ModifiedBackwardTile<width(), packed(), kAnyOrder>{});
+    with_modified_tile(x, takes_lean_tile(x), [&](auto width, auto lean) {
+      if (plan.sharing.in_turn) return pull(ModifiedBackwardTile<width(), lean(), kInTurn>{});
+      pull(ModifiedBackwardTile<width(), lean(), kAnyOrder>{});
     });
   };
   modified_backward_passes(x, plan.sharing, launch, run);

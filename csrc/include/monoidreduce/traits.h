@@ -168,6 +168,10 @@ concept PulledScoresOfHeads = requires(const S s, int batch, int head, int row0,
   requires TransposedScores<std::remove_cvref_t<decltype(s.pulled(batch, head, row0, column0))>, M>;
 };
 
+// Whether scores read tables whose gradient the backward kernels sum (device/program/table_gradient.cuh).
+template <class S>
+concept HasTableGradient = S::kHasTableGradient;
+
 // Whether scores take registers for each element: for a bias per element, or for a user's function.
 template <class S>
 inline constexpr bool kScoresOfElements = false;

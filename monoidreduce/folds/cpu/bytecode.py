@@ -242,7 +242,7 @@ def scores_code(text: str, sizes: tuple[int, ...], most: int, backward: bool) ->
     It writes panels: the scores; 0 for kept elements and -inf for others; in backward the derivatives of the
     scores with respect to the dot products; and with dropout the factors of the weights.
     """
-    graph, score, keep, slope, factor = slopes(text, sizes)
+    graph, score, keep, slope, factor, _ = slopes(text, sizes)
     zero, nothing = graph.constant(0.0), graph.constant(-math.inf)
     kept = zero.where(keep, zero, nothing) if keep is not None else zero
     panels = {0: score.number, 1: kept.number} | ({2: slope.number} if backward else {})

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import count
 
 from monoidreduce.folds.program.derivative import exchanged, gradient, is_of_distance, key_step, slopes
-from monoidreduce.folds.program.graph import Node
+from monoidreduce.folds.program.graph import Expression, Graph, Node
 from monoidreduce.folds.program.integers import FEW, MOST, lowered
 from monoidreduce.folds.program.operations import LEAVES, OPERATIONS
 from monoidreduce.folds.program.program import Program, parse, reachable
@@ -360,15 +360,18 @@ def scores_source(
     weights: bool = False,
     fused: bool = True,
     most: int = FEW,
+    tables: bool = False,
+    integers: bool = False,
 ) -> Source:
     """The source of score_mod and mask_mod (device/program/score_element.h).
 
     packed: for packed sequences, whose kernels read spans. steps: whether kernels may add a multiple of the
     key index to dot products instead of evaluating scores. weights: the scores are weights of `attend`;
     excludes steps. fused: whether products may be fused with sums, which is harmless if weights are rounded
-    to 16 bits. most: see `lowered`.
+    to 16 bits. most: see `lowered`. tables: the gradient of the table of reals is wanted. integers: as sums
+    of integers.
     """
-    graph, score, keep, slope, factor = slopes(text, None)
+    graph, score, keep, slope, factor, by_gathered = slopes(text, None)
     kept = graph.constant(True) if keep is None else keep
     found = key_step(graph, score) if steps else None
     step = graph.constant(0.0) if found is None else found
@@ -382,6 +385,8 @@ def scores_source(
         functions += (
             f"  MR_HD static {kind} {name}([[maybe_unused]] const ScoreElement<R>& e) {{\n{body}  }}\n"
         )
+    if tables:
+        functions += _of_tables(graph, by_gathered, most, fused, integers)
     constants = {
         "kMasked": keep is not None,
         "kOfSequences": packed,
@@ -404,3 +409,41 @@ struct Program {{
 """,
         1,
     )
+
+
+def _of_tables(
+    graph: Graph, by_gathered: Sequence[tuple[int, Expression]], most: int, fused: bool, integers: bool
+) -> str:
+    """Members for the gradient of the table of reals (device/program/table_gradient.cuh).
+
+    by_gathered: as in `derivative.Slopes`. Others as in `scores_source`.
+    """
+    of_entries: list[str] = []
+    entries = derivatives = ""
+    for entry, by in by_gathered:
+        leaves = {graph.nodes[i][0] for i in reachable(graph.nodes, [entry])}
+        if "position" not in leaves:
+            continue
+        case = f"    if constexpr (n == {len(of_entries)}) {{\n"
+        of_entries.append("EntryOf::kElement" if "query" in leaves else "EntryOf::kColumn")
+        lines, (root,), _ = _lines(graph.nodes, [entry], most, True, fused)
+        entries += case + _indented([*lines, f"return e.tables.entry({root});"])
+        lines, (root,), _ = _lines(graph.nodes, [by.number], most, True, fused)
+        derivatives += case + _indented([*lines, f"return {root};"])
+    if not of_entries:
+        return ""
+    return f"""\
+  static constexpr int kGathers = {len(of_entries)};
+  static constexpr bool kInteger = {str(integers).lower()};
+  static constexpr EntryOf kEntryOf[] = {{{", ".join(of_entries)}}};
+  template <int n>
+  MR_HD static I entry([[maybe_unused]] const ScoreElement<R>& e) {{
+{entries}  }}
+  template <int n>
+  MR_HD static R by_gathered([[maybe_unused]] const ScoreElement<R>& e) {{
+{derivatives}  }}
+"""
+
+
+def _indented(lines: Iterable[str]) -> str:
+    return "".join(f"      {line}\n" for line in lines) + "    }\n"

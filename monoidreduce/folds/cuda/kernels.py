@@ -284,6 +284,8 @@ def scores_kernel(
     scale: float,
     weights: bool,
     most: int,
+    tables: bool,
+    integers: bool,
     device: int,
 ) -> int:
     """The handle of a forward or backward kernel of attention with modified scores.
@@ -296,23 +298,14 @@ def scores_kernel(
     at_most = next(size for size in _WIDTHS if width <= size) if family.tensor_cores else _ANY_WIDTH
     capability = capability_of(device)
     steps = family.score_mod_variants and scale >= _LEAST_SCALE and not weights
-    return _loaded_scores(program, which, packed, dtype, at_most, tier, capability, steps, weights, most)
+    return _loaded_scores(
+        program, which, packed, dtype, at_most, tier, capability, steps, weights, most, tables, integers
+    )
 
 
 @lru_cache(1024)
-def _loaded_scores(
-    program: str,
-    which: str,
-    packed: bool,
-    dtype: torch.dtype,
-    width: int,
-    tier: str,
-    capability: tuple[int, int],
-    steps: bool,
-    weights: bool,
-    most: int,
-) -> int:
-    image = compiled_scores(program, which, packed, dtype, width, tier, capability, steps, weights, most)
+def _loaded_scores(*arguments: Any) -> int:
+    image = compiled_scores(*arguments)
     return _C.load_kernels(image.code, list(image.names))
 
 
@@ -327,6 +320,8 @@ def compiled_scores(
     steps: bool = False,
     weights: bool = False,
     most: int = FEW,
+    tables: bool = False,
+    integers: bool = False,
 ) -> Image:
     """The kernel of a pass of attention with modified scores.
 
@@ -345,14 +340,17 @@ def compiled_scores(
             instead of evaluating scores.
         weights: the scores are weights of `attend`.
         most: from `integers.most_numbers`.
+        tables, integers: backward, as in `cuda_source.scores_source`.
     """
     found = compiler.find()
     assert found is not None
     if not _C.FAMILIES[tier].tensor_cores:
-        return _compiled_simt_scores(found, program, which, packed, dtype, capability, weights, most)
+        return _compiled_simt_scores(
+            found, program, which, packed, dtype, capability, weights, most, tables, integers
+        )
     text = _UNIT.format(
         includes=f'#include "monoidreduce/device/resident/modified_{tier}.cuh"\n',
-        program=scores_source(program, packed, steps, weights, most=most).text,
+        program=scores_source(program, packed, steps, weights, True, most, tables, integers).text,
         real="WeightReal" if weights else "ScoreReal",
         checks="static_assert(sizeof(ModifiedScores<P>) == sizeof(ModifiedScoresData));\n",
     )
@@ -363,7 +361,7 @@ def compiled_scores(
     if which == FORWARD:
         types.append(f"{here}{rows}")
     if _C.FAMILIES[tier].score_mod_variants:
-        tile.append(str(packed).lower())
+        tile.append(str(packed or tables).lower())
         if which != FORWARD:
             tile.append(f"{family}RowSums::{'kInTurn' if which == BACKWARD_IN_TURN else 'kAnyOrder'}")
     name = "forward" if which == FORWARD else "backward"
@@ -381,6 +379,8 @@ def _compiled_simt_scores(
     capability: tuple[int, int],
     weights: bool,
     most: int,
+    tables: bool,
+    integers: bool,
 ) -> Image:
     """`compiled_scores` without tensor cores.
 
@@ -389,7 +389,7 @@ def _compiled_simt_scores(
     real, here = _real(dtype), _HERE
     text = _UNIT.format(
         includes='#include "monoidreduce/device/simt/modified_simt.cuh"\n',
-        program=scores_source(program, packed, weights=weights, fused=False, most=most).text,
+        program=scores_source(program, packed, weights=weights, fused=False, most=most, tables=tables).text,
         real=real,
         checks=f"static_assert(sizeof(ProgramScores<P>) == sizeof(ProgramScoresData<{real}>));\n",
     )

@@ -296,15 +296,30 @@ def exchanged(nodes: Iterable[Node], column_indices: int) -> Iterator[Node]:
 # (dropout). It has at most one count: whether the element is kept.
 
 
-@lru_cache(256)
-def slopes(
-    text: str, sizes: tuple[int, ...] | None
-) -> tuple[Graph, Expression, Expression | None, Expression, Expression | None]:
-    """The graph, the modified score, whether it is kept (or None), d(modified score) / d(score), and the
-    factor of the weight (or None).
+class Slopes(NamedTuple):
+    """A modified score and its derivatives.
 
-    sizes: sizes of the call, which become constants; None keeps them as leaves.
+    Attributes:
+        graph: the graph of all nodes.
+        score: the modified score.
+        keep: whether it is kept; None if always.
+        slope: the derivative with respect to the score.
+        factor: the factor of the weight (dropout); None if there is none.
+        by_gathered: for each gather node from the table of reals with a gradient: the number of the entry's
+            node, and the derivative with respect to the entry.
     """
+
+    graph: Graph
+    score: Expression
+    keep: Expression | None
+    slope: Expression
+    factor: Expression | None
+    by_gathered: tuple[tuple[int, Expression], ...]
+
+
+@lru_cache(256)
+def slopes(text: str, sizes: tuple[int, ...] | None) -> Slopes:
+    """sizes: sizes of the call, which become constants; None keeps them as leaves."""
     program = parse(text)
     nodes = program.nodes
     if sizes is not None:
@@ -316,7 +331,10 @@ def slopes(
     adjoint.add(score.number, graph.constant(1.0))
     adjoint.pull_back(nodes)
     slope = adjoint.by_leaves(nodes).get(("score",), graph.constant(0.0))
-    return graph, score, kept[0] if kept else None, slope, factors[0] if factors else None
+    by_gathered = tuple((entry, by) for (_, entry), by in adjoint.by_gathers(nodes).items())
+    return Slopes(
+        graph, score, kept[0] if kept else None, slope, factors[0] if factors else None, by_gathered
+    )
 
 
 def key_step(graph: Graph, score: Expression) -> Expression | None:

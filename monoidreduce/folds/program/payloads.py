@@ -22,7 +22,16 @@ from monoidreduce.folds.program.derivative import ALWAYS, selected
 from monoidreduce.folds.program.graph import Expression, Graph
 from monoidreduce.folds.program.program import Program, parse, reachable
 
-__all__ = ["counting_excluded", "is_attention", "is_mean", "may_exclude", "weights", "with_score"]
+__all__ = [
+    "counting_excluded",
+    "is_attention",
+    "is_mean",
+    "is_mean_alone",
+    "may_be_infinite",
+    "may_exclude",
+    "weights",
+    "with_score",
+]
 
 
 @lru_cache(256)
@@ -52,9 +61,13 @@ def may_exclude(text: str, number: int) -> bool:
     """Whether a payload sum may leave out elements of finite scores: a mean with log weights of -inf."""
     program = parse(text)
     softmax, _ = program.payloads[number]
-    if softmax < 0:
-        return False
-    used = {program.nodes[i] for i in reachable(program.nodes, [program.softmaxes[softmax][0]])}
+    return softmax >= 0 and may_be_infinite(text, program.softmaxes[softmax][0])
+
+
+def may_be_infinite(text: str, node: int) -> bool:
+    """Whether a log weight may be -inf beside finite scores."""
+    nodes = parse(text).nodes
+    used = {nodes[i] for i in reachable(nodes, [node])}
     return any(name in ("row", "column", "log") or (name, *rest) in _INFINITE for name, *rest in used)
 
 
@@ -110,10 +123,14 @@ def is_mean(program: Program, number: int) -> bool:
     return softmax >= 0 and program.nodes[factor] == ("real", (1.0).hex())
 
 
+def is_mean_alone(program: Program) -> bool:
+    """Whether a program of one score has a payload's mean by one softmax, its log-sum-exp, and no more."""
+    others = (program.totals, program.largest, program.counts, program.variances, program.most)
+    if any(others) or program.ignored is not None or program.scores != 1:
+        return False
+    return list(map(len, program.softmaxes)) == [1] and len(program.payloads) == 1 and is_mean(program, 0)
+
+
 def is_attention(program: Program) -> bool:
     """Whether a program is attention itself: the mean of a payload by softmax(score), and the log-sum-exp."""
-    others = (program.totals, program.largest, program.counts, program.ignored is not None)
-    if any(others) or len(program.softmaxes) != 1 or len(program.payloads) != 1:
-        return False
-    ((log_weight, *means),) = program.softmaxes
-    return not means and program.nodes[log_weight] == ("score",) and is_mean(program, 0)
+    return is_mean_alone(program) and program.nodes[program.softmaxes[0][0]] == ("score",)

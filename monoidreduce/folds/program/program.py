@@ -19,7 +19,7 @@ from monoidreduce.folds.program.operations import DTYPES, LEAVES, OPERATIONS
 
 MOST = 64  # largest k of `most`
 
-__all__ = ["MOST", "Program", "operands", "parse", "reachable", "with_sizes"]
+__all__ = ["MOST", "Program", "operands", "parse", "reachable", "with_sizes", "without_own_row"]
 
 
 def operands(node: Node) -> tuple[int, ...]:
@@ -49,6 +49,8 @@ class Program:
         results of an empty fold, and no gradients. None if all rows are folded.
     variances: pairs (softmax, k): the variance of the f whose mean is number k of that softmax.
     most: pairs (f, k): the k largest f, in order.
+    own_row: the row integer, by its number among the data, that is the row's number in its batch. None if
+        there is none, or if that is not known.
     """
 
     nodes: tuple[Node, ...]
@@ -61,6 +63,7 @@ class Program:
     ignored: tuple[int, int] | None = None
     variances: tuple[tuple[int, int], ...] = ()
     most: tuple[tuple[int, int], ...] = ()
+    own_row: int | None = None
 
     @property
     def roots(self) -> Iterator[int]:
@@ -107,8 +110,8 @@ class Program:
     @cached_property
     def text(self) -> str:
         fields = (self.nodes, self.softmaxes, self.totals, self.largest, self.counts)
-        more = (self.payloads, self.factors, self.ignored, self.variances, self.most)
-        if more != ((), (), None, (), ()):
+        more = (self.payloads, self.factors, self.ignored, self.variances, self.most, self.own_row)
+        if more != ((), (), None, (), (), None):
             fields += more  # type: ignore[assignment]
         return json.dumps(fields, separators=(",", ":"))
 
@@ -135,7 +138,9 @@ class Program:
             if label not in integers:
                 integers.append(label)
             ignored = integers.index(label), value
-        return replace(self.with_nodes(nodes, renumbered.__getitem__), ignored=ignored), kept
+        own_row = integers.index(self.own_row) if self.own_row in integers else None
+        program = self.with_nodes(nodes, renumbered.__getitem__)
+        return replace(program, ignored=ignored, own_row=own_row), kept
 
     def with_nodes(self, nodes: Iterable[Node], of: Callable[[int], int]) -> Program:
         """The program with other nodes. of: the new number of each node that statistics use."""
@@ -150,6 +155,7 @@ class Program:
             self.ignored,
             self.variances,
             tuple((of(f), k) for f, k in self.most),
+            self.own_row,
         )
 
 
@@ -158,7 +164,7 @@ def parse(text: str) -> Program:
     """The inverse of `Program.text`. Raises ValueError for a text that it could not have written."""
     try:
         nodes, softmaxes, totals, largest, counts, *more = json.loads(text)
-        payloads, factors, ignored, variances, most = more or ((), (), None, (), ())
+        payloads, factors, ignored, variances, most, own_row = more or ((), (), None, (), (), None)
         program = Program(
             tuple(map(tuple, nodes)),
             tuple(map(tuple, softmaxes)),
@@ -170,6 +176,7 @@ def parse(text: str) -> Program:
             None if ignored is None else (ignored[0], ignored[1]),
             tuple((softmax, k) for softmax, k in variances),
             tuple((f, k) for f, k in most),
+            own_row,
         )
         _check(program)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
@@ -183,6 +190,12 @@ def with_sizes(text: str, sizes: tuple[int, ...]) -> str:
     program = parse(text)
     nodes = (("integer", sizes[node[1]]) if node[0] == "size" else node for node in program.nodes)
     return replace(program, nodes=tuple(nodes)).text
+
+
+@lru_cache(256)
+def without_own_row(text: str) -> str:
+    """The program, where it is not known which row integer is the row's number in its batch."""
+    return replace(parse(text), own_row=None).text
 
 
 def _check(program: Program) -> None:
@@ -224,6 +237,8 @@ def _check(program: Program) -> None:
         _number(label, label + 1)
         if type(value) is not int:
             raise ValueError("a label")
+    if program.own_row is not None:
+        _number(program.own_row, program.own_row + 1)
     if any(type(k) is not int or not 1 <= k <= MOST for _, k in program.most):
         raise ValueError("the largest")
     for softmax, k in program.variances:

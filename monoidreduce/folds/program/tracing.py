@@ -39,7 +39,7 @@ from monoidreduce.folds.program.chance import OUTSIDE as OUTSIDE_OF_IT
 from monoidreduce.folds.program.chance import Watched, draws, refuse_draws_of_numpy
 from monoidreduce.folds.program.errors import TraceError, line_of
 from monoidreduce.folds.program.graph import Expression, Graph, Node, Payload, Vector
-from monoidreduce.folds.program.payloads import is_attention
+from monoidreduce.folds.program.payloads import is_attention, is_mean_alone
 from monoidreduce.folds.program.program import Program, reachable
 from monoidreduce.folds.program.vocabulary import METHODS
 
@@ -555,6 +555,7 @@ def _traced(
         else:
             outputs[name] = (statistic.kind, rows + len(totals) + at, at, None)
     nodes, numbered = tuple(graph.nodes), list(softmaxes)
+    integers, own = graph.sources["row_index"], ("row",)
     program, kept = Program(
         nodes,
         tuple((weight, *means) for weight, means in softmaxes.items()),
@@ -565,7 +566,10 @@ def _traced(
         most=tuple(most),
         variances=tuple((numbered.index(weight), k) for weight, k in variances),
         ignored=ignored,
+        own_row=integers.index(own) if own in integers else None,
     ).pruned()
+    if not is_mean_alone(program):  # only attention's kernels read it
+        program = replace(program, own_row=None)
     return Traced(
         program,
         program.text,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
@@ -44,6 +45,8 @@ def _works(launch: Launch, gpu: Hardware) -> Iterator[Work]:
         yield Work(
             f"torch {name}", "torch", depth, 2.0, jobs, moved, written.bytes, shared=1, overlapped=True
         )
+    elif launch.name.startswith("modified_attention_"):  # whose function costs nothing
+        yield from work_of(replace(launch, name=launch.name.removeprefix("modified_")), gpu)
     else:
         yield from work_of(launch, gpu)
 

@@ -155,6 +155,12 @@ T atomicAdd(T* to, T value) {
   return before;
 }
 template <class T>
+T atomicMax(T* to, T value) {
+  const T before = *to;
+  *to = before < value ? value : before;
+  return before;
+}
+template <class T>
 T min(T a, T b) {
   return b < a ? b : a;
 }

@@ -69,6 +69,8 @@ void check_program(const Call& x) {
   if (!x.q.is_cuda()) {
     require(std::holds_alternative<std::string>(x.program),
             "program: expected its text on the CPU, got a kernel");
+    if constexpr (requires { x.d_table; })
+      require(!x.d_table.present(), "d_table: expected none on the CPU, got a tensor");
     return;
   }
   require(std::holds_alternative<std::int64_t>(x.program), "program: expected a kernel on a GPU, got text");
@@ -98,10 +100,12 @@ constexpr auto describe(const X*) {
               option("sizes", &X::sizes), options(&X::options));
 }
 
+// d_table: the gradient of the table is added to it; on a GPU alone, by a kernel that was compiled for that. integers,
+// per_unit: in deterministic mode, as in ModifiedScoresData (device/program/score_element.h).
 struct ModifiedAttentionBackward {
   TensorView grad_out, grad_lse, q, k, v, table, table_index, blocks, sinks, row_spans, column_spans;
   TensorView out, lse, lse_low, out_low;
-  TensorView d_q, d_k, d_v, d_sinks;
+  TensorView d_q, d_k, d_v, d_table, integers, per_unit, d_sinks;
   TensorView scratch;  // size: Plan::scratch
   ProgramCode program;
   std::vector<std::int64_t> sizes;
@@ -117,7 +121,10 @@ constexpr auto describe(const X*) {
               optional("lse_low", &X::lse_low, "B H M", Type::kAccumulation).dense(),
               optional("out_low", &X::out_low, "B H M O").where(&check_low_word<X>),
               gradient("dq", &X::d_q, "B H M F"), gradient("dk", &X::d_k, "B Hkv N F", Type::kPlanGradient),
-              gradient("dv", &X::d_v, "B Hkv N D", Type::kPlanGradient), sink_gradient_result<X>(),
+              gradient("dv", &X::d_v, "B Hkv N D", Type::kPlanGradient),
+              result("d_table", &X::d_table, "T", Type::kAccumulation).maybe(),
+              result("integers", &X::integers, "E", Type::kInt64).maybe(),
+              optional("per_unit", &X::per_unit, "U", Type::kAccumulation), sink_gradient_result<X>(),
               scratch("scratch", &X::scratch), option("program", &X::program).where(&check_program<X>),
               option("sizes", &X::sizes), options(&X::options));
 }
@@ -132,6 +139,12 @@ template <class Call>
 template <class Call>
 bool is_even(const Call& x) {
   return !x.blocks.present() && key_range(x).all();
+}
+
+// Whether the functions leave few registers for a tile of the backward kernel: those of packed sequences, which gather
+// positions, and those that sum the gradient of tables.
+inline bool takes_lean_tile(const ModifiedAttentionBackward& x) {
+  return x.row_spans.present() || x.d_table.present();
 }
 
 }  // namespace monoidreduce

@@ -1,6 +1,7 @@
 // A monoid's pull (pull.h: the VJP of one element) for a fragment, instead of single elements.
 #pragma once
 
+#include "monoidreduce/device/block/fold_fragment.cuh"
 #include "monoidreduce/device/block/fragment.cuh"
 #include "monoidreduce/pull.h"
 #include "monoidreduce/traits.h"
@@ -53,6 +54,22 @@ __device__ __forceinline__ void pull_fragment(const M& m, const Scores& scores, 
       drop_weight(scores, i, tile[i]);
     }
   });
+}
+
+// The same, where scores may read tables whose gradient is wanted: then that is summed, and `see` is not
+// called. rows: of the fold. kept: the rows that the thread's columns keep. A function of its own, as
+// drop_weight is.
+template <PayloadMonoid M, PulledScores<M> Scores, class Residual, int kSize, class See>
+__device__ __forceinline__ void pull_fragment(const M& m, const Scores& scores, const Residual& residual,
+                                              float (&tile)[kSize], float (&u)[kSize], int rows,
+                                              const Kept (&kept)[2], See&& see) {
+  if constexpr (HasTableGradient<Scores>) {
+    auto sums = scores.table_gradient(tile, rows, kept);
+    pull_fragment(m, scores, residual, tile, u, sums);
+    sums.finish();
+  } else {
+    pull_fragment(m, scores, residual, tile, u, see);
+  }
 }
 
 }  // namespace monoidreduce

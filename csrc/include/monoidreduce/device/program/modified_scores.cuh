@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "monoidreduce/device/block/fragment.cuh"
+#include "monoidreduce/device/block/fragment_table_gradient.cuh"
 #include "monoidreduce/device/program/element_real.cuh"
 #include "monoidreduce/device/program/score_element.h"
 #include "monoidreduce/traits.h"
@@ -196,7 +197,7 @@ struct ModifiedScores {
   // Backward: scores of a tile, including masked ones, which finish_transposed clears. kWords: as in OfHead.
   template <int kWords>
   struct Pulled {
-    static constexpr bool kDropsWeights = kHasFactors<P>;
+    static constexpr bool kDropsWeights = kHasFactors<P>, kHasTableGradient = kGathers<P> > 0;
     const ModifiedScores& all;
     const int batch, head, first_row, column;
     const R real_row, real_column, distance;
@@ -218,6 +219,15 @@ struct ModifiedScores {
         return kept[i / 32] >> i % 32 & 1;
       else
         return P::keeps(element(Bits(0), i));
+    }
+    // Whether mask_mod keeps element i.
+    __device__ __forceinline__ bool sees(int i) const { return !P::kMasked || whole || keeps(i); }
+    // For pull_fragment, as TableGradient says. rows, kept: as there.
+    template <int kSize>
+    __device__ __forceinline__ auto table_gradient(const float (&dots)[kSize], int rows,
+                                                   const Kept (&kept)[2]) const {
+      return FragmentTableGradient<P, Pulled, kSize>{*this, dots, 1.f / all.data.scale, rows - first_row,
+                                                     kept};
     }
     __device__ __forceinline__ ScoreElement<R> element(Bits dot, int i) const {
       const int row = i / 4 * 8 + i % 2, down = 8 * row_of_element(i);

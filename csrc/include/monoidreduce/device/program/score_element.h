@@ -13,6 +13,13 @@
 //   slope(element)     the derivative of the new score with respect to the score
 //   step(element)      the step
 //   factor(element)    only with dropout: the factor of the element's weight, 0 or 1 / (1 - p)
+//
+// and, if the kernel sums gradients of tables (table_gradient.cuh), for each gather n below kGathers:
+//
+//   kEntryOf[n]        what the entry depends on
+//   entry<n>(element)  the number of the entry in the table of reals
+//   by_gathered<n>(element)  the derivative of the new score with respect to what was gathered
+//   kInteger           the sums are integers (deterministic mode)
 #pragma once
 
 #include <cstdint>
@@ -27,6 +34,15 @@ inline constexpr bool kHasFactors = false;
 template <class P>
   requires requires { &P::factor; }
 inline constexpr bool kHasFactors<P> = true;
+
+// What the entry that a gather reads depends on, beside batch and head: the key, or query and key.
+enum class EntryOf { kColumn, kElement };
+// The number of gathers whose entries' gradients the kernel sums.
+template <class P>
+inline constexpr int kGathers = 0;
+template <class P>
+  requires requires { P::kGathers; }
+inline constexpr int kGathers<P> = P::kGathers;
 
 // One block of a block mask as a word (BlockMask.links, monoidreduce/folds/block_mask.py). It has the block's kind:
 // 0 if it keeps nothing, 2 if it keeps all. It also has the index of the next block of another kind than 0,
@@ -91,6 +107,12 @@ struct ModifiedScoresData {
   int block_rows, block_columns, rows, columns;
   float scale;  // scale of dot products
   int size[kMostSizes];
+  // The gradient of the table of reals, to add to; null: not wanted. With kInteger what is not finite is added to
+  // it, and all else to `integers`, in units of 1 / *per_unit. Without per_unit the launch only finds the bits
+  // of the largest addend, for integers[0].
+  void* d_table = nullptr;
+  long long* integers = nullptr;
+  const float* per_unit = nullptr;
 
   // Whether a tile meets a block of another kind than 0.
   MR_HD bool touches(int batch, int head, int row0, int row_count, int column0, int column_count) const {

@@ -51,6 +51,11 @@ struct ProgramTables {
   MR_HD X index_gather(I i) const {
     return static_cast<X>(integer[there(i, integers)]);
   }
+  // The entry that gather(i) reads.
+  template <class I>
+  MR_HD I entry(I i) const {
+    return there(i, reals);
+  }
 
  private:
   // The index clamped to the table, in its own type: 64 bits would take twice the registers.

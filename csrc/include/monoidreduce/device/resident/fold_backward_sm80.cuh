@@ -337,8 +337,9 @@ struct BackwardWorker {
           const auto& scores = scores_of(f);
           scores.prepare_transposed(dots[f], own_row0, column0(f));
           [[maybe_unused]] Kept kept[2];
-          if constexpr (kBiasedByElement<Scores>) find_unmasked_rows(kept, shape(), own_row0, column0(f));
-          pull_fragment(m, scores, residual, dots[f], u[f], [&](int i, float g) {
+          if constexpr (kBiasedByElement<Scores> || HasTableGradient<std::remove_cvref_t<decltype(scores)>>)
+            find_unmasked_rows(kept, shape(), own_row0, column0(f));
+          pull_fragment(m, scores, residual, dots[f], u[f], p.shape.rows, kept, [&](int i, float g) {
             if constexpr (kBiasedByElement<Scores>) {
               if (all_scores.d_bias.data && kept[row_of_element(i)](i)) scores.add_bias_gradient(i, g);
             }

@@ -495,6 +495,12 @@ struct BackwardConsumer {
         pull(biased_scores, Unseen{});
       }
       memory.biases.release(warpgroup, bias_at);
+    } else if constexpr (HasTableGradient<std::remove_cvref_t<decltype(own_scores)>>) {
+      Kept kept[2];
+      find_unmasked_rows(kept, shape(), row0, own_column0);
+      auto sums = own_scores.table_gradient(dots, p.shape.rows, kept);
+      pull(own_scores, sums);
+      sums.finish();
     } else {
       pull(own_scores, Unseen{});
     }

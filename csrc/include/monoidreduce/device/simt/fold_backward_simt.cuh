@@ -52,6 +52,20 @@ struct Walk {
   }
 };
 
+// The gradient of the tables that scores read (program/table_gradient.cuh); of none, if its type is NoTables.
+struct NoTables {
+  template <class At, class T>
+  __device__ __forceinline__ void operator()(const At&, T, T) {}
+  __device__ __forceinline__ void finish() const {}
+};
+template <class Scores>
+__device__ __forceinline__ auto table_gradient_of(const Scores& scores) {
+  if constexpr (HasTableGradient<Scores>)
+    return scores.table_gradient();
+  else
+    return NoTables{};
+}
+
 // The place of a tile.
 struct TilePlace {
   std::int64_t batch, head, column_head, row0, column0;
@@ -119,6 +133,7 @@ __device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memo
       if (within) upstream = rows.product_gradient(flat_row) - mean;
     }
   }
+  auto tables = table_gradient_of(scores);
   with_named(m, [&](const auto& m) {
 #pragma unroll 2
     for (int n = 0; n < kLaneElements; ++n) {
@@ -142,12 +157,14 @@ __device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memo
           first = pulled.score;
           if constexpr (M::kScores == 2) second = pulled.other * score.slope(second_dot, T(0));
         }
+        tables(of_element, dot, first);
         if (slope_wanted) first = of_element.chain(first, dot);
       }
       memory.first[place] = first;
       if (p.pairs == 2) memory.second[place] = second;
     }
   });
+  tables.finish();
 }
 
 // to += scale times the tile in memory.first (with along_rows its transpose) times 64 rows of `from`.

@@ -8,6 +8,7 @@
 #include "monoidreduce/device/program/score_element.h"
 #include "monoidreduce/device/simt/fold_backward_simt.cuh"
 #include "monoidreduce/device/simt/fold_forward_simt.cuh"
+#include "monoidreduce/device/simt/lane_table_gradient.cuh"
 #include "monoidreduce/monoids/sum.h"
 
 namespace monoidreduce {
@@ -27,7 +28,7 @@ template <class P>
 struct ProgramScoresOfHead {
   using R = typename P::Real;
   using I = Index<R>;
-  static constexpr bool kDropsWeights = kHasFactors<P>;
+  static constexpr bool kDropsWeights = kHasFactors<P>, kHasTableGradient = kGathers<P> > 0;
   const ProgramScores<P>& score;
   int batch, head;
 
@@ -65,6 +66,7 @@ struct ProgramScoresOfHead {
     return score.call.blocks == nullptr ||
            score.call.touches(batch, head, static_cast<int>(row0), kTile, static_cast<int>(column0), kTile);
   }
+  __device__ auto table_gradient() const { return simt::LaneTableGradient<P, R>{score.call}; }
   __device__ bool masks() const { return P::kMasked; }
   __device__ bool keeps(std::int64_t row, std::int64_t column) const {
     return P::keeps(at(row, column).element(R(0)));

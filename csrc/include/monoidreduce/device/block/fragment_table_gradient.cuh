@@ -1,0 +1,63 @@
+// The gradient of tables (program/table_gradient.cuh) in the tensor-core kernels.
+#pragma once
+
+#include "monoidreduce/device/block/fast_real.cuh"
+#include "monoidreduce/device/block/fold_fragment.cuh"
+#include "monoidreduce/device/program/table_gradient.cuh"
+#include "monoidreduce/device/warp/lanes.cuh"
+
+namespace monoidreduce {
+
+// For a transposed fragment: its lines are columns of the fold. Called as `see` of pull_fragment
+// (pull_fragment.cuh), while dots[i] is still the dot product of element i. Scores: ModifiedScores::Pulled.
+template <class P, class Scores, int kSize>
+struct FragmentTableGradient {
+  static constexpr int kGathers = P::kGathers;
+  const Scores& scores;
+  const float (&dots)[kSize];
+  const float factor;  // from derivatives with respect to dot products to those with respect to scores
+  const int rows;      // number of rows from the thread's first one on
+  const Kept (&kept)[2];
+  float of_columns[kGathers][2] = {};  // for each gather: sums over the tile, of the thread's two columns
+  EntrySum<P, float> of_elements[kGathers];
+
+  __device__ __forceinline__ void operator()(int i, float g) {
+    const bool counts = kept[row_of_element(i)](i) && i / 4 * 8 + i % 2 < rows && scores.sees(i);
+    add<0>(i, scores.element(Bits(dots[i]), i), counts ? g * factor : 0.f);
+  }
+  __device__ __forceinline__ void finish() const { add_sums<0>(); }
+
+ private:
+  template <int n, class Element>
+  __device__ __forceinline__ void add(int i, const Element& e, float g) {
+    if constexpr (n < kGathers) {
+      // An element that does not count may have an infinite slope.
+      const float gradient = g == 0.f ? 0.f : g * P::template by_gathered<n>(e).x;
+      if constexpr (P::kEntryOf[n] == EntryOf::kElement) {
+        of_elements[n].add(scores.all.data, P::template entry<n>(e), gradient);
+      } else {
+        of_columns[n][row_of_element(i)] += gradient;
+      }
+      add<n + 1>(i, e, g);
+    }
+  }
+  template <int n>
+  __device__ __forceinline__ void add_sums() const {
+    if constexpr (n < kGathers) {
+      if constexpr (P::kEntryOf[n] == EntryOf::kElement) {
+        of_elements[n].finish(scores.all.data);
+      } else {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float sum = reduce_lanes<kLanesOfRow>(of_columns[n][r], AddNumbers{});
+          const auto of_column = scores.element(Bits(0), 2 * r);
+          if (threadIdx.x % kLanesOfRow == 0)
+            add_to_entry<P, float>(scores.all.data, P::template entry<n>(of_column), sum);
+        }
+      }
+      add_sums<n + 1>();
+    }
+  }
+};
+
+}  // namespace monoidreduce

@@ -1,0 +1,198 @@
+"""The mean of vectors by a softmax, by attention's kernels for functions of scores.
+
+softmax(f(score)).mean(v) is attention whose score_mod is f. Its kernels sum the vectors in registers, and the
+gradients of scores, vectors and captured tensors in one pass. Integers of rows and of columns lie in the
+table of integers, behind what f gathers by row and column together, and are gathered by query or by key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from monoidreduce._ops.attention_mask import Mask
+from monoidreduce._ops.attention_passes import backward_pass, empty_low, forward_pass, in_full
+from monoidreduce.folds.cuda import kernels
+from monoidreduce.folds.cuda.table_sums import with_table
+from monoidreduce.folds.operands import Data, Operands, Tables
+from monoidreduce.folds.program.graph import Expression, Graph
+from monoidreduce.folds.program.operations import LEAVES
+from monoidreduce.folds.program.payloads import is_mean_alone, may_be_infinite
+from monoidreduce.folds.program.program import Program, parse
+from monoidreduce.folds.program.ranges import whole_bounds
+from monoidreduce.folds.program_scores import MOST_SIZES, ProgramScores
+
+__all__ = ["Attention", "Kept", "as_attention", "attention_of", "kept_columns"]
+
+
+class Attention(NamedTuple):
+    """A call of the op `statistics` as one of attention.
+
+    Attributes:
+        scores: how scores are made.
+        q, k, v: [batches, 1, rows or columns of a batch, width].
+    """
+
+    scores: ProgramScores
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+    def forward(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Values, payload sums, low words of log-sum-exps, and indices."""
+        out, lse, lse_low, out_low = forward_pass(self.scores, self.q, self.k, self.v, None, compensated=True)
+        none = lse.new_empty(0, lse.numel(), dtype=torch.int64)
+        return lse.view(1, -1), in_full(out, out_low).flatten(0, 2), lse_low.view(1, -1), none
+
+    def backward(
+        self,
+        grad_values: Tensor | None,
+        grad_sums: Tensor | None,
+        values: Tensor,
+        sums: Tensor,
+        low: Tensor,
+        needed: Sequence[bool],
+        unrounded: bool,
+    ) -> list[Tensor | None]:
+        """The gradients of a, b, payload and table; None where one is not needed."""
+        by_rows = self.q.shape[:3]
+
+        def of_rows(t: Tensor) -> Tensor:
+            return t.view(*by_rows, -1)
+
+        out = of_rows(sums.to(self.v.dtype))
+        out_low = (of_rows(sums) - out).to(out.dtype) if out.itemsize == 2 else empty_low(out, False)
+        saved = out, values.view(by_rows), low.view(by_rows), out_low
+        grad_out = torch.zeros_like(out) if grad_sums is None else of_rows(grad_sums.to(out.dtype))
+        grad_lse = None if grad_values is None else grad_values.view(by_rows)
+        operands, wanted = (self.q, self.k, self.v), [*needed[:3], False, False]
+
+        def run(scores: ProgramScores) -> list[Tensor]:
+            return backward_pass(scores, grad_out, grad_lse, *operands, None, saved, wanted, unrounded)
+
+        d_table = None
+        if needed[3] and self.scores.table is not None:
+            d_table, found = with_table(self.scores, by_rows.numel() * self.k.shape[2], run)
+        else:
+            found = run(self.scores)
+        of_operands = zip(found[:3], wanted[:3], strict=True)
+        return [*(t.flatten(0, 2) if want else None for t, want in of_operands), d_table]
+
+
+def attention_of(
+    program: str,
+    sizes: Sequence[int],
+    operands: Operands,
+    data: Data,
+    payload: Tensor | None,
+    batches: int,
+    scale: float,
+    tables: Tables,
+) -> Attention | None:
+    """The call as one of attention; None if it is none, or if the tensor cores of a GPU do not take it.
+
+    Arguments are those of the op `statistics`. sizes: of the captured tensors.
+    """
+    a, b, *_ = operands
+    if payload is None or not a.is_cuda or payload.dtype != a.dtype or a.dtype.itemsize != 2:
+        return None
+    if not is_mean_alone(parse(program)) or min(len(a), len(b), batches) == 0 or scale == 0:
+        return None
+    if not kernels.is_available() or kept_columns(program, len(a) // batches, len(b) // batches) is None:
+        return None
+    found = as_attention(program, sizes, operands, data, payload, batches, scale, tables)
+    if len(found.scores.sizes) > MOST_SIZES or not found.scores.plan_forward(*found[1:]).tensor_cores:
+        return None
+    return found
+
+
+def as_attention(
+    program: str,
+    sizes: Sequence[int],
+    operands: Operands,
+    data: Data,
+    payload: Tensor,
+    batches: int,
+    scale: float,
+    tables: Tables,
+) -> Attention:
+    """The call of a program with `kept_columns`, on any device."""
+    a, b, *_ = operands
+    _, _, row_index, column_index = data
+    q, k, v = (t.reshape(batches, 1, len(t) // batches, t.shape[1]) for t in (a, b, payload))
+    kept = kept_columns(program, q.shape[2], k.shape[2])
+    assert kept is not None
+    integers = [t.reshape(-1) for t in (tables[1], row_index, column_index) if t is not None]
+    gathered, of_rows = (0 if t is None else t.numel() for t in (tables[1], row_index))
+    own = [q.shape[2], k.shape[2], len(a), len(b), gathered, gathered + of_rows]
+    scores = ProgramScores(
+        scale,
+        kept.mask,
+        _scores_program(program, kept.score, len(sizes)),
+        tables[0],
+        torch.cat(integers) if integers else None,
+        [*sizes, *own],
+    )
+    return Attention(scores, q, k, v)
+
+
+class Kept(NamedTuple):
+    """The columns that a row keeps, as a window of attention, and the node of the score that they have."""
+
+    mask: Mask
+    score: int
+
+
+@lru_cache(256)
+def kept_columns(text: str, rows: int, columns: int) -> Kept | None:
+    """None if a row leaves out other columns than a window of attention does.
+
+    Kernels of folds leave out tiles beyond any bounds, and vectors of log weight -inf whatever they hold;
+    attention's do both beyond a window.
+    """
+    of, (left, right) = parse(text), (-1, -1)
+    ((log_weight,),) = of.softmaxes
+    bounds, score = whole_bounds(text, log_weight)
+    for bound in bounds:
+        at = [of.nodes[node][:2] for factor, node in bound.terms if factor == 1]
+        reach = bound.offset - (columns - rows)  # from the column that a row is aligned with
+        reach = reach - 1 if bound.upper else -reach
+        if len(bound.terms) != 1 or at != [("row_index", of.own_row)] or reach < 0:
+            return None
+        if bound.upper:
+            right = reach if right < 0 else min(right, reach)
+        else:
+            left = reach if left < 0 else min(left, reach)
+    return None if may_be_infinite(text, score) else Kept(Mask(left, right), score)
+
+
+@lru_cache(256)
+def _scores_program(text: str, score: int, first: int) -> str:
+    """The program of attention's scores, from the node of the score of a program of statistics.
+
+    first: the number of the first size that `as_attention` adds.
+    """
+    of, graph = parse(text), Graph()
+    batch, query, position = (graph.leaf(name) for name in ("batch", "query", "position"))
+    rows, columns, all_rows, all_columns, of_rows, of_columns = (
+        graph.leaf("size", first + k) for k in range(6)
+    )
+    placed: list[Expression] = []
+    for name, *rest in of.nodes:
+        if name == "row_index" and rest[0] == of.own_row:
+            placed.append(query)
+        elif name == "row_index":
+            placed.append(graph.raw("index_gather", of_rows + rest[0] * all_rows + batch * rows + query))
+        elif name == "column_index":
+            entry = of_columns + rest[0] * all_columns + batch * columns + position
+            placed.append(graph.raw("index_gather", entry))
+        elif name in LEAVES:
+            placed.append(graph.leaf(name, *rest))
+        else:
+            placed.append(graph.raw(name, *(placed[i] for i in rest)))
+    program, _ = Program(tuple(graph.nodes), totals=(placed[score].number,)).pruned()
+    return program.text
