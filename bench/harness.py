@@ -199,6 +199,7 @@ class Stopwatch:
 
 def run_once(problem: Problem, watch: Stopwatch) -> tuple[list[float], list[Tensor]]:
     """Milliseconds of each phase, and the output with the gradients."""
+    watch.marks.clear()  # a run before may have failed between its phases
     output = watch.time(problem.forward)
     gradients = watch.time(lambda: torch.autograd.grad(output, problem.inputs, problem.grad_output))
     forward, backward = watch.milliseconds()

@@ -51,12 +51,9 @@ void run(const ModifiedAttentionBackward& x, const Plan&, const Launch& launch) 
       row_centre<T>(x.grad_out, x.out, x.out_low, x.grad_lse, of_lse, centre, launch);
     const SoftmaxRows<T> rows{data<T>(x.lse), data<T>(x.lse_low), centre, of_lse};
     sink_gradient(LogSumExp<T>{}, rows, x, launch);
-    ProgramScoresData<T> scores = program_scores<T>(x);
     const auto run = [&](const PullArguments& arguments, const Walk& walk, unsigned blocks) {
       launch_loaded("modified_attention_backward", kernel_of(x), blocks, kThreads, sizeof(TileMemory<T>),
-                    launch.stream, LogSumExp<T>{}, arguments, scores, rows, walk);
-      // Every launch visits all elements, and the first has added their gradients.
-      scores.call.d_table = nullptr;
+                    launch.stream, LogSumExp<T>{}, arguments, program_scores<T>(x), rows, walk);
     };
     backward_launches<true, LogSumExp<T>::kScores>(p, wanted, launch.deterministic, run);
   });

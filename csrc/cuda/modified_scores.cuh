@@ -35,11 +35,7 @@ ModifiedScoresData scores_of(const Call& x) {
   require(x.sizes.size() <= ModifiedScoresData::kMostSizes, "sizes: expected at most ",
           ModifiedScoresData::kMostSizes, ", got ", x.sizes.size());
   std::copy(x.sizes.begin(), x.sizes.end(), scores.size);
-  if constexpr (requires { x.d_table; }) {
-    scores.d_table = x.d_table.data;
-    scores.integers = data<long long>(x.integers);
-    scores.per_unit = data<const float>(x.per_unit);
-  }
+  if constexpr (requires { x.d_table; }) scores.d_table = x.d_table.data;
   return scores;
 }
 

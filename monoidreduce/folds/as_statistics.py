@@ -10,8 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache, reduce
-from operator import and_
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from monoidreduce._ops.attention_mask import band
 from monoidreduce._ops.registry import OPERATORS
 from monoidreduce.folds import stat
 from monoidreduce.folds.distillation import Distillation
+from monoidreduce.folds.modified_as_statistics import modified_attention, seen_in_sequences
 from monoidreduce.folds.statistics import Statistics
 from monoidreduce.functional import _with_sinks
 
@@ -71,7 +71,7 @@ def _gradients_of_gradients(
     operator = OPERATORS[name]
     first, last = operator.differentiable, operator.differentiable + operator.inputs
     rest = arguments[operator.differentiable + operator.saved :]
-    at = next(i for i, each in enumerate(rest) if isinstance(each, (list, tuple)))
+    at = max(i for i, each in enumerate(rest) if isinstance(each, (list, tuple)))  # options may be lists too
     options, needed, recorded = rest[:at], rest[at], torch.is_grad_enabled()
     if why := obstacle(name, *arguments[first:last], *options):
         raise RuntimeError(
@@ -323,20 +323,6 @@ def _attention_of_head(softcap: float, masked: bool, biased: bool) -> Statistics
     return Statistics(statistics if masked else lambda score, v: results(capped(score), v))
 
 
-@lru_cache(64)
-def _attention_in_window(softcap: float, first: int | None, last: int | None) -> Statistics:
-    """first, last: of the keys that a query sees, less its own number; None for no bound."""
-    capped = _of_logits(softcap)
-
-    def statistics(score: Any, row: Any, column: Any, v: Any) -> Any:
-        bounds = [] if first is None else [column >= row + first]
-        bounds += [] if last is None else [column <= row + last]
-        p = stat.softmax(torch.where(reduce(and_, bounds), capped(score), -math.inf))
-        return {"out": p.mean(v), "lse": p.logsumexp}
-
-    return Statistics(statistics)
-
-
 def _of_heads(
     q: Tensor,
     k: Tensor,
@@ -346,16 +332,10 @@ def _of_heads(
     softcap: float,
     seen: Tensor | None,
     bias: Tensor | None = None,
-    fold: Statistics | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention and its log-sum-exp.
-
-    seen: `Mask.bounds`. bias: [B, H, M, N], beside no softcap. fold: that of a head; None for
-    `_attention_of_head`.
-    """
+    """Attention and its log-sum-exp. seen: `Mask.bounds`. bias: [B, H, M, N], beside no softcap."""
     (batch, heads, queries, width), shared = q.shape, k.shape[1]
-    if fold is None:
-        fold = _attention_of_head(softcap, seen is not None, bias is not None)
+    fold = _attention_of_head(softcap, seen is not None, bias is not None)
     of_rows = () if seen is None else seen.repeat(1, heads // max(shared, 1))
     row = dict(zip(("first", "stop"), of_rows, strict=False))
     by = 1 / math.sqrt(max(width, 1)) if scale is None else scale
@@ -417,12 +397,6 @@ def _attention(
     right: int,
     compensated: bool,
 ) -> tuple[Tensor, Tensor]:
-    if bias is None and q.shape[1] == k.shape[1] and max(left, right) >= 0:
-        aligned = k.shape[2] - q.shape[2]
-        first, last = aligned - left if left >= 0 else None, aligned + right if right >= 0 else None
-        return _of_heads(
-            q, k, v, sinks, scale, softcap, None, fold=_attention_in_window(softcap, first, last)
-        )
     seen = band(left, right).bounds(q.shape[2], k.shape[2], q.device)
     if bias is not None:
         if bias.dtype == torch.bool:
@@ -451,16 +425,8 @@ def _attention_varlen(
     first: int,
     tokens: int,
 ) -> tuple[Tensor, Tensor]:
-    of_q, of_k = (t.to(q.device, torch.int64) for t in (cu_seqlens_q, cu_seqlens_k))
-    query = torch.arange(first, first + q.shape[2], device=q.device)
-    number = torch.searchsorted(of_q[1:], query, right=True)  # of the query's sequence
-    start, stop = of_k[number], of_k[number + 1]
-    aligned = query - of_q[number + 1] + stop
-    if left >= 0:
-        start = torch.maximum(start, aligned - left)
-    if right >= 0:
-        stop = torch.minimum(stop, aligned + right + 1)
-    return _of_heads(q, k, v, sinks, scale, softcap, torch.stack((start, stop)))
+    seen = seen_in_sequences(q, cu_seqlens_q, cu_seqlens_k, left, right, first)
+    return _of_heads(q, k, v, sinks, scale, softcap, seen)
 
 
 def _linear_distillation(
@@ -511,4 +477,5 @@ _FOLDS: dict[str, Callable[..., tuple[Tensor | None, ...]]] = {
     "linear_log_probs": _linear_log_probs,
     "logsumexp_matmul": _logsumexp_matmul,
     "mlp": _mlp,
+    "modified_attention": modified_attention,
 }

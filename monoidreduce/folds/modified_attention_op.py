@@ -19,7 +19,6 @@ from monoidreduce._ops.attention_passes import (
 )
 from monoidreduce._ops.memory import empty_statistics, no_gradient, rounded_gradients
 from monoidreduce._ops.sinks import score_sinks, sink_gradient
-from monoidreduce.folds.cuda.table_sums import with_table
 from monoidreduce.folds.program_scores import ProgramScores
 from monoidreduce.folds.table_gradient import kernels_sum, table_gradient
 
@@ -166,10 +165,10 @@ def backward(
     def run(scores: ProgramScores) -> list[Tensor]:
         return _gradients(scores, grad_out, grad_lse, q, k, v, sinks, saved, wanted)
 
-    if of_table and kernels_sum(scores, q, k):
+    if of_table and table is not None and kernels_sum(scores, q, k):
         wanted[0] = needed[0] or not any(needed[1:3])  # kernels that have nothing else to do do not run
-        d_table, found = with_table(scores, q.shape[:3].numel() * k.shape[2], run)
-        scores = scores._replace(d_table=d_table)
+        scores = scores._replace(d_table=torch.zeros_like(table))
+        found = run(scores)
         if not needed[0]:
             found[0] = no_gradient([q])
     else:

@@ -36,8 +36,6 @@ class ProgramScores(NamedTuple):
         block_rows, block_columns: queries and keys of a block.
         weights: the program returns weights, which are not normalized: `attend`, which has no lse.
         d_table: on a GPU, what the backward kernels add the gradient of `table` to; None if they do not.
-        integers, per_unit: the same in the deterministic mode, as in `ModifiedScoresData` of
-            device/program/score_element.h.
     """
 
     scale: float
@@ -51,8 +49,6 @@ class ProgramScores(NamedTuple):
     block_columns: int = 1
     weights: bool = False
     d_table: Tensor | None = None
-    integers: Tensor | None = None
-    per_unit: Tensor | None = None
 
     @property
     def bias(self) -> Tensor | None:
@@ -178,8 +174,6 @@ class ProgramScores(NamedTuple):
             t.dk,
             t.dv,
             self.d_table,
-            self.integers,
-            self.per_unit,
             t.dsinks,
             t.scratch,
             program,
@@ -219,6 +213,5 @@ class ProgramScores(NamedTuple):
             self.weights,
             most,
             self.d_table is not None,
-            self.integers is not None,
             index,
         )

@@ -4,8 +4,8 @@ The gradient of an entry is a sum over the elements that read it. If the index h
 a total of a program derived from the score function, over keys or over queries: a fold of `statistics_op`.
 
 On a GPU the backward kernels sum the gradients of entries whose index has the key
-(device/program/table_gradient.cuh). Elsewhere, if an index has query and key, torch computes the elements'
-gradients in chunks of keys, and adds them to the entries.
+(device/program/table_gradient.cuh), unless the order of additions must be fixed. Elsewhere, if an index has
+query and key, torch computes the elements' gradients in chunks of keys, and adds them to the entries.
 """
 
 from __future__ import annotations
@@ -56,10 +56,9 @@ def _gathers(text: str) -> _Gathers:
 def kernels_sum(scores: ProgramScores, q: Tensor, k: Tensor) -> bool:
     """Whether backward kernels sum the gradients of entries whose index has the key.
 
-    They divide by the scale. In the deterministic mode they add integers, too few digits for float64.
+    They add in any order, and divide by the scale.
     """
-    is_deterministic = torch.are_deterministic_algorithms_enabled()
-    if not q.is_cuda or (is_deterministic and q.dtype == torch.float64) or scores.scale == 0:
+    if not q.is_cuda or torch.are_deterministic_algorithms_enabled() or scores.scale == 0:
         return False
     gathers = _gathers(scores.program)
     return bool(gathers.by_key or gathers.by_both) and q.numel() > 0 and k.numel() > 0

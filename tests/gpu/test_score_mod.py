@@ -177,33 +177,6 @@ def test_entries_that_most_elements_read(width: int, gpu: torch.device) -> None:
     check(by_distance, (2, 4, 2, 500, 700, width, width), torch.bfloat16, gpu)
 
 
-@pytest.mark.tiers("simt", "sm80", "sm90")
-@pytest.mark.parametrize("make", (by_distance, mods.relative_position), ids=lambda make: make.__name__)
-def test_deterministic_tables(make: Any, tier: str, deterministic: None, gpu: torch.device) -> None:
-    """Sums of integers: the same bits, and right ones."""
-    shape, dtype = (2, 4, 2, 500, 700, 64, 64), torch.float32 if tier == "simt" else torch.bfloat16
-    B, H, _, M, N, *_ = shape
-    case, leaves = make(B, H, M, N, dtype=dtype, device=gpu), operands(shape, dtype, gpu)
-    out = mr.attention(*leaves, score_mod=case.score_mod)
-    upstream = torch.randn_like(out)
-    wanted = (*leaves, *case.captured)
-    found = [torch.autograd.grad(out, wanted, upstream, retain_graph=True) for _ in range(2)]
-    for first, second in zip(*found, strict=True):
-        assert torch.equal(first, second)
-    check(make, shape, dtype, gpu)
-
-
-def test_what_is_not_finite_in_a_deterministic_sum(deterministic: None, gpu: torch.device) -> None:
-    """It reaches the entries that it is added to, and no other."""
-    q, k, v = (t.detach() for t in operands((1, 1, 1, 64, 64, 64, 64), torch.bfloat16, gpu))
-    gate = torch.zeros(64, device=gpu, requires_grad=True)
-    scale = torch.ones(64, device=gpu)
-    scale[5] = torch.inf
-    out = mr.attention(q, k, v, score_mod=lambda s, b, h, i, j: s + (gate[j] * scale[j]).clamp(-9, 9))
-    (d_gate,) = torch.autograd.grad(out, gate, torch.randn_like(out))
-    assert d_gate[torch.arange(64, device=gpu) != 5].isfinite().all()
-
-
 def test_path_and_explanation(tier: str, gpu: torch.device) -> None:
     leaves = operands(SHAPES[0], torch.bfloat16, gpu)
     mask = lambda b, h, i, j: i >= j  # noqa: E731

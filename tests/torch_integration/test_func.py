@@ -292,7 +292,6 @@ def test_forward_mode_of_folds_is_refused_by_name(how: str) -> None:
         "monoidreduce.fold": lambda x: mr.fold(log_sum_exp, log_sum_exp.State(x), 0).lse,
         "monoidreduce.map_reduce": lambda x: mr.map_reduce(log_sum_exp, pair, x, x).lse,
         "monoidreduce::statistics": lambda x: mr.linear_distillation(x, x, x, x, loss="jsd"),
-        "monoidreduce::modified_attention": lambda x: mr.attend(*[x[None, None]] * 3, weight=torch.sigmoid),
     }
     for name, call in calls.items():
         with pytest.raises(NotImplementedError, match=f"{name} cannot be differentiated in forward mode"):

@@ -17,16 +17,14 @@ from torch import Tensor
 from monoidreduce._ops.attention_mask import Mask
 from monoidreduce._ops.attention_passes import backward_pass, empty_low, forward_pass, in_full
 from monoidreduce.folds.cuda import kernels
-from monoidreduce.folds.cuda.table_sums import with_table
 from monoidreduce.folds.operands import Data, Operands, Tables
 from monoidreduce.folds.program.graph import Expression, Graph
 from monoidreduce.folds.program.operations import LEAVES
-from monoidreduce.folds.program.payloads import is_mean_alone, may_be_infinite
+from monoidreduce.folds.program.payloads import is_mean_alone, may_exclude
 from monoidreduce.folds.program.program import Program, parse
-from monoidreduce.folds.program.ranges import whole_bounds
 from monoidreduce.folds.program_scores import MOST_SIZES, ProgramScores
 
-__all__ = ["Attention", "Kept", "as_attention", "attention_of", "kept_columns"]
+__all__ = ["Attention", "as_attention", "attention_of"]
 
 
 class Attention(NamedTuple):
@@ -70,15 +68,11 @@ class Attention(NamedTuple):
         grad_out = torch.zeros_like(out) if grad_sums is None else of_rows(grad_sums.to(out.dtype))
         grad_lse = None if grad_values is None else grad_values.view(by_rows)
         operands, wanted = (self.q, self.k, self.v), [*needed[:3], False, False]
-
-        def run(scores: ProgramScores) -> list[Tensor]:
-            return backward_pass(scores, grad_out, grad_lse, *operands, None, saved, wanted, unrounded)
-
-        d_table = None
-        if needed[3] and self.scores.table is not None:
-            d_table, found = with_table(self.scores, by_rows.numel() * self.k.shape[2], run)
-        else:
-            found = run(self.scores)
+        scores, d_table = self.scores, None
+        if needed[3] and scores.table is not None:
+            d_table = torch.zeros_like(scores.table)
+            scores = scores._replace(d_table=d_table)
+        found = backward_pass(scores, grad_out, grad_lse, *operands, None, saved, wanted, unrounded)
         of_operands = zip(found[:3], wanted[:3], strict=True)
         return [*(t.flatten(0, 2) if want else None for t, want in of_operands), d_table]
 
@@ -102,7 +96,9 @@ def attention_of(
         return None
     if not is_mean_alone(parse(program)) or min(len(a), len(b), batches) == 0 or scale == 0:
         return None
-    if not kernels.is_available() or kept_columns(program, len(a) // batches, len(b) // batches) is None:
+    if torch.are_deterministic_algorithms_enabled() or not kernels.is_available():
+        return None
+    if may_exclude(program, 0):  # kernels of folds do not let a vector of log weight -inf reach the mean
         return None
     found = as_attention(program, sizes, operands, data, payload, batches, scale, tables)
     if len(found.scores.sizes) > MOST_SIZES or not found.scores.plan_forward(*found[1:]).tensor_cores:
@@ -120,19 +116,17 @@ def as_attention(
     scale: float,
     tables: Tables,
 ) -> Attention:
-    """The call of a program with `kept_columns`, on any device."""
+    """The call of a program that `is_mean_alone`, on any device."""
     a, b, *_ = operands
     _, _, row_index, column_index = data
     q, k, v = (t.reshape(batches, 1, len(t) // batches, t.shape[1]) for t in (a, b, payload))
-    kept = kept_columns(program, q.shape[2], k.shape[2])
-    assert kept is not None
     integers = [t.reshape(-1) for t in (tables[1], row_index, column_index) if t is not None]
     gathered, of_rows = (0 if t is None else t.numel() for t in (tables[1], row_index))
     own = [q.shape[2], k.shape[2], len(a), len(b), gathered, gathered + of_rows]
     scores = ProgramScores(
         scale,
-        kept.mask,
-        _scores_program(program, kept.score, len(sizes)),
+        Mask(),
+        _scores_program(program, len(sizes)),
         tables[0],
         torch.cat(integers) if integers else None,
         [*sizes, *own],
@@ -140,42 +134,9 @@ def as_attention(
     return Attention(scores, q, k, v)
 
 
-class Kept(NamedTuple):
-    """The columns that a row keeps, as a window of attention, and the node of the score that they have."""
-
-    mask: Mask
-    score: int
-
-
 @lru_cache(256)
-def kept_columns(text: str, rows: int, columns: int) -> Kept | None:
-    """None if a row leaves out other columns than a window of attention does.
-
-    Kernels of folds leave out tiles beyond any bounds, and vectors of log weight -inf whatever they hold;
-    attention's do both beyond a window.
-    """
-    of, (left, right) = parse(text), (-1, -1)
-    ((log_weight,),) = of.softmaxes
-    bounds, score = whole_bounds(text, log_weight)
-    for bound in bounds:
-        at = [of.nodes[node][:2] for factor, node in bound.terms if factor == 1]
-        reach = bound.offset - (columns - rows)  # from the column that a row is aligned with
-        reach = reach - 1 if bound.upper else -reach
-        if len(bound.terms) != 1 or at != [("row_index", of.own_row)] or reach < 0:
-            return None
-        if bound.upper:
-            right = reach if right < 0 else min(right, reach)
-        else:
-            left = reach if left < 0 else min(left, reach)
-    return None if may_be_infinite(text, score) else Kept(Mask(left, right), score)
-
-
-@lru_cache(256)
-def _scores_program(text: str, score: int, first: int) -> str:
-    """The program of attention's scores, from the node of the score of a program of statistics.
-
-    first: the number of the first size that `as_attention` adds.
-    """
+def _scores_program(text: str, first: int) -> str:
+    """The program of attention's scores. first: the number of the first size that `as_attention` adds."""
     of, graph = parse(text), Graph()
     batch, query, position = (graph.leaf(name) for name in ("batch", "query", "position"))
     rows, columns, all_rows, all_columns, of_rows, of_columns = (
@@ -194,5 +155,6 @@ def _scores_program(text: str, score: int, first: int) -> str:
             placed.append(graph.leaf(name, *rest))
         else:
             placed.append(graph.raw(name, *(placed[i] for i in rest)))
-    program, _ = Program(tuple(graph.nodes), totals=(placed[score].number,)).pruned()
+    ((log_weight,),) = of.softmaxes
+    program, _ = Program(tuple(graph.nodes), totals=(placed[log_weight].number,)).pruned()
     return program.text

@@ -361,15 +361,13 @@ def scores_source(
     fused: bool = True,
     most: int = FEW,
     tables: bool = False,
-    integers: bool = False,
 ) -> Source:
     """The source of score_mod and mask_mod (device/program/score_element.h).
 
     packed: for packed sequences, whose kernels read spans. steps: whether kernels may add a multiple of the
     key index to dot products instead of evaluating scores. weights: the scores are weights of `attend`;
     excludes steps. fused: whether products may be fused with sums, which is harmless if weights are rounded
-    to 16 bits. most: see `lowered`. tables: the gradient of the table of reals is wanted. integers: as sums
-    of integers.
+    to 16 bits. most: see `lowered`. tables: the gradient of the table of reals is wanted.
     """
     graph, score, keep, slope, factor, by_gathered = slopes(text, None)
     kept = graph.constant(True) if keep is None else keep
@@ -386,7 +384,7 @@ def scores_source(
             f"  MR_HD static {kind} {name}([[maybe_unused]] const ScoreElement<R>& e) {{\n{body}  }}\n"
         )
     if tables:
-        functions += _of_tables(graph, by_gathered, most, fused, integers)
+        functions += _of_tables(graph, by_gathered, most, fused)
     constants = {
         "kMasked": keep is not None,
         "kOfSequences": packed,
@@ -411,9 +409,7 @@ struct Program {{
     )
 
 
-def _of_tables(
-    graph: Graph, by_gathered: Sequence[tuple[int, Expression]], most: int, fused: bool, integers: bool
-) -> str:
+def _of_tables(graph: Graph, by_gathered: Sequence[tuple[int, Expression]], most: int, fused: bool) -> str:
     """Members for the gradient of the table of reals (device/program/table_gradient.cuh).
 
     by_gathered: as in `derivative.Slopes`. Others as in `scores_source`.
@@ -434,7 +430,6 @@ def _of_tables(
         return ""
     return f"""\
   static constexpr int kGathers = {len(of_entries)};
-  static constexpr bool kInteger = {str(integers).lower()};
   static constexpr EntryOf kEntryOf[] = {{{", ".join(of_entries)}}};
   template <int n>
   MR_HD static I entry([[maybe_unused]] const ScoreElement<R>& e) {{

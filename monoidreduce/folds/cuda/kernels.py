@@ -285,7 +285,6 @@ def scores_kernel(
     weights: bool,
     most: int,
     tables: bool,
-    integers: bool,
     device: int,
 ) -> int:
     """The handle of a forward or backward kernel of attention with modified scores.
@@ -299,7 +298,7 @@ def scores_kernel(
     capability = capability_of(device)
     steps = family.score_mod_variants and scale >= _LEAST_SCALE and not weights
     return _loaded_scores(
-        program, which, packed, dtype, at_most, tier, capability, steps, weights, most, tables, integers
+        program, which, packed, dtype, at_most, tier, capability, steps, weights, most, tables
     )
 
 
@@ -321,7 +320,6 @@ def compiled_scores(
     weights: bool = False,
     most: int = FEW,
     tables: bool = False,
-    integers: bool = False,
 ) -> Image:
     """The kernel of a pass of attention with modified scores.
 
@@ -340,17 +338,15 @@ def compiled_scores(
             instead of evaluating scores.
         weights: the scores are weights of `attend`.
         most: from `integers.most_numbers`.
-        tables, integers: backward, as in `cuda_source.scores_source`.
+        tables: backward, and the gradient of the table of reals is wanted.
     """
     found = compiler.find()
     assert found is not None
     if not _C.FAMILIES[tier].tensor_cores:
-        return _compiled_simt_scores(
-            found, program, which, packed, dtype, capability, weights, most, tables, integers
-        )
+        return _compiled_simt_scores(found, program, which, packed, dtype, capability, weights, most, tables)
     text = _UNIT.format(
         includes=f'#include "monoidreduce/device/resident/modified_{tier}.cuh"\n',
-        program=scores_source(program, packed, steps, weights, True, most, tables, integers).text,
+        program=scores_source(program, packed, steps, weights, True, most, tables).text,
         real="WeightReal" if weights else "ScoreReal",
         checks="static_assert(sizeof(ModifiedScores<P>) == sizeof(ModifiedScoresData));\n",
     )
@@ -380,7 +376,6 @@ def _compiled_simt_scores(
     weights: bool,
     most: int,
     tables: bool,
-    integers: bool,
 ) -> Image:
     """`compiled_scores` without tensor cores.
 

@@ -27,7 +27,6 @@ __all__ = [
     "is_attention",
     "is_mean",
     "is_mean_alone",
-    "may_be_infinite",
     "may_exclude",
     "weights",
     "with_score",
@@ -61,13 +60,9 @@ def may_exclude(text: str, number: int) -> bool:
     """Whether a payload sum may leave out elements of finite scores: a mean with log weights of -inf."""
     program = parse(text)
     softmax, _ = program.payloads[number]
-    return softmax >= 0 and may_be_infinite(text, program.softmaxes[softmax][0])
-
-
-def may_be_infinite(text: str, node: int) -> bool:
-    """Whether a log weight may be -inf beside finite scores."""
-    nodes = parse(text).nodes
-    used = {nodes[i] for i in reachable(nodes, [node])}
+    if softmax < 0:
+        return False
+    used = {program.nodes[i] for i in reachable(program.nodes, [program.softmaxes[softmax][0]])}
     return any(name in ("row", "column", "log") or (name, *rest) in _INFINITE for name, *rest in used)
 
 

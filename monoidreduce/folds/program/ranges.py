@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from monoidreduce.folds.program.program import Program, parse, reachable
 
-__all__ = ["Bound", "column_bounds", "whole_bounds"]
+__all__ = ["Bound", "column_bounds"]
 
 _OF_ELEMENTS = {"position", "column", "column_index", "score", "other", "third"}
 
@@ -45,31 +45,6 @@ def column_bounds(text: str) -> tuple[Bound, ...]:
         found = set(_of_log_weight(program, log_weight))
         common = found if common is None else common & found
     return tuple(sorted(common or ()))
-
-
-@lru_cache(256)
-def whole_bounds(text: str, log_weight: int) -> tuple[tuple[Bound, ...], int]:
-    """The bounds of a row's columns, and the node of the log weight within them, if nothing else leaves out
-    columns; else no bounds, and the log weight itself."""
-    program = parse(text)
-    name, *arguments = program.nodes[log_weight]
-    if name == "where":
-        condition, if_true, if_false = arguments
-        for holds, within, excluded in ((True, if_true, if_false), (False, if_false, if_true)):
-            is_excluded = program.nodes[excluded] == ("real", (-math.inf).hex())
-            if is_excluded and _is_bounds(program, condition, holds):
-                return tuple(_of_condition(program, condition, holds)), within
-    return (), log_weight
-
-
-def _is_bounds(program: Program, condition: int, holds: bool) -> bool:
-    """Whether a condition holds, or does not, exactly within its bounds."""
-    name, *arguments = program.nodes[condition]
-    if name == "not":
-        return _is_bounds(program, arguments[0], not holds)
-    if name == ("and" if holds else "or"):
-        return all(_is_bounds(program, argument, holds) for argument in arguments)
-    return any(True for _ in _of_condition(program, condition, holds))
 
 
 def _of_log_weight(program: Program, log_weight: int) -> Iterator[Bound]:

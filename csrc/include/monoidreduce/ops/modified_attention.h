@@ -100,12 +100,11 @@ constexpr auto describe(const X*) {
               option("sizes", &X::sizes), options(&X::options));
 }
 
-// d_table: the gradient of the table is added to it; on a GPU alone, by a kernel that was compiled for that. integers,
-// per_unit: in deterministic mode, as in ModifiedScoresData (device/program/score_element.h).
+// d_table: the gradient of the table is added to it; on a GPU alone, by a kernel that was compiled for that.
 struct ModifiedAttentionBackward {
   TensorView grad_out, grad_lse, q, k, v, table, table_index, blocks, sinks, row_spans, column_spans;
   TensorView out, lse, lse_low, out_low;
-  TensorView d_q, d_k, d_v, d_table, integers, per_unit, d_sinks;
+  TensorView d_q, d_k, d_v, d_table, d_sinks;
   TensorView scratch;  // size: Plan::scratch
   ProgramCode program;
   std::vector<std::int64_t> sizes;
@@ -122,9 +121,7 @@ constexpr auto describe(const X*) {
               optional("out_low", &X::out_low, "B H M O").where(&check_low_word<X>),
               gradient("dq", &X::d_q, "B H M F"), gradient("dk", &X::d_k, "B Hkv N F", Type::kPlanGradient),
               gradient("dv", &X::d_v, "B Hkv N D", Type::kPlanGradient),
-              result("d_table", &X::d_table, "T", Type::kAccumulation).maybe(),
-              result("integers", &X::integers, "E", Type::kInt64).maybe(),
-              optional("per_unit", &X::per_unit, "U", Type::kAccumulation), sink_gradient_result<X>(),
+              result("d_table", &X::d_table, "T", Type::kAccumulation).maybe(), sink_gradient_result<X>(),
               scratch("scratch", &X::scratch), option("program", &X::program).where(&check_program<X>),
               option("sizes", &X::sizes), options(&X::options));
 }

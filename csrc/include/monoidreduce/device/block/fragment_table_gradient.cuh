@@ -19,7 +19,7 @@ struct FragmentTableGradient {
   const int rows;      // number of rows from the thread's first one on
   const Kept (&kept)[2];
   float of_columns[kGathers][2] = {};  // for each gather: sums over the tile, of the thread's two columns
-  EntrySum<P, float> of_elements[kGathers];
+  EntrySum<float> of_elements[kGathers];
 
   __device__ __forceinline__ void operator()(int i, float g) {
     const bool counts = kept[row_of_element(i)](i) && i / 4 * 8 + i % 2 < rows && scores.sees(i);
@@ -34,7 +34,7 @@ struct FragmentTableGradient {
       // An element that does not count may have an infinite slope.
       const float gradient = g == 0.f ? 0.f : g * P::template by_gathered<n>(e).x;
       if constexpr (P::kEntryOf[n] == EntryOf::kElement) {
-        of_elements[n].add(scores.all.data, P::template entry<n>(e), gradient);
+        of_elements[n].add(scores.all.data.d_table, P::template entry<n>(e), gradient);
       } else {
         of_columns[n][row_of_element(i)] += gradient;
       }
@@ -45,14 +45,14 @@ struct FragmentTableGradient {
   __device__ __forceinline__ void add_sums() const {
     if constexpr (n < kGathers) {
       if constexpr (P::kEntryOf[n] == EntryOf::kElement) {
-        of_elements[n].finish(scores.all.data);
+        of_elements[n].finish(scores.all.data.d_table);
       } else {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const float sum = reduce_lanes<kLanesOfRow>(of_columns[n][r], AddNumbers{});
           const auto of_column = scores.element(Bits(0), 2 * r);
           if (threadIdx.x % kLanesOfRow == 0)
-            add_to_entry<P, float>(scores.all.data, P::template entry<n>(of_column), sum);
+            add_to_entry<float>(scores.all.data.d_table, P::template entry<n>(of_column), sum);
         }
       }
       add_sums<n + 1>();

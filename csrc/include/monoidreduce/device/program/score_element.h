@@ -19,7 +19,6 @@
 //   kEntryOf[n]        what the entry depends on
 //   entry<n>(element)  the number of the entry in the table of reals
 //   by_gathered<n>(element)  the derivative of the new score with respect to what was gathered
-//   kInteger           the sums are integers (deterministic mode)
 #pragma once
 
 #include <cstdint>
@@ -107,12 +106,7 @@ struct ModifiedScoresData {
   int block_rows, block_columns, rows, columns;
   float scale;  // scale of dot products
   int size[kMostSizes];
-  // The gradient of the table of reals, to add to; null: not wanted. With kInteger what is not finite is added to
-  // it, and all else to `integers`, in units of 1 / *per_unit. Without per_unit the launch only finds the bits
-  // of the largest addend, for integers[0].
-  void* d_table = nullptr;
-  long long* integers = nullptr;
-  const float* per_unit = nullptr;
+  void* d_table = nullptr;  // the gradient of the table of reals, to add to
 
   // Whether a tile meets a block of another kind than 0.
   MR_HD bool touches(int batch, int head, int row0, int row_count, int column0, int column_count) const {

@@ -8,8 +8,8 @@ namespace monoidreduce::simt {
 // A thread has some elements of one row. kColumn is as kElement: neighbouring elements are of other columns.
 template <class P, class T>
 struct LaneTableGradient {
-  const ModifiedScoresData& data;
-  EntrySum<P, T> sums[P::kGathers];
+  void* const d_table;
+  EntrySum<T> sums[P::kGathers];
 
   // at: an element, its dot product, and the derivative with respect to its score.
   template <class At>
@@ -18,7 +18,7 @@ struct LaneTableGradient {
   }
   __device__ __forceinline__ void finish() const {
 #pragma unroll
-    for (const EntrySum<P, T>& sum : sums) sum.finish(data);
+    for (const EntrySum<T>& sum : sums) sum.finish(d_table);
   }
 
  private:
@@ -26,7 +26,7 @@ struct LaneTableGradient {
   __device__ __forceinline__ void add(const Element& e, T g) {
     if constexpr (n < P::kGathers) {
       const T gradient = g == T(0) ? T(0) : g * P::template by_gathered<n>(e);
-      sums[n].add(data, P::template entry<n>(e), gradient);
+      sums[n].add(d_table, P::template entry<n>(e), gradient);
       add<n + 1>(e, g);
     }
   }
