@@ -14,8 +14,13 @@ import monoidreduce as mr
 from bench.harness import Case, Contender, deterministic, on_tier
 
 
-def torch_attention(L: int, causal: bool, window: int | None, softcap: float | None) -> Contender:
-    """scaled_dot_product_attention, with a stored mask for a window; with a softcap, stored scores."""
+def torch_attention(
+    L: int, causal: bool, window: int | None, softcap: float | None, grouped: bool = False
+) -> Contender:
+    """scaled_dot_product_attention, with a stored mask for a window; with a softcap, stored scores.
+
+    grouped: whether several query heads share a key head.
+    """
 
     @functools.cache
     def band(device: torch.device) -> Tensor:
@@ -25,7 +30,8 @@ def torch_attention(L: int, causal: bool, window: int | None, softcap: float | N
 
     def fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
         mask = bias if window is None else band(q.device)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal and mask is None)
+        without = causal and mask is None
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=without, enable_gqa=grouped)
 
     def with_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scores = q @ k.mT * (q.shape[-1] ** -0.5 / softcap)
@@ -68,7 +74,12 @@ def flex_attention(L: int, causal: bool, window: int | None, softcap: float | No
             return capped if of_heads is None else capped + of_heads[h, row, column]
 
         return flex_attention(
-            q, k, v, score_mod=None if softcap is None and bias is None else score, block_mask=mask
+            q,
+            k,
+            v,
+            score_mod=None if softcap is None and bias is None else score,
+            block_mask=mask,
+            enable_gqa=q.shape[1] != k.shape[1],
         )
 
     compiled = torch.compile(run, dynamic=False)
@@ -100,6 +111,7 @@ def case(
     H: int,
     L: int,
     d: int,
+    Hkv: int | None = None,
     causal: bool = False,
     N: int | None = None,
     std: float = 1.0,
@@ -111,7 +123,8 @@ def case(
 ) -> Case:
     """Self-attention of L tokens, or every one of L queries over all of N keys.
 
-    std: standard deviation of the scores. window: number of keys on either side of its own that a query sees.
+    Hkv: number of key heads, if it is not H. std: standard deviation of the scores. window: number of keys on
+    either side of its own that a query sees.
     bias: with a bias [1, H, L, L], without a gradient.
     """
     keys = L if N is None else N
@@ -120,7 +133,7 @@ def case(
     products = 2 * B * H * pairs * d  # FLOPs of q k^T
 
     def inputs() -> tuple[Tensor, ...]:
-        shapes = [(B, H, L, d)] + [(B, H, keys, d)] * 2 + [(1, H, L, keys)] * bias
+        shapes = [(B, H, L, d)] + [(B, Hkv or H, keys, d)] * 2 + [(1, H, L, keys)] * bias
         q, k, *others = (torch.randn(shape, device=device) for shape in shapes)
         return tuple(tensor.to(dtype) for tensor in (q * std**0.5, k * std**0.5, *others))
 
@@ -128,7 +141,7 @@ def case(
         sides = None if window is None else (window, window)
         return mr.attention(q, k, v, causal=causal, window=sides, softcap=softcap, bias=bias, **more)
 
-    theirs = torch_attention(L, causal, window, softcap)
+    theirs = torch_attention(L, causal, window, softcap, grouped=Hkv is not None)
     contenders = {"monoidreduce": own, "torch": theirs}
     if tf32:
         contenders["efficient"] = through(SDPBackend.EFFICIENT_ATTENTION, theirs)
@@ -147,6 +160,7 @@ def case(
         if not bias:  # it takes a bias only as a score function, with a user-written gradient
             contenders["FlashAttention-4"] = flash_attention_4(causal, window, softcap)
     options = {
+        "Hkv": Hkv,
         "N": N,
         "std": None if std == 1.0 else std,
         "window": window,
@@ -170,7 +184,7 @@ def case(
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    """Full and causal cases in float32 and bfloat16. On a GPU: 16k tokens of model width 2048; options."""
+    """Full and causal cases in two dtypes. On a GPU: 16k tokens of model width 2048; options; groups."""
     target = 1.0 if device.type == "cpu" and not quick else None
     both = (torch.float32, torch.bfloat16)
     options: list[dict[str, Any]] = [
@@ -192,6 +206,11 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
         ]
         long = {"B": 2, "H": 16, "L": 8192, "d": 128}
         with_options = [case(torch.bfloat16, device, **long, **option) for option in options]
+        with_options += [  # groups of 2, 4, 8 and 16 query heads
+            case(torch.bfloat16, device, B=2, H=32, Hkv=32 // group, L=L, d=128, causal=True)
+            for L in (4096, 8192)
+            for group in (2, 4, 8, 16)
+        ]
         with_options += [  # a width that is padded to 64, and 64
             case(torch.bfloat16, device, B=4, H=32, L=4096, d=d, causal=causal)
             for d in (59, 64)

@@ -112,6 +112,8 @@ void define_plan(py::module_& m) {
       .def_readonly("adds_rows", &Plan::adds_rows)
       .def_property_readonly("in_turn", [](const Plan& p) { return p.sharing.in_turn; })
       .def_property_readonly("split_jobs", [](const Plan& p) { return p.sharing.split_jobs; })
+      .def_property_readonly(
+          "job_parts", [](const Plan& p) { return std::pair(p.sharing.parts.heads, p.sharing.parts.rows); })
       .def_property_readonly("tile", [](const Plan& p) { return rows_and_columns(p.tile); })
       .def_property_readonly("streamed_tile",
                              [](const Plan& p) -> std::optional<std::pair<std::int64_t, std::int64_t>> {

@@ -65,6 +65,7 @@ class Plan:
     adds_rows: bool
     in_turn: bool
     split_jobs: int
+    job_parts: tuple[int, int]
     tile: tuple[int, int] | None
     streamed_tile: tuple[int, int] | None
     packing: tuple[int, int, int] | None

@@ -1,8 +1,8 @@
 #include "attention.h"
 
 #include "monoidreduce/launch/dense_lines.h"
+#include "monoidreduce/launch/job_split.h"
 #include "monoidreduce/launch/packing.h"
-#include "monoidreduce/launch/stream_k_tail.h"
 #include "monoidreduce/monoids/logsumexp.h"
 #include "plan.h"
 #include "tiles.h"
@@ -38,11 +38,10 @@ JobSharing backward_sharing(Family family, const FoldProblem& p, const GradientS
   // The scratch of the semaphores has a counter of jobs too.
   if (launch.deterministic && computed.rows) return {.in_turn = true};
   if (family == Family::kSm80) return {};
-  if (!even) return {.floats = 1, .words = 1};
-  const std::int64_t width = std::max(p.width(), p.payload_width());
-  const StreamKTail last = backward_stream_k_tail(tile, p, gpu);
-  const std::int64_t words = last.blocks * tiles::kFixupThreads / 32;
-  return {4 * tiles::kFixupThreads * tiles::fixup_quads(width) * last.blocks + words, words, last.jobs};
+  const JobSplit split = backward_job_split(tile, p, even, gpu);
+  const std::int64_t words = split.slots * tiles::kFixupThreads / 32 + (even ? 0 : 1);
+  const std::int64_t quads = tiles::fixup_quads(std::max(p.width(), p.payload_width()));
+  return {4 * tiles::kFixupThreads * quads * split.slots + words, words, split.tail.jobs, split.parts};
 }
 
 // The scratch of the SIMT kernels in backward: two numbers per query.

@@ -73,6 +73,9 @@ std::string text(const Plan& plan) {
   if (std::string_view(plan.call) == kDescription<AttentionBackward>.name) all += alone(plan.computed);
   if (plan.sharing.split_jobs > 0)
     all += message("; ", plan.sharing.split_jobs, " tiles of columns in parts");
+  if (plan.sharing.parts.count() > 1)
+    all += message("; each tile of columns in ", plan.sharing.parts.heads, " x ", plan.sharing.parts.rows,
+                   " parts of heads and rows");
   if (plan.part)
     all += message(", in parts of ", plan.part->rows, " rows and ", plan.part->columns,
                    " hidden units, by no kernel that holds none: ", text(*plan.whole));

@@ -1,6 +1,7 @@
 // Compares the jobs that csrc/plan tells the cost model with those that the kernels' schedulers find on the device.
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 // What the schedulers use of CUDA's language.
 #define __device__
@@ -18,6 +19,7 @@ T atomicAdd(T* counter, T by) {
 #include "check.h"
 #include "monoidreduce/device/schedule/packed_schedule.cuh"
 #include "monoidreduce/device/schedule/schedule.cuh"
+#include "monoidreduce/launch/job_split.h"
 
 namespace monoidreduce::test {
 namespace {
@@ -74,6 +76,45 @@ void check_columns(const BandedFold& fold, int section, Checks& checks) {
   }
 }
 
+// Every tile of every head of a job is in one part. Parts have the places of their job in turn, and the last one joins.
+void check_parts(const BandedFold& fold, int section, const PartsOfJob& parts, Checks& checks) {
+  checks.section("JobNumbers", "parts of tiles of columns");
+  const FoldShape shape = shape_of(fold, kHeads * kGroup, section);
+  const int jobs = kHeads * static_cast<int>((fold.columns + kColumns - 1) / kColumns), count = parts.count();
+  unsigned counter = 0;
+  const JobNumbers numbers(jobs, parts, {}, &counter);
+  int number = numbers.first();
+  for (int index = 0; index < jobs; ++index) {
+    const ColumnJob whole = column_job<kRows, kColumns>(shape, index);
+    std::vector<int> found((whole.end_head - whole.first_head) *
+                           whole.tiles);  // in how many parts each tile is
+    for (int n = 0; n < count; ++n, number = numbers.next(number)) {
+      CHECK(checks, number == index * count + n && !numbers.in_tail(number), number, index, n);
+      const ColumnJob job = column_job<kRows, kColumns>(shape, numbers, number);
+      CHECK(checks, job.column0 == whole.column0 && job.column_head == whole.column_head, index, n);
+      CHECK(checks, job.end_head - job.first_head <= parts_of(kGroup, parts.heads), job.end_head, n);
+      CHECK(checks, job.tiles <= parts_of(whole.tiles, parts.rows), job.tiles, n);
+      const bool within = job.first_head >= whole.first_head && job.end_head <= whole.end_head &&
+                          job.first_tile >= whole.first_tile &&
+                          job.first_tile + job.tiles <= whole.first_tile + whole.tiles;
+      CHECK(checks, within, index, n, job.first_head, job.first_tile, job.tiles);
+      if (!within) return;
+      for (int head = job.first_head; head < job.end_head; ++head)
+        for (int tile = job.first_tile; tile < job.first_tile + job.tiles; ++tile)
+          ++found[(head - whole.first_head) * whole.tiles + tile - whole.first_tile];
+      const JobPart part = numbers.part(number);
+      CHECK(checks, part.whole() == (count == 1), index, n);
+      if (count == 1) continue;
+      const int first = index * (count - 1);
+      CHECK(checks, part.first == first && part.last == first + count - 1, part.first, index);
+      CHECK(checks, part.own == first + n && part.joins() == (n == count - 1), part.own, index);
+    }
+    CHECK(checks, std::all_of(found.begin(), found.end(), [](int times) { return times == 1; }), index,
+          count);
+  }
+  CHECK(checks, number == numbers.end(), number, jobs, count);
+}
+
 void check_splits(const BandedFold& fold, int splits, Checks& checks) {
   checks.section("split_tiles", "splits of packed tiles of rows");
   const FoldShape shape = shape_of(fold, kHeads * kGroup, 1);
@@ -86,6 +127,90 @@ void check_splits(const BandedFold& fold, int splits, Checks& checks) {
     const std::int64_t expected = split_tiles(streamed.end - streamed.begin, splits)[job.split];
     CHECK(checks, job.tiles == expected, job.tiles, expected, job.row0, job.split);
   }
+}
+
+FoldProblem problem(std::int64_t batch, std::int64_t column_heads, std::int64_t group,
+                    const BandedFold& fold) {
+  FoldProblem p;
+  for (TensorView* const t : {&p.a, &p.b}) t->size[0] = batch, t->size[3] = 128;
+  p.a.size[1] = column_heads * group, p.a.size[2] = fold.rows;
+  p.b.size[1] = column_heads, p.b.size[2] = fold.columns;
+  p.range.left = fold.left, p.range.right = fold.right, p.range.shift = fold.columns - fold.rows;
+  return p;
+}
+
+// The time until the last of so many blocks is done, in row tiles, where free blocks take the parts in turn.
+std::int64_t makespan(const FoldProblem& p, const BandedFold& fold, TileSize tile, const PartsOfJob& parts,
+                      int blocks) {
+  std::vector<std::int64_t> ends(blocks);
+  for (const TileRange& streamed : streamed_tiles(fold, false, tile.columns, tile.rows)) {
+    for (int n = 0; n < p.batch() * p.column_heads() * parts.count(); ++n) {
+      ColumnJob job{0,
+                    0,
+                    0,
+                    0,
+                    static_cast<int>(p.heads() / p.column_heads()),
+                    static_cast<int>(streamed.begin),
+                    static_cast<int>(streamed.end - streamed.begin)};
+      job.take_heads(n % parts.heads, parts.heads);
+      job.take_part(n / parts.heads % parts.rows, parts.rows);
+      *std::min_element(ends.begin(), ends.end()) += (job.end_head - job.first_head) * job.tiles;
+    }
+  }
+  return *std::max_element(ends.begin(), ends.end());
+}
+
+void check_choice_of_parts(Checks& checks) {
+  constexpr TileSize kTile{64, 128};
+  const DeviceFacts h100{9, 0, 132, 0, 0};
+  const auto is = [&](const FoldProblem& p, int heads, int rows) {
+    checks.section("backward_parts", "of heads and of rows");
+    const PartsOfJob parts = backward_parts(kTile, p, h100);
+    CHECK(checks, parts.heads == heads && parts.rows == rows, parts.heads, parts.rows, heads, rows);
+  };
+  const BandedFold causal{4096, 4096, -1, 0};
+  // Two heads of a group.
+  is(problem(2, 32, 1, causal), 1, 1);
+  is(problem(2, 16, 2, causal), 1, 1);
+  is(problem(2, 8, 4, causal), 2, 1);
+  is(problem(2, 4, 7, causal), 4, 1);
+  is(problem(2, 2, 16, causal), 8, 1);
+  // Few jobs.
+  is(problem(1, 4, 1, causal), 1, 2);
+  is(problem(1, 1, 4, causal), 2, 4);
+  is(problem(1, 1, 4, {4096, 4096, 0, -1}), 2, 4);
+  is(problem(1, 4, 1, {4096, 1024, -1, 0}), 1, 1);
+  // Short jobs.
+  is(problem(1, 1, 1, {512, 512, -1, 0}), 1, 1);
+  is(problem(1, 1, 1, {2048, 2048, -1, 0}), 1, 2);
+  is(problem(1, 1, 8, {256, 256, -1, 0}), 2, 1);
+  // No mask, a window, packed sequences, no keys.
+  is(problem(1, 2, 16, {4096, 4096, -1, -1}), 1, 1);
+  is(problem(1, 2, 16, {4096, 4096, 1024, 0}), 1, 1);
+  FoldProblem packed = problem(1, 2, 16, causal);
+  packed.range.listed = true;
+  is(packed, 1, 1);
+  is(problem(1, 2, 16, {4096, 0, -1, 0}), 1, 1);
+
+  for (const std::int64_t length : {2048, 4096, 8192})
+    for (const std::int64_t heads : {1, 2, 4, 8, 16}) {
+      checks.section("backward_parts", "blocks end together: at most a fifth after an even share");
+      const BandedFold fold{length, length, -1, 0};
+      const FoldProblem p = problem(1, heads, 32 / heads, fold);
+      const std::int64_t even = makespan(p, fold, kTile, {}, 1) / h100.multiprocessors;
+      const PartsOfJob parts = backward_parts(kTile, p, h100);
+      const std::int64_t split = makespan(p, fold, kTile, parts, h100.multiprocessors);
+      CHECK(checks, 5 * split <= 6 * even, length, heads, parts.heads, parts.rows, split, even);
+    }
+
+  checks.section("backward_job_split",
+                 "slots for all parts but the joining ones, for some of many, or of the tail");
+  CHECK(checks, backward_job_split(kTile, problem(1, 1, 4, causal), false, h100).slots == 32 * 7);
+  CHECK(checks, backward_job_split(kTile, problem(2, 2, 16, causal), false, h100).slots == 264);
+  CHECK(checks, backward_job_split(kTile, problem(1, 1, 1024, causal), false, h100).slots == 511);
+  const JobSplit even = backward_job_split(kTile, problem(1, 2, 16, {4096, 4096, -1, -1}), true, h100);
+  CHECK(checks, even.parts.count() == 1 && even.tail.jobs == 64 && even.slots == even.tail.blocks,
+        even.slots);
 }
 
 }  // namespace
@@ -102,8 +227,11 @@ int main() {
           for (const int section : {1, 2, 4}) {
             test::check_rows(fold, section, checks);
             test::check_columns(fold, section, checks);
+            for (const PartsOfJob parts : {PartsOfJob{}, {2, 1}, {1, 3}, {2, 8}})
+              test::check_parts(fold, section, parts, checks);
           }
           for (const int splits : {1, 2, 5}) test::check_splits(fold, splits, checks);
         }
+  test::check_choice_of_parts(checks);
   return checks.finish();
 }

@@ -1,4 +1,4 @@
-"""Attention's backward pass on Hopper where fewer tiles of keys are left than blocks, and are in parts."""
+"""Attention's backward pass on Hopper where several blocks have parts of a tile of keys."""
 
 from __future__ import annotations
 
@@ -29,10 +29,22 @@ SIZES: dict[str, tuple[tuple[int, ...], int]] = {
     "wide": ((1, 9, 9, 2000, 2000, 256, 192), 0),
     "nearly_full_round": ((1, 10, 10, 1000, 1600, 128, 128), 0),
 }
+# The same under a causal mask; and in how many parts the heads and the rows of a tile are.
+CAUSAL_SIZES: dict[str, tuple[tuple[int, ...], tuple[int, int]]] = {
+    "few_key_heads": ((1, 16, 2, 2300, 2300, 128, 128), (4, 2)),
+    "slots_in_turn": ((2, 28, 4, 1900, 1900, 128, 128), (4, 1)),  # groups of 7, in parts of 1 and of 2
+    "one_key_head": ((1, 32, 1, 520, 520, 128, 128), (16, 1)),
+    "narrow_groups": ((2, 8, 1, 1501, 1507, 40, 24), (4, 1)),
+    "not_grouped": ((1, 6, 6, 2100, 2100, 128, 72), (1, 2)),
+    "rows_without_keys": ((1, 8, 2, 2500, 700, 128, 128), (2, 1)),
+    "fewer_rows": ((1, 8, 4, 700, 2500, 128, 128), (1, 1)),
+    "many_jobs": ((1, 17, 17, 1500, 1500, 128, 128), (1, 1)),
+    "short": ((1, 4, 4, 300, 300, 128, 128), (1, 1)),
+}
 
 
 def inputs_of(size: str, dtype: torch.dtype, device: torch.device, **bias: Any) -> Inputs:
-    return attention_inputs(*SIZES[size][0], dtype=dtype, device=device, **bias)
+    return attention_inputs(*(SIZES | CAUSAL_SIZES)[size][0], dtype=dtype, device=device, **bias)
 
 
 def tiles_in_parts(inputs: Inputs, **options: Any) -> int:
@@ -41,6 +53,15 @@ def tiles_in_parts(inputs: Inputs, **options: Any) -> int:
     reasons = mr.explain("attention", q, k, v, bias=bias[0] if bias else None, **options).reasons
     found = (re.match(r"backward: .*; (\d+) tiles of columns in parts$", text) for text in reasons)
     return sum(int(match[1]) for match in found if match)
+
+
+def parts_of_a_tile(inputs: Inputs, **options: Any) -> tuple[int, int]:
+    """As explain says."""
+    q, k, v, *bias = inputs.values()
+    reasons = mr.explain("attention", q, k, v, bias=bias[0] if bias else None, **options).reasons
+    parts = r"backward: .*; each tile of columns in (\d+) x (\d+) parts of heads and rows$"
+    found = (re.match(parts, text) for text in reasons)
+    return next(((int(match[1]), int(match[2])) for match in found if match), (1, 1))
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +77,38 @@ def test_sizes(size: str, options: dict[str, Any], dtype: torch.dtype, gpu: torc
     inputs = inputs_of(size, dtype, gpu)
     assert tiles_in_parts(inputs, **options) == SIZES[size][1]
     check_operator("attention", inputs, {"return_lse": True, **options})
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("options", ({}, {"softcap": 5.0}), ids=("plain", "softcap"))
+@pytest.mark.parametrize("size", CAUSAL_SIZES)
+def test_causal_sizes(size: str, options: dict[str, Any], dtype: torch.dtype, gpu: torch.device) -> None:
+    inputs = inputs_of(size, dtype, gpu)
+    assert parts_of_a_tile(inputs, causal=True, **options) == CAUSAL_SIZES[size][1]
+    check_operator("attention", inputs, {"causal": True, "return_lse": True, **options})
+
+
+def test_keys_up_to_a_distance(gpu: torch.device) -> None:
+    """Later keys have more queries."""
+    inputs = inputs_of("few_key_heads", torch.bfloat16, gpu)
+    options = {"window": (200, None)}
+    assert parts_of_a_tile(inputs, **options) == (4, 1)
+    check_operator("attention", inputs, options)
+
+
+@pytest.mark.parametrize("names", ("k", "v", "kv"))
+def test_gradients_of_keys_alone(names: str, gpu: torch.device) -> None:
+    inputs = inputs_of("few_key_heads", torch.bfloat16, gpu)
+    check_operator("attention", inputs, {"causal": True}, differentiate=[*names])
+
+
+@pytest.mark.parametrize("place", ("q", "k", "v"))
+@pytest.mark.parametrize("size", ("one_key_head", "not_grouped"))
+def test_non_finite_inputs_of_parts(size: str, place: str, gpu: torch.device) -> None:
+    """Parts that a masked element makes NaN are joined, marked and computed again."""
+    inputs = inputs_of(size, torch.bfloat16, gpu)
+    inputs[place][..., -3, 5] = torch.nan
+    check_operator("attention", inputs, {"causal": True})
 
 
 @pytest.mark.parametrize("layout", ("contiguous", "expanded", "sliced"))
@@ -90,10 +143,11 @@ def test_biases(size: str, kind: str, gpu: torch.device) -> None:
     check_operator("attention", inputs, {"return_lse": True})
 
 
-@pytest.mark.parametrize("size", ("several_rounds", "grouped", "narrow"))
+@pytest.mark.parametrize("size", ("several_rounds", "grouped", "narrow", "few_key_heads", "slots_in_turn"))
 def test_bits_are_reproducible(size: str, gpu: torch.device) -> None:
     """Parts are joined in one order: all but the queries' gradient, which is added to."""
-    call = Specimen("attention", "attention", attention_inputs, options={"return_lse": True})
+    options = {"return_lse": True, "causal": size in CAUSAL_SIZES}
+    call = Specimen("attention", "attention", attention_inputs, options=options)
     inputs = inputs_of(size, torch.bfloat16, gpu)
     grads = upstreams(call, inputs)
     first = results(call, inputs, grads)
@@ -103,11 +157,12 @@ def test_bits_are_reproducible(size: str, gpu: torch.device) -> None:
             assert_same_bits({name: first[name]}, {name: again[name]})
 
 
-def test_jobs_that_wait_for_each_other_are_whole(gpu: torch.device, deterministic: None) -> None:
-    inputs = inputs_of("several_rounds", torch.bfloat16, gpu)
-    assert tiles_in_parts(inputs) == 0
-    call = Specimen("attention", "attention", attention_inputs, options={"return_lse": True})
-    check_operator("attention", inputs, {"return_lse": True})
+@pytest.mark.parametrize("size", ("several_rounds", "few_key_heads"))
+def test_jobs_that_wait_for_each_other_are_whole(size: str, gpu: torch.device, deterministic: None) -> None:
+    inputs, options = inputs_of(size, torch.bfloat16, gpu), {"causal": size in CAUSAL_SIZES}
+    assert tiles_in_parts(inputs, **options) == 0 and parts_of_a_tile(inputs, **options) == (1, 1)
+    call = Specimen("attention", "attention", attention_inputs, options={"return_lse": True, **options})
+    check_operator("attention", inputs, {"return_lse": True, **options})
     grads = upstreams(call, inputs)
     assert_same_bits(results(call, inputs, grads), results(call, inputs, grads))
 
@@ -117,7 +172,8 @@ def test_jobs_that_wait_for_each_other_are_whole(gpu: torch.device, deterministi
 def test_streams_at_once(in_order: bool, options: dict[str, Any], gpu: torch.device) -> None:
     """Blocks wait for blocks while another stream's kernels, whose blocks wait too, hold multiprocessors."""
     call = Specimen("attention", "attention", attention_inputs, options=options)
-    batches = [inputs_of(size, torch.bfloat16, gpu) for size in ("several_rounds", "one_tile_left", "narrow")]
+    sizes = ("several_rounds", "one_tile_left", "narrow", "few_key_heads", "slots_in_turn")
+    batches = [inputs_of(size, torch.bfloat16, gpu) for size in sizes]
     torch.use_deterministic_algorithms(in_order)
     try:
         grads = [upstreams(call, inputs) for inputs in batches]
@@ -150,5 +206,11 @@ def test_graph_capture(gpu: torch.device) -> None:
 
 
 @pytest.mark.parametrize("options", ({"causal": True}, {"window": (50, 10)}), ids=("causal", "window"))
-def test_jobs_of_different_lengths_are_whole(options: dict[str, Any], gpu: torch.device) -> None:
-    assert tiles_in_parts(inputs_of("several_rounds", torch.bfloat16, gpu), **options) == 0
+def test_many_jobs_of_different_lengths_are_whole(options: dict[str, Any], gpu: torch.device) -> None:
+    inputs = inputs_of("several_rounds", torch.bfloat16, gpu)
+    assert tiles_in_parts(inputs, **options) == 0 and parts_of_a_tile(inputs, **options) == (1, 1)
+
+
+def test_jobs_of_a_window_are_whole(gpu: torch.device) -> None:
+    inputs = inputs_of("few_key_heads", torch.bfloat16, gpu)
+    assert parts_of_a_tile(inputs, window=(50, 10)) == (1, 1)

@@ -133,13 +133,14 @@ const std::vector<Expected> kExpected = {
     {"H100", "attention_forward empty", "simt", {}},
 
     // A block of prepare_rows takes 32 rows of width 64, or 16 rows of width 128.
+    // 4 x 8 tiles of keys, each in 2 x 2 parts of heads and of rows.
     {"H100",
      "attention_backward bfloat16 width 128 causal",
      "sm90",
      {{"prepare_rows<__nv_bfloat16, 16>", 16 * 64, 256},
       {"clear_marks", 1, 256},
       {"sm90::fold_backward_kernel<__nv_bfloat16, sm90::BackwardTile<128, 64, false, (sm90::RowSums)0>",
-       4 * 8, 384},
+       4 * 8 * 4, 384},
       {"repair_backward_kernel<", 4 * 132, 256}}},
     {"H100",
      "attention_backward bfloat16 width 128 deterministic",

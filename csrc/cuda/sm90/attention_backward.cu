@@ -12,7 +12,7 @@ constexpr bool planned() {
   const TileSize tile = tiles::at_once(kWidth, kBiased);
   return tile.rows == Tile::kRows && tile.columns == Tile::kColumns &&
          Parts::kThreads == tiles::kFixupThreads &&
-         Parts::kOfBlock == tiles::kFixupThreads * tiles::fixup_quads(kWidth);
+         Parts::kOfSlot == tiles::kFixupThreads * tiles::fixup_quads(kWidth);
 }
 static_assert(planned<64, false>() && planned<64, true>() && planned<128, false>() && planned<128, true>());
 

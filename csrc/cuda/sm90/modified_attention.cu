@@ -19,7 +19,7 @@ constexpr bool planned() {
   return forward.rows == Forward::kRows && forward.columns == Forward::kColumns &&
          backward.rows == Backward::kRows && backward.columns == Backward::kColumns &&
          Parts::kThreads == tiles::kFixupThreads &&
-         Parts::kOfBlock == tiles::kFixupThreads * tiles::fixup_quads(kWidth);
+         Parts::kOfSlot == tiles::kFixupThreads * tiles::fixup_quads(kWidth);
 }
 static_assert(planned<64, false>() && planned<64, true>() && planned<128, false>() && planned<128, true>());
 

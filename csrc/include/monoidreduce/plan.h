@@ -7,6 +7,7 @@
 #include <string>
 
 #include "monoidreduce/device/schedule/packing.h"
+#include "monoidreduce/device/schedule/parts.h"
 #include "monoidreduce/fold.h"
 #include "monoidreduce/launch/launch.h"
 
@@ -81,10 +82,13 @@ struct GradientSet {
 
 // How the blocks of attention's backward pass share its jobs (work tiles).
 struct JobSharing {
-  // The size of 16-byte aligned scratch; its last `words` words must be 0 at first. If split_jobs is 0, the scratch is an
-  // atomic counter of jobs.
+  // The size of 16-byte aligned scratch: the fix-up of split jobs, then an atomic counter of jobs if they differ in length. The
+  // last `words` words must be 0 at first.
   std::int64_t floats = 0, words = 0;
-  int split_jobs = 0;  // the number of jobs in the stream-K tail, each split over several blocks
+  // Equally long jobs: the number of those in the stream-K tail, each split over several blocks.
+  int split_jobs = 0;
+  // Jobs that differ in length: how each is split.
+  PartsOfJob parts = {};
   // Deterministic mode: semaphores make blocks add to the rows' gradients in a fixed order (semaphores.cuh; the scratch of the
   // semaphores is not counted here).
   bool in_turn = false;

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import pairwise
 
 import torch
 
@@ -131,6 +132,16 @@ def _triangle(n: int) -> int:
     return n * (n + 1) // 2 if n > 0 else 0
 
 
+def _parts_of(group: int, tiles: range, parts: tuple[int, int]) -> list[tuple[range, range]]:
+    """The heads of the group and the tiles of each part of a job. parts: of the heads and of the tiles."""
+
+    def split(all_of_them: range, count: int) -> list[range]:
+        ends = [len(all_of_them) * n // count for n in range(count + 1)]
+        return [all_of_them[begin:end] for begin, end in pairwise(ends)]
+
+    return [(heads, part) for part in split(tiles, parts[1]) for heads in split(range(group), parts[0])]
+
+
 def _tiles(size: int, tile: int) -> int:
     return -(-size // tile)
 
@@ -190,7 +201,7 @@ class _Problem:
 
     @property
     def partial(self) -> bool:
-        """Whether a window or a mask may exclude elements (stream_k_tail.h)."""
+        """Whether a window or a mask may exclude elements (job_split.h)."""
         bias = self.launch.arguments.get("bias")
         return not self.band.all or (bias is not None and bias.dtype == torch.bool)
 
@@ -223,7 +234,7 @@ class _Problem:
             return stay, stream
         shared, turns = (self.group, 1) if by_rows else (1, self.group)
         section = 1 if self.band.all else self.section(by_rows, streamed)
-        fold = _Fold(self.band, by_rows, tile, self.heads, shared, turns, section)
+        fold = _Fold(self.band, by_rows, tile, self.heads, shared, turns, section, self.plan.job_parts)
         return stay, _streamed(fold, stay, stream, gpu)
 
     def section(self, by_rows: bool, streamed: str) -> int:
@@ -257,8 +268,10 @@ class _Problem:
             return Work(
                 name, f"{name}{few}/{kernel}", self.width, 2.0 * products, jobs, read, written, shared=1
             )
-        found = self.band.jobs(by_rows, *tile)
-        jobs = Counter({tiles * group: count * all_heads for tiles, count in found.items()})
+        jobs = Counter[int]()
+        for tiles, count in self.band.jobs(by_rows, *tile).items():
+            for heads, part in _parts_of(group, range(tiles), self.plan.job_parts):
+                jobs[len(heads) * len(part)] += count * all_heads
         added = 4 * self.width * tile[1] * sum(tiles * count for tiles, count in jobs.items())
         return Work(
             name=name,
@@ -280,7 +293,8 @@ class _Fold:
 
     tile: (stationary lines, streamed lines). heads: key heads. group: stationary heads that use one of them.
     turns: query heads that stream past a stationary tile of a key head, one after another. section: heads
-    whose jobs are taken before those of the next ones.
+    whose jobs are taken before those of the next ones. parts: of the turns and of the tiles of a job, which
+    different blocks take.
     """
 
     band: Band
@@ -290,15 +304,25 @@ class _Fold:
     group: int
     turns: int
     section: int
+    parts: tuple[int, int]
 
-    def jobs(self, passed: Sequence[Sequence[int]], heads: int) -> Iterator[Job]:
+    def jobs(self, passed: Sequence[range], of_head: int, heads: int) -> Iterator[Job]:
         """The jobs of the first `heads` heads, in the order in which blocks take them.
 
-        passed: the tiles that stream past each tile.
+        passed: the tiles that stream past each tile, in each turn. of_head: the number of tiles that stream,
+            of a head.
         """
+
+        def in_turn(turns: range, passes: range) -> Sequence[int]:
+            if self.turns == 1:
+                return passes
+            return tuple(turn * of_head + n for turn in turns for n in passes)
+
+        parts = [[in_turn(*part) for part in _parts_of(self.turns, passes, self.parts)] for passes in passed]
         band = self.band.rows, self.band.columns, self.band.left, self.band.right
         for tile, head in _C.job_order(*band, self.by_rows, len(passed), heads, self.section):
-            yield tile, head, head // self.group, passed[tile]
+            for part in parts[tile]:
+                yield tile, head, head // self.group, part
 
 
 @lru_cache(1024)
@@ -308,7 +332,8 @@ def _streamed(fold: _Fold, stay: int, stream: int, gpu: Hardware) -> int:
     lines, others = (band.rows, band.columns) if fold.by_rows else (band.columns, band.rows)
     heads, of_head = fold.heads * fold.group, stream // (fold.heads * fold.turns)
     longest = band.longest(fold.by_rows, staying)
-    step = streaming * _tiles(_tiles(longest * fold.turns, _STEPS), streaming)
+    turns_of_job = _tiles(fold.turns, fold.parts[0])
+    step = streaming * _tiles(_tiles(longest * turns_of_job, _STEPS), streaming)
     many = _tiles(_tiles(lines, staying) * _tiles(longest, step), _STEPS_OF_HEAD)
     weight = Fraction(many)
     if longest * of_head > gpu.kept * others:  # nothing stays cached between jobs: merge `many` jobs into one
@@ -324,14 +349,8 @@ def _streamed(fold: _Fold, stay: int, stream: int, gpu: Hardware) -> int:
     together = max(fold.section, fold.group)
     some = min(together * _tiles(_JOBS, together * len(passed)), heads)  # the other heads read as much
     parts = _parts(others, step, of_head // others)
-    in_turn = [
-        passes
-        if fold.turns == 1
-        else tuple(turn * len(parts) + n for turn in range(fold.turns) for n in passes)
-        for passes in passed
-    ]
     steps = job_steps(
-        fold.jobs(in_turn, some),
+        fold.jobs(passed, len(parts), some),
         _parts(lines, staying, stay // (heads * lines)),
         parts * fold.turns,
         gpu.facts().multiprocessors,

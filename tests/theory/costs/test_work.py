@@ -155,6 +155,21 @@ def test_the_last_jobs_of_attention_are_split_as_planned() -> None:
     assert [split(long, False), split(long, True), split(short, False)] == [2048 % 132, 0, 0]
 
 
+def test_causal_jobs_of_groups_are_in_parts_as_planned() -> None:
+    """Of 8 heads in a group two are a part. Few jobs are split by rows too: 32 tiles of a head in 4 x 2."""
+
+    def jobs(batch: int, heads: int, key_heads: int) -> Counter[int]:
+        q, k = meta(batch, heads, 4096, 128), meta(batch, key_heads, 4096, 128)
+        return next(w.jobs for _, w in works("attention", q, k, k, causal=True) if "backward" in w.kernel)
+
+    whole = jobs(2, 32, 32)
+    assert whole == Counter(dict.fromkeys(range(2, 65, 2), 64))
+    assert jobs(2, 32, 4) == Counter({2 * tiles: count // 2 for tiles, count in whole.items()})
+    few = jobs(1, 8, 1)
+    assert few.total() == 32 * 4 * 2 and max(few) == 2 * 64 // 2
+    assert sum(tiles * count for tiles, count in few.items()) == 8 * sum(range(2, 65, 2))
+
+
 # What a profiler saw on an H100 at commit 96b0de2, less kernels of the bench and a second one of torch's sum.
 # Later code has no product of upstream gradients in the losses' backward passes; it is left out too. Nor does
 # it fill sums of the MLP with zeros, as it did once in its forward pass and three times in its backward pass.

@@ -19,9 +19,8 @@ namespace monoidreduce::sm90 {
 //   wanted             grad_out, and the gradients of rows (float, added to, if Tile::kAddsRows), columns and payload (element
 //                      type E, written). All must be present; the rows' only if Tile::kAddsRows.
 //   residuals, marks   as prepare_rows (row_residuals.cuh) left them; so are turns, in the deterministic mode
-//   sharing            16-byte aligned. If column tiles are not even: an atomic counter of jobs, 0 at first. If they are, and
-//                      backward_stream_k_tail splits jobs (stream-K tail): the ColumnFixup of their partial sums. Not read
-//                      in the deterministic mode.
+//   sharing            16-byte aligned. The ColumnFixup of the partial sums of split jobs (job_split.h). Behind it, if column
+//                      tiles are not even, an atomic counter of jobs, 0 at first. Not read in the deterministic mode.
 template <class E, class Tile, class B>
 BackwardArguments<Tile> backward_arguments(const FoldProblem& p, bool even, const FoldGradients& wanted,
                                            const RowResiduals& residuals, const RowMarks& marks,
@@ -41,12 +40,11 @@ BackwardArguments<Tile> backward_arguments(const FoldProblem& p, bool even, cons
       std::min(std::max(cached_heads(p, group_bytes, 1), kLeast), p.batch() * p.heads());
   const FoldShape shape = fold_shape(p, Tile::kInTurn ? heads_in_turn : section_of(p, group_bytes, 1));
   const DeviceFacts& gpu = device_facts(p.a.cuda_device);
-  const StreamKTail last =
-      Tile::kHasParts && even ? backward_stream_k_tail({Tile::kRows, Tile::kColumns}, p, gpu) : StreamKTail{};
-  unsigned* const counter = Tile::kInTurn ? turns.words
-                            : even        ? nullptr
-                                          : reinterpret_cast<unsigned*>(sharing);
-  const JobNumbers jobs(p.batch() * p.column_heads() * parts_of(p.columns(), Tile::kColumns), last, counter);
+  constexpr TileSize kTile{Tile::kRows, Tile::kColumns};
+  const JobSplit split = Tile::kHasParts ? backward_job_split(kTile, p, even, gpu) : JobSplit{};
+  const ColumnFixup<Tile> fixup(sharing, split.slots);
+  unsigned* const counter = Tile::kInTurn ? turns.words : even ? nullptr : fixup.end();
+  const JobNumbers jobs(column_jobs(kTile, p), split.parts, split.tail, counter);
   return {.rows = tensor_map(p.a, Tile::kRows),
           .grad_out = tensor_map(wanted.grad_out, Tile::kRows),
           .columns = tensor_map(p.b, Tile::kColumns),
@@ -62,12 +60,12 @@ BackwardArguments<Tile> backward_arguments(const FoldProblem& p, bool even, cons
           .turns = turns,
           .shape = shape,
           .jobs = jobs,
-          .parts = {sharing, last},
+          .fixup = fixup,
           .bias = bias_source<B>(p.bias, Tile::kRows)};
 }
 template <class Tile>
 unsigned backward_blocks(const JobNumbers& jobs, int cuda_device) {
-  return Tile::kStays ? jobs.blocks(multiprocessors(cuda_device)) : blocks_for(jobs.whole);
+  return Tile::kStays ? jobs.blocks(multiprocessors(cuda_device)) : blocks_for(jobs.before_tail);
 }
 template <class Tile, class B>
 inline constexpr std::size_t kBackwardBytes = sizeof(BackwardMemory<Tile, B>) + kSharedAlignment;

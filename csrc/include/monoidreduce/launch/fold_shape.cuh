@@ -6,8 +6,8 @@
 
 #include "monoidreduce/device/schedule/schedule.cuh"
 #include "monoidreduce/fold.h"
+#include "monoidreduce/launch/job_split.h"
 #include "monoidreduce/launch/sections.h"
-#include "monoidreduce/launch/stream_k_tail.h"
 
 namespace monoidreduce {
 

@@ -10,9 +10,9 @@
 // Two consumer warpgroups each own 64 of the 128 columns; a third warpgroup loads, and adds d_rows. A group
 // of heads shares columns (GQA): the gradients of the columns are summed in registers over all of its heads.
 //
-// The kernel is persistent: a block takes one tile of columns after another, and at last parts of some (the
-// stream-K tail, stream_k_tail.h). The first rows of a job are loaded while the gradients of the job before are
-// stored.
+// The kernel is persistent: a block takes one tile of columns after another. Several blocks may have parts of
+// one, each some of its rows or heads (schedule.cuh). The first rows of a job are loaded while the gradients of the job
+// before are stored.
 //
 // In deterministic mode (RowSums::kInTurn) tiles of columns add in a fixed order, and no job is split. The
 // last rows go first, because with a causal mask all tiles of a head keep these.
@@ -40,8 +40,8 @@ enum class RowSums { kAnyOrder, kInTurn, kElsewhere };
 
 // kWidth: the width of rows and of the payload, rounded up to whole slabs. kRows: rows of a tile.
 // kTransposed: the payload and its gradient are [payload width, columns] in memory (MLP). kStays: the kernel
-// is persistent; activations leave too few registers for that. kHasParts: at last a block takes parts of jobs
-// (backward_stream_k_tail).
+// is persistent; activations leave too few registers for that. kHasParts: jobs may be split
+// (launch/job_split.h).
 template <int kWidth_, int kRows_, bool kTransposed_, RowSums kRowSums>
 struct BackwardTile {
   static constexpr bool kTransposed = kTransposed_;
@@ -89,7 +89,7 @@ struct BackwardArguments {
   RowSemaphores turns;
   FoldShape shape;
   JobNumbers jobs;
-  ColumnFixup<Tile> parts;
+  ColumnFixup<Tile> fixup;
   BiasSource bias;  // boxes of kRows lines; or nothing
 };
 
@@ -125,7 +125,8 @@ struct alignas(kSharedAlignment) BackwardMemory {
   [[no_unique_address]] BiasRings<B, Tile::kConsumers, Tile::kRows, kFragmentRows, kOperands> biases;
   // Of the rows: P_i (log-sum-exp), and RowPolicy::upstream (centre: grad_lse - delta).
   float product[Tile::kStages][Tile::kRows], upstream[Tile::kStages][Tile::kRows];
-  ColumnJob job;  // the job whose columns are in memory; tiles < 0: there are no more
+  ColumnJob job;  // the job, or part of one, whose columns are in memory; tiles < 0: there are no more
+  JobPart part;
   Ring<Tile::kStages, ReadBy::kThreads> row_ring, grad_ring;
   Ring<1, ReadBy::kThreads> column_ring;
   RowStep steps[Tile::kStages];  // with a block mask: one for each stage of rows
@@ -153,10 +154,10 @@ struct HeldRows {
   int head, tile;
 
   __device__ __forceinline__ HeldRows(const FoldShape& shape, const ColumnJob& job, const Scores& scores)
-      : shape(shape), job(job), scores(scores), head(job.column_head * shape.group), tile(job.first_tile) {
+      : shape(shape), job(job), scores(scores), head(job.first_head), tile(job.first_tile) {
     find();
   }
-  __device__ __forceinline__ bool done() const { return head == (job.column_head + 1) * shape.group; }
+  __device__ __forceinline__ bool done() const { return head == job.end_head; }
   __device__ __forceinline__ void advance() {
     ++tile;
     find();
@@ -193,8 +194,10 @@ __device__ __forceinline__ void produce(const BackwardArguments<Tile>& p, const 
   for (int number = p.jobs.first(); number < p.jobs.end(); number = p.jobs.next(number)) {
     ColumnJob job = column_job<Tile::kRows, Tile::kColumns>(p.shape, p.jobs, number);
     const auto load_columns = [&] {
-      arch::Mbarrier* const arrived =
-          memory.column_ring.acquire(columns_at, 2 * ColumnsTile::kBytes, [&] { memory.job = job; });
+      arch::Mbarrier* const arrived = memory.column_ring.acquire(columns_at, 2 * ColumnsTile::kBytes, [&] {
+        memory.job = job;
+        if constexpr (Tile::kHasParts) memory.part = p.jobs.part(number);
+      });
       columns_at.advance();
       const arch::Box columns{0, job.column0, job.column_head, job.batch};
       ColumnsTile{memory.columns}.load(p.columns, columns, arrived);
@@ -236,7 +239,7 @@ __device__ __forceinline__ void produce(const BackwardArguments<Tile>& p, const 
         load_rows(step.head, step.row0, [&] { memory.steps[at.stage] = step; });
       }
     } else {
-      for (int head = job.column_head * p.shape.group; head < (job.column_head + 1) * p.shape.group; ++head) {
+      for (int head = job.first_head; head < job.end_head; ++head) {
 #pragma unroll 1
         for (int n = 0; n < job.tiles; ++n) load_rows(head, Tile::row0(job, n), [] {});
       }
@@ -300,7 +303,7 @@ __device__ __forceinline__ void add_rows(const BackwardArguments<Tile>& p, Memor
         more = !step.last;
       }
     } else {
-      for (int head = job.column_head * p.shape.group; head < (job.column_head + 1) * p.shape.group; ++head) {
+      for (int head = job.first_head; head < job.end_head; ++head) {
 #pragma unroll 1
         for (int n = 0; n < job.tiles; ++n) add(head, Tile::row0(job, n));
       }
@@ -581,7 +584,7 @@ struct BackwardConsumer {
         more = !step.last;
       }
     } else {
-      for (int head = job.column_head * p.shape.group; head < (job.column_head + 1) * p.shape.group; ++head) {
+      for (int head = job.first_head; head < job.end_head; ++head) {
 #pragma unroll 1
         for (int n = 0; n < job.tiles; ++n) {
           run_tile(job, head, Tile::row0(job, n), false);
@@ -652,28 +655,29 @@ struct BackwardConsumer {
 
   // For a part of a job: joins all parts if it has the job's last tile, and returns true. Otherwise stores
   // its sums for the block that does.
-  __device__ __forceinline__ bool join_parts(const JobParts& of_job) {
+  __device__ __forceinline__ bool join_parts(const JobPart& own_part) {
     constexpr int kOfOne = kWidth / 2 / 4;
-    const ColumnFixup<Tile>& parts = p.parts;
+    const ColumnFixup<Tile>& fixup = p.fixup;
     const auto part = [&](int n) -> float* {
       return n < kOfOne ? &d_columns[4 * n] : &d_payload[4 * (n - kOfOne)];
     };
-    if (static_cast<int>(blockIdx.x) != of_job.last_block) {
-      parts.leave([&](int n) {
+    if (!own_part.joins()) {
+      fixup.leave(own_part.own, [&](int n) {
         const float* const own = part(n);
         return float4{own[0], own[1], own[2], own[3]};
       });
       return false;
     }
 #pragma unroll 1
-    for (int block = of_job.first_block; block < of_job.last_block; ++block) {
-      const float4* const other = parts.take(block);
+    for (int place = own_part.first; place < own_part.last; ++place) {
+      fixup.take(place, [&](const float4* other) {
 #pragma unroll
-      for (int n = 0; n < 2 * kOfOne; ++n) {
-        const float4 quad = other[n * ColumnFixup<Tile>::kThreads];
-        float* const own = part(n);
-        own[0] += quad.x, own[1] += quad.y, own[2] += quad.z, own[3] += quad.w;
-      }
+        for (int n = 0; n < 2 * kOfOne; ++n) {
+          const float4 quad = other[n * ColumnFixup<Tile>::kThreads];
+          float* const own = part(n);
+          own[0] += quad.x, own[1] += quad.y, own[2] += quad.z, own[3] += quad.w;
+        }
+      });
     }
     return true;
   }
@@ -706,7 +710,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       const ColumnJob& job = consumer.receive();
       if (job.tiles < 0) break;
       consumer.run(job);
-      if (!Tile::kHasParts || job.parts.whole() || consumer.join_parts(job.parts))
+      if (!Tile::kHasParts || memory.part.whole() || consumer.join_parts(memory.part))
         consumer.store_columns(job);
       consumer.release_columns();
     } while (Tile::kStays);

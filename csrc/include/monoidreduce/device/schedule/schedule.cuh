@@ -6,12 +6,14 @@
 // ones to start are short.
 //
 // Blocks take jobs of different lengths from an atomic counter. So they do jobs of columns that wait for each
-// other (semaphores.cuh). Other jobs have a fixed order, and the last of them may be split between blocks
-// (stream_k_tail.h).
+// other (semaphores.cuh). Other jobs have a fixed order. A job of columns may be split between blocks: every job
+// if jobs differ in length, otherwise the last ones (stream_k_tail.h). Then the parts' sums are joined
+// (stream_k_fixup.cuh).
 #pragma once
 
 #include <algorithm>
 
+#include "monoidreduce/device/schedule/parts.h"
 #include "monoidreduce/device/schedule/stream_k_tail.h"
 #include "monoidreduce/score.h"
 
@@ -179,64 +181,88 @@ struct SplitSchedule {
   }
 };
 
-// The blocks that have parts of a split job (stream_k_tail.h); none if the job is whole.
-struct JobParts {
-  int first_block = -1, last_block = -1;
-  __device__ __forceinline__ bool whole() const { return first_block < 0; }
+// A part of a split job: the places (stream_k_fixup.cuh) of the job's first and last part, and of this one. Who
+// has the last part joins all. A whole job has no places.
+struct JobPart {
+  int first = -1, last = -1, own = -1;
+  __device__ __forceinline__ bool whole() const { return first < 0; }
+  __device__ __forceinline__ bool joins() const { return own == last; }
 };
 
-// The numbers of the jobs that the calling block takes: first whole jobs, then its parts of the stream-K
-// tail. With a counter, a block takes a job only after all jobs with lower numbers have been taken by blocks
+// The numbers of the jobs, or of the parts of jobs, that the calling block takes; at last those of its parts of
+// the stream-K tail. With a counter, a block takes a number only after all lower ones have been taken by blocks
 // that are running: it may wait for these.
 struct JobNumbers {
-  unsigned* counter;  // in global memory, initially 0; null: jobs have a fixed order
-  int whole;          // jobs that are not split
-  StreamKTail last;
+  unsigned* counter;  // in global memory, initially 0; null: the order is fixed
+  PartsOfJob parts;   // of each job that is not in the tail
+  int before_tail;    // the number of all these parts
+  StreamKTail tail;
 
-  JobNumbers(std::int64_t jobs, const StreamKTail& last, unsigned* counter)
-      : counter(counter), whole(static_cast<int>(jobs) - last.jobs), last(last) {}
+  JobNumbers(std::int64_t jobs, const PartsOfJob& parts, const StreamKTail& tail, unsigned* counter)
+      : counter(counter),
+        parts(parts),
+        before_tail(static_cast<int>(jobs * parts.count()) - tail.jobs),
+        tail(tail) {}
 
   // The number of blocks of the grid.
   unsigned blocks(int multiprocessors) const {
-    return static_cast<unsigned>(std::min(std::max(whole, last.blocks), multiprocessors));
+    return static_cast<unsigned>(std::min(std::max(before_tail, tail.blocks), multiprocessors));
   }
-  __device__ __forceinline__ int end() const { return whole + 2 * last.blocks; }
-  __device__ __forceinline__ int first() const { return or_part(counter ? taken() : blockIdx.x); }
+  __device__ __forceinline__ int end() const { return before_tail + 2 * tail.blocks; }
+  __device__ __forceinline__ int first() const { return or_of_tail(counter ? taken() : blockIdx.x); }
   __device__ __forceinline__ int next(int number) const {
-    if (number < whole) return or_part(counter ? taken() : number + gridDim.x);
+    if (number < before_tail) return or_of_tail(counter ? taken() : number + gridDim.x);
     return which(number) == 1 ? number + 1 : end();
   }
-  __device__ __forceinline__ bool is_part(int number) const { return number >= whole; }
-  __device__ __forceinline__ StreamKTail::Part part(int number) const {
-    return last.part(blockIdx.x, which(number));
+  __device__ __forceinline__ bool in_tail(int number) const { return number >= before_tail; }
+  __device__ __forceinline__ StreamKTail::Part part_of_tail(int number) const {
+    return tail.part(blockIdx.x, which(number));
   }
-  __device__ __forceinline__ JobParts blocks_of(int part_job) const {
-    return {last.first_block(part_job), last.last_block(part_job)};
+  __device__ __forceinline__ JobPart part(int number) const {
+    if (in_tail(number)) {
+      const int job = part_of_tail(number).job;
+      return {tail.first_block(job), tail.last_block(job), static_cast<int>(blockIdx.x)};
+    }
+    const int count = parts.count(), job = number / count, first = job * (count - 1);
+    return count == 1 ? JobPart{} : JobPart{first, first + count - 1, number - job};
   }
 
  private:
   __device__ __forceinline__ int taken() const { return static_cast<int>(atomicAdd(counter, 1u)); }
   // A block's second part comes first, because another block joins it (stream_k_fixup.cuh).
-  __device__ __forceinline__ int which(int number) const { return 1 - (number - whole) % 2; }
-  // `number` if it is a whole job's; otherwise the number of the block's first part, or end() if it has none.
-  __device__ __forceinline__ int or_part(int number) const {
-    if (number < whole) return number;
-    if (static_cast<int>(blockIdx.x) >= last.blocks) return end();
-    return whole + 2 * blockIdx.x + (last.part(blockIdx.x, 1).tiles > 0 ? 0 : 1);
+  __device__ __forceinline__ int which(int number) const { return 1 - (number - before_tail) % 2; }
+  // `number` if it is not in the tail; otherwise that of the block's first part there, or end() if it has none.
+  __device__ __forceinline__ int or_of_tail(int number) const {
+    if (number < before_tail) return number;
+    if (static_cast<int>(blockIdx.x) >= tail.blocks) return end();
+    return before_tail + 2 * blockIdx.x + (tail.part(blockIdx.x, 1).tiles > 0 ? 0 : 1);
   }
 };
 
-// A tile of columns, with the rows that keep any of these columns, in every query head of the group.
+// Part `part` of `parts` equal parts of `all`. The first ones may have one more.
+struct Share {
+  int begin, count;
+  __device__ __forceinline__ Share(int all, int part, int parts) {
+    const int least = all / parts, rest = all - least * parts;
+    begin = part * least + ::min(part, rest), count = least + (part < rest ? 1 : 0);
+  }
+};
+
+// A tile of columns, with the rows that keep any of these columns, in every query head of the group, or in some.
 struct ColumnJob {
   int batch, column_head, column0;
-  int first_tile, tiles;  // row tiles of each head
-  JobParts parts{};
+  int first_head, end_head;  // query heads
+  int first_tile, tiles;     // row tiles of each head
 
   // Reduces the job to part `part` of `parts` equal parts of its rows.
   __device__ __forceinline__ void take_part(int part, int parts) {
-    const auto begin_of = [&](int n) { return static_cast<int>(std::int64_t{tiles} * n / parts); };
-    const int begin = begin_of(part), end = begin_of(part + 1);
-    first_tile += begin, tiles = end - begin;
+    const Share own(tiles, part, parts);
+    first_tile += own.begin, tiles = own.count;
+  }
+  // The same of its heads.
+  __device__ __forceinline__ void take_heads(int part, int parts) {
+    const Share own(end_head - first_head, part, parts);
+    first_head += own.begin, end_head = first_head + own.count;
   }
 };
 
@@ -252,18 +278,32 @@ __device__ __forceinline__ ColumnJob column_job(const FoldShape& shape, int inde
   const int begin = ::max(shape.first_row(column0), 0);
   const int end = ::min(shape.end_row(last_column), shape.rows);
   const int first_tile = begin / kRows;
-  return {shape.batch_of(batch_head, column_heads), shape.head_of(batch_head, column_heads), column0,
-          first_tile, ::max((end + kRows - 1) / kRows - first_tile, 0)};
+  const int column_head = shape.head_of(batch_head, column_heads);
+  return {shape.batch_of(batch_head, column_heads),
+          column_head,
+          column0,
+          column_head * shape.group,
+          (column_head + 1) * shape.group,
+          first_tile,
+          ::max((end + kRows - 1) / kRows - first_tile, 0)};
 }
 // The job with a number of JobNumbers, or the part of a job.
 template <int kRows, int kColumns>
 __device__ __forceinline__ ColumnJob column_job(const FoldShape& shape, const JobNumbers& numbers,
                                                 int number) {
-  if (!numbers.is_part(number)) return column_job<kRows, kColumns>(shape, number);
-  const StreamKTail::Part part = numbers.part(number);
-  ColumnJob job = column_job<kRows, kColumns>(shape, numbers.whole + part.job);
-  job.first_tile += part.first_tile, job.tiles = part.tiles;
-  job.parts = numbers.blocks_of(part.job);
+  if (numbers.in_tail(number)) {
+    const StreamKTail::Part part = numbers.part_of_tail(number);
+    ColumnJob job = column_job<kRows, kColumns>(shape, numbers.before_tail + part.job);
+    job.first_tile += part.first_tile, job.tiles = part.tiles;
+    return job;
+  }
+  const int parts = numbers.parts.count();
+  if (parts == 1) return column_job<kRows, kColumns>(shape, number);
+  const int index = number / parts, part = number - index * parts;
+  ColumnJob job = column_job<kRows, kColumns>(shape, index);
+  const int part_of_rows = part / numbers.parts.heads;
+  job.take_heads(part - part_of_rows * numbers.parts.heads, numbers.parts.heads);
+  job.take_part(part_of_rows, numbers.parts.rows);
   return job;
 }
 
