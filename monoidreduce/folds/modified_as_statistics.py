@@ -109,7 +109,7 @@ def modified_attention(
 def seen_in_sequences(
     q: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, left: int, right: int, first: int = 0
 ) -> Tensor:
-    """`Mask.bounds` of packed sequences, by ops that torch.func's transforms follow. first: q's first token."""
+    """`Mask.bounds` of packed sequences, by ops that torch.func can follow. first: q's first token."""
     of_q, of_k = (t.to(q.device, torch.int64) for t in (cu_seqlens_q, cu_seqlens_k))
     query = torch.arange(first, first + q.shape[2], device=q.device)
     number = torch.searchsorted(of_q[1:], query, right=True)  # of the query's sequence

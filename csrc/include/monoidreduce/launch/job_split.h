@@ -62,8 +62,8 @@ inline PartsOfJob backward_parts(TileSize tile, const FoldProblem& p, const Devi
   };
   const std::int64_t of_heads = parts(parts_of(group, kHeadsOfPart), group, longest * group);
   const std::int64_t column_heads = p.batch() * p.column_heads() * of_heads;
-  // Causal jobs are half as long as the longest on average, so twice as many as blocks are enough.
-  if (column_heads * column_tiles >= 2 * gpu.multiprocessors) return {int(of_heads), 1};
+  // (H200, 6 heads of 4096 tokens: 192 jobs take 0.335 ms whole, and 0.379 in parts.)
+  if (column_heads * column_tiles >= gpu.multiprocessors) return {int(of_heads), 1};
   std::int64_t all = 0;
   for (std::int64_t n = 0; n < column_tiles; ++n) all += tiles_of(n * tile.columns);
   all = std::max<std::int64_t>(all * column_heads, 1);
