@@ -244,6 +244,25 @@ def test_compiles_and_hardly_spills(
     assert "C75" not in image.log  # products that wait for each other
 
 
+@pytest.mark.parametrize("packed", (False, True), ids=("batch", "packed"))
+@pytest.mark.parametrize(
+    ("tier", "which", "width"),
+    sampled([k for k in KERNELS if k[1] == BACKWARD], (("sm80", BACKWARD, 128), ("sm90", BACKWARD, 64))),
+)
+@pytest.mark.parametrize("make", (mods.learned, mods.relative_position), ids=lambda make: make.__name__)
+def test_gradients_of_tables_compile_and_hardly_spill(
+    nvrtc: None, make: Any, tier: str, which: str, width: int, packed: bool
+) -> None:
+    case = make(2, 4, 37, 53, dtype=torch.float32, device=CPU)
+    text = mods_of(case.score_mod, case.mask_mod, packed=packed).text
+    assert "kGathers" in scores_source(text, tables=True).text
+    capability = (9, 0) if tier == "sm90" else (8, 0)
+    options: dict[str, bool] = {"steps": tier == "sm90", "tables": True}
+    image = kernels.compiled_scores(text, which, packed, torch.bfloat16, width, tier, capability, **options)
+    assert max(int(bytes) for bytes in SPILLS.findall(image.log)) <= 32, image.log
+    assert "C75" not in image.log
+
+
 WEIGHTS = (
     lambda s: torch.sigmoid(s - 5.0),
     lambda s: torch.relu(s) ** 2,
