@@ -190,6 +190,9 @@ def explain(
     if "program" in given:
         tier = None if forward.plan is None else forward.plan.tier
         reasons += _of_mods(operator, call, given["program"], gpu is not None, tier)
+        table = given.get("table")
+        if table is not None and table.requires_grad:
+            reasons.append(_of_tables(run))
     reasons.append(of_dtypes(dtype))
     if call.get("sinks") is not None and forward.launch is not None:
         reasons.append(_of_sinks(call, run))
@@ -385,6 +388,15 @@ def _of_mods(operator: str, call: dict[str, Any], program: str, on_gpu: bool, ti
         tile = ", in tiles of 64 queries and 64 keys that meet no other block" if simt else ""
         reasons.append(skipped + tile)
     return reasons
+
+
+def _of_tables(run: DryRun) -> str:
+    if any("d_table" in launch.arguments for launch in run.launches):
+        return "the backward kernels add up the gradients of captured tensors whose index has the key"
+    return (
+        "gradients of captured tensors are folds; torch computes those of an index with query and key, in "
+        "chunks of keys"
+    )
 
 
 def _way_out(op: Any, name: str) -> str:

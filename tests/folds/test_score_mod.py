@@ -475,6 +475,20 @@ def test_compile_of_a_mask_of_torch() -> None:
     assert_near([torch.compile(call, fullgraph=True, backend="eager")(*leaves)], [call(*leaves)])
 
 
+def test_explain_gradients_of_captured_tensors() -> None:
+    table = torch.randn(2, 40, requires_grad=True)
+    q = torch.randn(1, 2, 16, 64, dtype=torch.bfloat16)
+    call: dict[str, Any] = {"score_mod": lambda s, b, h, i, j: s + table[h, i - j + 16]}
+    on_gpu, on_cpu = (
+        mr.explain("attention", q, q, q, **call, hardware="h100"),
+        mr.explain("attention", q, q, q, **call),
+    )
+    assert "the backward kernels add up the gradients of captured tensors" in str(on_gpu)
+    assert "torch computes those of an index with query and key" in str(on_cpu)
+    call = {"score_mod": lambda s, b, h, i, j: s + table.detach()[h, i - j + 16]}
+    assert "captured" not in str(mr.explain("attention", q, q, q, **call, hardware="h100"))
+
+
 def test_explain() -> None:
     leaves = operands((1, 2, 1, 64, 64, 8, 8), torch.float32)
     mask = lambda b, h, i, j: i >= j  # noqa: E731
