@@ -281,7 +281,7 @@ class PairByTorch:
 
     def statistics_fold(self, *given: Any) -> None:
         *operands, row, column, label, column_index, table, table_index, values, low, indices = given[:13]
-        scratch, kernels, _, scale, *_, plan = given[13:]
+        scratch, kernels, _, _, scale, *_, plan = given[13:]
         assert [row, column, column_index, table, table_index] == [None] * 5
         assert plan.tier == "simt" and len(scratch) == plan.scratch and kernels == 7
         assert low.shape == indices.shape == (0, len(operands[0])) and label.shape == (1, len(operands[0]))

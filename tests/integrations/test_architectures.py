@@ -36,8 +36,18 @@ def step(model: Any, inputs: dict[str, Tensor]) -> Step:
     return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
+def exact_step(eager: Any, inputs: dict[str, Tensor]) -> Step:
+    """In float64; by torch's fused attention where eager attention is not finite for masked rows."""
+    found = step(copy.deepcopy(eager).double(), inputs)
+    if found[0].isfinite():
+        return found
+    fused = copy.deepcopy(eager).double()
+    fused.set_attn_implementation("sdpa")
+    return step(fused, inputs)
+
+
 def assert_same(ours: Any, eager: Any, inputs: dict[str, Tensor], expected: Step) -> None:
-    assert_same_step(step(ours, inputs), expected, lambda: step(copy.deepcopy(eager).double(), inputs))
+    assert_same_step(step(ours, inputs), expected, lambda: exact_step(eager, inputs))
 
 
 def cases(eager: Any) -> dict[str, tuple[dict[str, Tensor], Step]]:
@@ -79,8 +89,10 @@ def assert_no_leak(ours: Any, eager: Any, inputs: dict[str, Tensor]) -> None:
     last = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
     changed[last] = inputs[last].clone()
     changed[last][:, LENGTH - 4] = 71
+    by_eager = (logits(eager, changed) - logits(eager, inputs)).abs().amax(-1)
     moved = (logits(ours, changed) - before).abs().amax(-1)
-    assert moved[:, : LENGTH - 4].max() <= 1e-6 < moved[:, LENGTH - 4 :].max()
+    rounding = max(1e-6, 2 * float(by_eager[:, : LENGTH - 4].max()))  # it moves those of eager too
+    assert moved[:, : LENGTH - 4].max() <= rounding < moved[:, LENGTH - 4 :].max()
 
 
 def assert_same_tokens(ours: Any, eager: Any, inputs: dict[str, Tensor]) -> None:
