@@ -37,9 +37,9 @@ KeptScores<Bits, Scores> kept_scores(const Scores& scores, const Call& x, const 
   return {scores, kept.words, kept.words_of_row, kept.first_class, row_order(p)};
 }
 
-// kTopOfMore: the tile has enough registers for the index of the largest logit where logits have a bias or a
-// softcap, or classes are kept.
-template <class Tile, bool kTopOfMore>
+// kTopOfLogits: the tile has enough registers for the index of the largest logit where logits have a bias or
+// a softcap. kKept: for kept classes.
+template <class Tile, bool kTopOfLogits, bool kKept>
 void log_probs_forward_pass(const LogProbsForward& x, const Launch& launch) {
   const FoldProblem problem = cross_entropy_problem(x);
   const LogProbsResults results{log_probs_rows<float, double>(x)};
@@ -51,20 +51,24 @@ void log_probs_forward_pass(const LogProbsForward& x, const Launch& launch) {
         fold_contraction<E, Tile>(m, scores_of(part), part, results, x.scratch.data, launch);
       });
     };
-    const auto run_more = [&](const auto& scores_of) {
-      if constexpr (kTopOfMore)
+    const auto run_logits = [&](const auto& scores_of) {
+      if constexpr (kTopOfLogits)
         with_log_probs<Bits>(x, [&](const auto& m) { run(m, scores_of); });
       else
         run(LogProbs<Bits>{}, scores_of);
     };
     const auto logits = logit_scores<E>(problem, x.bias);
     const ScaledScores<Bits> scores(problem.score, kLog2E);
-    if (x.mask.present()) {
-      if (has_bias_or_softcap(x))  // then there is no top1 (obstacle)
-        return run(LogProbs<Bits>{}, [&](const FoldProblem& part) { return kept_scores(logits, x, part); });
-      return run_more([&](const FoldProblem& part) { return kept_scores(scores, x, part); });
+    if constexpr (kKept) {
+      if (x.mask.present()) {
+        if (has_bias_or_softcap(x))
+          return run(LogProbs<Bits>{}, [&](const FoldProblem& part) { return kept_scores(logits, x, part); });
+        return with_log_probs<Bits>(x, [&](const auto& m) {
+          run(m, [&](const FoldProblem& part) { return kept_scores(scores, x, part); });
+        });
+      }
     }
-    if (has_bias_or_softcap(x)) return run_more([&](const FoldProblem&) { return logits; });
+    if (has_bias_or_softcap(x)) return run_logits([&](const FoldProblem&) { return logits; });
     with_log_probs<Bits>(x, [&](const auto& m) { run(m, [&](const FoldProblem&) { return scores; }); });
   });
 }

@@ -14,7 +14,7 @@ static_assert(kStateFloats<TopLogProbs<Bits>> == kStateFloats<TopLogProbs<float>
 
 template <>
 void run(const LogProbsForward& x, const Plan&, const Launch& launch) {
-  log_probs_forward_pass<Tile, false>(x, launch);
+  log_probs_forward_pass<Tile, false, false>(x, launch);
 }
 
 template <>

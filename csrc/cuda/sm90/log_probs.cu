@@ -59,7 +59,7 @@ void log_probs_forward_saving(const LogProbsForward& x, const Plan& plan, const 
 template <>
 void run(const LogProbsForward& x, const Plan& plan, const Launch& launch) {
   if (x.kept.present()) return log_probs_forward_saving(x, plan, launch);
-  log_probs_forward_pass<Tile, true>(x, launch);
+  log_probs_forward_pass<Tile, true, true>(x, launch);
 }
 
 template <>

@@ -89,9 +89,8 @@ inline const char* obstacle(const LogProbsForward& x) {
              : nullptr;
 }
 inline const char* sm80_obstacle(const LogProbsForward& x) {
-  if (!x.top1.present()) return nullptr;
-  if (x.mask.present()) return "top1 is of kept classes";
-  return has_bias_or_softcap(x) ? "top1 is of logits with a bias or a softcap" : nullptr;
+  if (x.mask.present()) return "some classes are kept";
+  return x.top1.present() && has_bias_or_softcap(x) ? "top1 is of logits with a bias or a softcap" : nullptr;
 }
 inline void check_kept_weights(const LogProbsForward& x) {
   check_kept(x);
