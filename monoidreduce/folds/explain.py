@@ -177,7 +177,10 @@ def explanation_of(
 
 
 def with_targets(explanation: Explanation, run: DryRun, gpu: _C.DeviceFacts | None) -> Explanation:
-    """What `linear_topk` runs: the fold is explained, and the dry run is of a call that is differentiated."""
+    """What `linear_topk` runs.
+
+    explanation: of the fold that finds the classes. run: of a differentiated call.
+    """
     forward, backward = passes_of(run)
     deterministic, order = order_of(backward)
     twice = (

@@ -160,20 +160,14 @@ def backward(
     if weights and grad_out is None:
         grad_out = torch.zeros_like(out)
     saved = (out, lse, lse_low, out_low)
-    wanted, of_table = [*needed[:3], False, needed[4]], needed[3] and table is not None
-
-    def run(scores: ProgramScores) -> list[Tensor]:
-        return _gradients(scores, grad_out, grad_lse, q, k, v, sinks, saved, wanted)
-
-    if of_table and table is not None and kernels_sum(scores, q, k):
-        wanted[0] = needed[0] or not any(needed[1:3])  # kernels that have nothing else to do do not run
+    wanted = [*needed[:3], False, needed[4]]
+    if table is not None and needed[3] and kernels_sum(scores, q, k):
         scores = scores._replace(d_table=torch.zeros_like(table))
-        found = run(scores)
-        if not needed[0]:
-            found[0] = no_gradient([q])
-    else:
-        found = run(scores)
-    if of_table:
+        wanted[0] = needed[0] or not any(needed[1:3])  # kernels that have nothing else to do do not run
+    found = _gradients(scores, grad_out, grad_lse, q, k, v, sinks, saved, wanted)
+    if not needed[0]:
+        found[0] = no_gradient([q])
+    if table is not None and needed[3]:
         found[3] = table_gradient(scores, q, k, v, grad_out, grad_lse, lse, lse_low)
     scores.mask.undefine(*found)
     return found

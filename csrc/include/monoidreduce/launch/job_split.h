@@ -38,7 +38,7 @@ inline StreamKTail backward_stream_k_tail(TileSize tile, const FoldProblem& p, c
 }
 
 // How every job is split if jobs differ in length, as under a causal mask. In a window most jobs are equally long, and stay whole.
-// So do those of packed sequences, whose lengths only the device knows.
+// Jobs of packed sequences stay whole too: the host, which splits jobs, does not know the sequences' lengths.
 //
 // Grouped queries: blocks that begin the heads of a group together move apart from head to head, because their jobs have
 // different lengths. Then they read different rows, and the L2 cache has room for those of about kHeadsOfPart heads.
