@@ -36,6 +36,14 @@ def topk_calls(size: dict[str, Any], device: torch.device) -> Calls:
     return {"torch": stored, "monoidreduce": functools.partial(mr.linear_topk, x, weight, BEST)}
 
 
+def topk_step_calls(size: dict[str, Any], device: torch.device) -> Calls:
+    x, weight = head(size, device)
+    return {
+        "torch": step(lambda x, w: (x @ w.mT).log_softmax(1).topk(BEST).values.sum(), x, weight),
+        "monoidreduce": step(lambda x, w: mr.linear_topk(x, w, BEST).log_probs.sum(), x, weight),
+    }
+
+
 def sample_calls(size: dict[str, Any], device: torch.device) -> Calls:
     x, weight = head(size, device)
     seed = torch.zeros((), dtype=torch.int64, device=device)
@@ -92,6 +100,7 @@ def cases(device: torch.device, quick: bool) -> Iterator[tuple[str, dict[str, An
     width = {"V": 1000, "D": 64} if small else {"V": 128256, "D": 4096}
     many = {"N": 64 if small else 8192, **width}
     yield "linear_topk", many | {"k": BEST}, topk_calls(many, device)
+    yield "linear_topk, step", many | {"k": BEST}, topk_step_calls(many, device)
     for rows in (16,) if small else (64, 256, 8192):
         size = {"N": rows, **width}
         yield "linear_sample", size, sample_calls(size, device)

@@ -695,8 +695,8 @@ def tables(document: Row) -> str:
         parts += [
             "### Classes of a head",
             "Median milliseconds, the ratio to the first column, and peak memory. The times of "
-            "linear_log_probs and linear_cross_entropy are of a forward and a backward pass, those of the "
-            "others of a forward pass.",
+            "linear_log_probs, linear_cross_entropy and steps are of a forward and a backward pass, those of "
+            "the others of a forward pass.",
             calls_table(heads, 2),
         ]
     models = document.get("models", [])
