@@ -18,7 +18,16 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from bench.attention import through
-from bench.harness import Case, Contender, Stopwatch, attempt, differences, dtype_name, run_once
+from bench.harness import (
+    AUTOTUNED,
+    Case,
+    Contender,
+    Stopwatch,
+    attempt,
+    differences,
+    dtype_name,
+    run_once,
+)
 from monoidreduce import reference
 from monoidreduce.demo.memory import Problem
 
@@ -59,7 +68,7 @@ def loss_contenders(definition: Any, of_16_bit_products: Contender, case: Case) 
     if case.device.type == "cuda":
         # The same with 16-bit factors: the error of rounding the dlogits once.
         careful["torch, float32 logits of 16-bit products"] = of_16_bit_products
-    return case.contenders | careful
+    return {name: of for name, of in case.contenders.items() if name != AUTOTUNED} | careful
 
 
 def on_a_gpu(contender: Contender) -> Contender:
@@ -91,7 +100,8 @@ class Operator(NamedTuple):
 
     definition: takes a case's inputs in any dtype.
     contenders: chooses the contenders of a case.
-    parts: names of the output and of the gradients.
+    parts: names of the output, of the gradients and of what `beside` finds.
+    beside: takes the inputs and the results, and finds parts of the results whose error is told by itself.
     stds: standard deviations of the logits or scores.
     on_cpu, on_cuda, quick: parameters of the cases on a CPU, on a GPU, and of a quick run.
     """
@@ -99,15 +109,34 @@ class Operator(NamedTuple):
     definition: Any
     contenders: Callable[[Case], dict[str, Contender]]
     parts: tuple[str, ...]
+    beside: Callable[[tuple[Tensor, ...], list[Tensor]], list[Tensor]]
     stds: tuple[float, ...]
     on_cpu: list[dict[str, Any]]
     on_cuda: list[dict[str, Any]]
     quick: list[dict[str, Any]]
 
 
-def _linear_loss(definition: Any, of_16_bit_products: Contender, **sizes: Any) -> Operator:
+def nothing(inputs: tuple[Tensor, ...], results: list[Tensor]) -> list[Tensor]:
+    return []
+
+
+def of_other_classes(inputs: tuple[Tensor, ...], results: list[Tensor]) -> list[Tensor]:
+    """The rows of dW of classes that are no token's target. Rows of targets are larger, and hide them."""
+    weight, target = inputs[1:]
+    others = torch.ones(len(weight), dtype=torch.bool, device=weight.device)
+    others[target] = False
+    return [results[2][others]]
+
+
+def _linear_loss(
+    definition: Any,
+    of_16_bit_products: Contender,
+    parts: tuple[str, ...] = (),
+    beside: Callable[[tuple[Tensor, ...], list[Tensor]], list[Tensor]] = nothing,
+    **sizes: Any,
+) -> Operator:
     contenders = functools.partial(loss_contenders, definition, of_16_bit_products)
-    return Operator(definition, contenders, ("loss", "dX", "dW"), (1.0, 4.0, 8.0), **sizes)
+    return Operator(definition, contenders, ("loss", "dX", "dW", *parts), beside, (1.0, 4.0, 8.0), **sizes)
 
 
 def _attention(**sizes: dict[str, Any]) -> Operator:
@@ -119,13 +148,15 @@ def _attention(**sizes: dict[str, Any]) -> Operator:
     """
     of_few_too = {place: [size, size | {"N": 6}] for place, size in sizes.items()}
     parts = ("out", "d_q", "d_k", "d_v")
-    return Operator(reference.attention, attention_contenders, parts, (1.0, 6.0, 36.0), **of_few_too)
+    return Operator(reference.attention, attention_contenders, parts, nothing, (1.0, 6.0, 36.0), **of_few_too)
 
 
 OPERATORS = {
     "cross_entropy": _linear_loss(
         reference.linear_cross_entropy,
         cross_entropy_of_products,
+        ("dW of other classes",),
+        of_other_classes,
         on_cpu=[{"N": 256, "V": 32000, "D": 512}],
         on_cuda=[{"N": 1024, "V": 128256, "D": 4096}],
         quick=[{"N": 16, "V": 500, "D": 64}],
@@ -152,17 +183,22 @@ def _in(dtype: torch.dtype, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 def measure_errors(op: str, device: torch.device, std: float, parameters: dict[str, Any]) -> dict[str, Any]:
     """One row: for each contender and part, the relative error by norm, the largest and the mean error."""
-    definition, contenders, parts = OPERATORS[op][:3]
+    definition, contenders, parts, beside = OPERATORS[op][:4]
     case = importlib.import_module(f"bench.{op}").case(DTYPE, device, std=std, **parameters)
     case = replace(case, contenders=contenders(case))
     watch = Stopwatch(device)
     inputs, grad = case.drawn()
     exact = _in(torch.float64, inputs)
     leaves = tuple(tensor.requires_grad_() for tensor in exact[: case.leaves])
-    expected = run_once(Problem(lambda: definition(*exact), leaves, grad.double()), watch)[1]
+
+    def results_of(problem: Problem) -> list[Tensor]:
+        results = run_once(problem, watch)[1]
+        return results + beside(inputs, results)
+
+    expected = results_of(Problem(lambda: definition(*exact), leaves, grad.double()))
 
     def errors(problem: Problem) -> dict[str, dict[str, float]]:
-        results = run_once(problem, watch)[1]
+        results = results_of(problem)
         absolute = [(a.double() - b).abs() for a, b in zip(results, expected, strict=True)]
         measures = {
             "errors": differences(results, expected),

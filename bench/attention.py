@@ -13,6 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import monoidreduce as mr
 from bench.harness import Case, Contender, deterministic, on_tier
 
+FLASH = {"BACKEND": "FLASH"}  # FlexAttention's kernels from flash-attn-4, in place of those in Triton
+
 
 def torch_attention(
     L: int, causal: bool, window: int | None, softcap: float | None, grouped: bool = False
@@ -50,8 +52,14 @@ def through(which: SDPBackend, attention: Contender) -> Contender:
     return run
 
 
-def flex_attention(L: int, causal: bool, window: int | None, softcap: float | None) -> Contender:
-    """Compiled FlexAttention."""
+def flex_attention(
+    L: int,
+    causal: bool,
+    window: int | None,
+    softcap: float | None,
+    options: dict[str, str] | None = None,
+) -> Contender:
+    """Compiled FlexAttention with these kernel options."""
 
     @functools.cache
     def block_mask(device: torch.device) -> Any:
@@ -80,6 +88,7 @@ def flex_attention(L: int, causal: bool, window: int | None, softcap: float | No
             score_mod=None if softcap is None and bias is None else score,
             block_mask=mask,
             enable_gqa=q.shape[1] != k.shape[1],
+            kernel_options=options,
         )
 
     compiled = torch.compile(run, dynamic=False)
@@ -146,6 +155,7 @@ def case(
     if tf32:
         contenders["efficient"] = through(SDPBackend.EFFICIENT_ATTENTION, theirs)
         contenders["math"] = through(SDPBackend.MATH, theirs)
+        contenders["FlexAttention"] = flex_attention(L, causal, window, softcap)
     elif device.type == "cuda" and dtype != torch.float32:
         if softcap is not None:  # torch.compile turns the others into the same calls as "torch"
             contenders["torch.compile"] = torch.compile(theirs, dynamic=False)
@@ -157,6 +167,8 @@ def case(
             contenders["monoidreduce, compensated"] = functools.partial(own, compensated=True)
             contenders["FlashAttention-2"] = through(SDPBackend.FLASH_ATTENTION, theirs)
         contenders["FlexAttention"] = flex_attention(L, causal, window, softcap)
+        if window is not None or softcap is not None or bias:  # else it runs FlashAttention-4
+            contenders["FlexAttention, FLASH"] = flex_attention(L, causal, window, softcap, FLASH)
         if not bias:  # it takes a bias only as a score function, with a user-written gradient
             contenders["FlashAttention-4"] = flash_attention_4(causal, window, softcap)
     options = {

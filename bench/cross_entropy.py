@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import monoidreduce as mr
-from bench.harness import Case, Contender, on_tier
+from bench.harness import Case, Contender, compiled, on_tier
 
 # In addition to the default, 352 MiB.
 WORKSPACES = {f"monoidreduce, {size} MiB": size << 20 for size in (32, 128, 1024)}
@@ -147,10 +147,10 @@ def float32_case(dtype: torch.dtype, device: torch.device, *, N: int, V: int, D:
         "torch": under_autocast(torch_loss),
     }
     if device.type == "cuda":
-        compiled = torch.compile(torch_loss, dynamic=False)
-        contenders["torch.compile"] = under_autocast(compiled)
+        by_compiler = torch.compile(torch_loss, dynamic=False)
+        contenders["torch.compile"] = under_autocast(by_compiler)
         contenders["torch.compile, added"] = accumulating(
-            lambda x, weight, target, _: compiled(x, weight, target)
+            lambda x, weight, target, _: by_compiler(x, weight, target)
         )
         for size in (384, 512, 1536):
             own = functools.partial(mr.linear_cross_entropy, workspace=size << 20)
@@ -204,14 +204,14 @@ def case(
     if hasattr(torch.nn, "LinearCrossEntropyOptions") and not smoothing:
         contenders["torch chunked"] = torch_chunked
     if device.type == "cuda" and smoothing:
-        contenders["torch.compile"] = torch.compile(theirs, dynamic=False)
+        contenders |= compiled(theirs)
     elif device.type == "cuda":
         workspaces = {**WORKSPACES, "monoidreduce, 2NV": 2 * N * V}
         for name, size in workspaces.items():
             contenders[name] = functools.partial(own, workspace=size)
         contenders["monoidreduce, sm80"] = on_tier(own, "sm80")
+        contenders |= compiled(theirs)
         contenders |= {
-            "torch.compile": torch.compile(theirs, dynamic=False),
             "cut-cross-entropy": cut_cross_entropy,
             "Liger": liger,
             "Liger scaled": liger_scaled,

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import monoidreduce as mr
-from bench.harness import Case, Contender, on_tier
+from bench.harness import Case, Contender, compiled, on_tier
 
 WORKSPACES = {
     "monoidreduce, 1 GiB": 1 << 30,
@@ -91,7 +91,7 @@ def case(
     if device.type == "cuda":
         contenders |= {name: functools.partial(own, workspace=size) for name, size in WORKSPACES.items()}
         contenders["monoidreduce, sm80"] = on_tier(own, "sm80")
-        contenders["torch.compile"] = torch.compile(theirs, dynamic=False)
+        contenders |= compiled(theirs)
         if loss in LIGER:
             contenders["Liger"] = LIGER[loss]
     options = {"loss": (loss, "cross_entropy"), "std": (std, 1.0)}

@@ -81,6 +81,18 @@ def deterministic(contender: Contender) -> Contender:
     return under(contender, switch(True), switch(False))
 
 
+AUTOTUNED = "torch.compile, max-autotune"
+
+
+def compiled(function: Contender) -> dict[str, Contender]:
+    """torch.compile of a function, in its default mode and with matrix products chosen by trial.
+
+    The mode "max-autotune" also uses CUDA graphs, which keep the memory of a call.
+    """
+    tuned = torch.compile(function, dynamic=False, mode="max-autotune-no-cudagraphs")
+    return {"torch.compile": torch.compile(function, dynamic=False), AUTOTUNED: tuned}
+
+
 @dataclass(frozen=True)
 class Case:
     """One operator at one size.
@@ -206,6 +218,14 @@ def run_once(problem: Problem, watch: Stopwatch) -> tuple[list[float], list[Tens
     return [forward, backward, forward + backward], [output.detach(), *gradients]
 
 
+def sm_clock(device: torch.device) -> int | None:
+    """The present clock of a GPU's SMs in MHz; None on a CPU, and without NVIDIA's package nvidia-ml-py."""
+    try:
+        return torch.cuda.clock_rate(device) if device.type == "cuda" else None
+    except ModuleNotFoundError:
+        return None
+
+
 def differences(results: list[Tensor], expected: list[Tensor]) -> list[float]:
     """The relative difference of each result from the expected one, by norm."""
     pairs = zip(results, expected, strict=True)
@@ -295,8 +315,11 @@ def _time_case(case: Case, seconds: float) -> dict[str, Any]:
     if whole := rounds // balanced_rounds(problems) * balanced_rounds(problems):
         rounds = max(ROUNDS[0], whole)
     times: dict[str, list[list[float]]] = {name: [] for name in problems}
+    clocks: dict[str, list[int]] = {name: [] for name in problems}
     for name in in_turn(list(problems), rounds):
         times[name].append(run_once(problems[name], watch)[0])
+        if (clock := sm_clock(case.device)) is not None:
+            clocks[name].append(clock)
     phases = {}
     for index, phase in enumerate(PHASES):
         milliseconds = {name: summary([laps[index] for laps in measured]) for name, measured in times.items()}
@@ -315,6 +338,7 @@ def _time_case(case: Case, seconds: float) -> dict[str, Any]:
         "difference": agreement,
         "absent": absent,
         "phases": phases,
+        "sm_clock": {name: statistics.median(seen) for name, seen in clocks.items() if seen},
     }
     if case.device.type == "cuda":
         of_passes = {name: peaks(problem) for name, problem in problems.items()}

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import monoidreduce as mr
-from bench.harness import Case, Contender, on_tier
+from bench.harness import Case, Contender, compiled, on_tier
 
 BONUS = 0.01  # factor of the entropy
 CHUNK = 1024  # tokens
@@ -91,9 +91,9 @@ def case(dtype: torch.dtype, device: torch.device, *, N: int, V: int, D: int) ->
         "torch chunked": torch_chunked,
     }
     if device.type == "cuda":
+        contenders |= compiled(torch_log_probs)
         contenders |= {
             "monoidreduce, sm80": on_tier(own, "sm80"),
-            "torch.compile": torch.compile(torch_log_probs, dynamic=False),
             "TRL": trl,
             "Liger scaled": liger_scaled,
         }

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import monoidreduce as mr
-from bench.harness import Case
+from bench.harness import Case, compiled
 
 
 def case(
@@ -24,7 +24,7 @@ def case(
 
     contenders = {"monoidreduce": lambda a, b: mr.logsumexp_matmul(a, b, scale=scale), "torch": theirs}
     if device.type == "cuda":
-        contenders["torch.compile"] = torch.compile(theirs, dynamic=False)
+        contenders |= compiled(theirs)
     return Case(
         op="logsumexp",
         dtype=dtype,

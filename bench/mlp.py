@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import monoidreduce as mr
-from bench.harness import Case, deterministic
+from bench.harness import Case, compiled, deterministic
 
 
 def case(
@@ -38,7 +38,7 @@ def case(
     if device.type == "cuda":
         if dtype != torch.float32 and d <= 128:
             contenders["monoidreduce, deterministic"] = deterministic(mr.mlp)
-        contenders["torch.compile"] = torch.compile(eager, dynamic=False)
+        contenders |= compiled(eager)
     return Case(
         op="mlp",
         dtype=dtype,
@@ -119,7 +119,7 @@ def gated_case(dtype: torch.dtype, device: torch.device, *, B: int, K: int, d: i
         "torch checkpoint": checkpointed_swiglu,
     }
     if device.type == "cuda":
-        contenders["torch.compile"] = torch.compile(eager_swiglu, dynamic=False)
+        contenders |= compiled(eager_swiglu)
         contenders["monoidreduce, 224 MiB"] = mr.workspace(224 << 20)(swiglu)
         contenders["Liger"] = liger_swiglu
         contenders["Liger, tiled"] = liger_tiled_swiglu

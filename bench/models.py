@@ -1,7 +1,7 @@
-"""A training step of transformers' Llama: unmodified, after `apply`, and with all of Liger's patches.
+"""A training step of a model of transformers: unmodified, after `apply`, and with all of Liger's patches.
 
-Further contenders are `apply` without compiled layers, and the unmodified model with its layers compiled in
-the same way.
+Further contenders are `apply` without compiled layers, and the unmodified model and Liger's with layers
+compiled in the same way.
 
 The contenders are copies of one model with random weights. They share the weights, in one process, and take
 turns. Each turn begins with an empty memory cache and an untimed step. Liger also replaces functions in
@@ -11,6 +11,7 @@ transformers' module; these are in effect only in its turns.
 from __future__ import annotations
 
 import copy
+import importlib
 import importlib.util
 import inspect
 import random
@@ -28,6 +29,7 @@ from monoidreduce.demo.memory import Problem, peak, start_peak
 
 OURS, THEIRS, LIGER = "monoidreduce", "transformers", "Liger"
 UNCOMPILED, THEIRS_COMPILED = "monoidreduce, layers as they are", "transformers, compiled layers"
+LIGER_COMPILED = "Liger, compiled layers"
 BY_POSITIONS = "monoidreduce, position_ids"
 FLASH = "transformers, flash-attn"
 DTYPE = torch.bfloat16
@@ -35,7 +37,7 @@ DTYPE = torch.bfloat16
 # transformers' by 0.011. With wrong boundaries of packed sequences they differ by 1.06.
 AGREEMENT = 0.1
 PHASES = ("forward", "backward", "total")
-LIGERS_PARTS = ("forward", "norm", "mlp", "rope")  # parts that Liger's patches of a Llama replace
+LIGERS_PARTS = ("forward", "norm", "mlp", "rope")  # parts that Liger's patches replace
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,15 @@ class Step:
         For packed sequences ours are measured with cumulative lengths and with position ids only, and
         flash-attn with cumulative lengths.
         """
-        everyone = [OURS, UNCOMPILED, THEIRS, THEIRS_COMPILED, LIGER]
+        everyone = [OURS, UNCOMPILED, THEIRS, THEIRS_COMPILED, LIGER, LIGER_COMPILED]
         return everyone + ([] if self.sequences is None else [BY_POSITIONS, FLASH])
 
 
 class Scale(NamedTuple):
-    """A model (arguments of its config), its steps, and the number of rounds of each."""
+    """A model (the family in transformers, arguments of its config), its steps, and the rounds of each."""
 
     name: str
+    family: str
     config: dict[str, int]
     steps: list[Step]
     rounds: int
@@ -88,12 +91,14 @@ def _config(
 
 QUICK = Scale(
     "a tiny Llama",
+    "Llama",
     _config(64, 2, 4, 2, 128, 257),
     [Step(2, 24), Step(2, 24, checkpointing=True), Step(1, 40, sequences=3)],
     rounds=2,
 )
 ON_CPU = Scale(
     "a small Llama",
+    "Llama",
     _config(512, 4, 8, 2, 2048, 32000),
     [Step(2, 256), Step(2, 256, checkpointing=True), Step(1, 512, sequences=8)],
     rounds=5,
@@ -102,6 +107,7 @@ ON_CPU = Scale(
 WHOLE, RECOMPUTED = {THEIRS: 1.15, LIGER: 1.05}, {THEIRS: 1.08, LIGER: 1.05}
 ON_CUDA = Scale(
     "Llama-3.2-1B",
+    "Llama",
     _config(2048, 16, 32, 8, 8192, 128256),
     [
         Step(2, 4096, targets=WHOLE),
@@ -110,6 +116,13 @@ ON_CUDA = Scale(
         Step(1, 16384, checkpointing=True, targets=RECOMPUTED),
         Step(1, 16384, sequences=32),
     ],
+    rounds=10,
+)
+QWEN3_ON_CUDA = Scale(
+    "Qwen3-1.7B",
+    "Qwen3",
+    _config(2048, 28, 16, 8, 6144, 151936) | {"head_dim": 128},
+    [Step(1, 8192), Step(1, 8192, checkpointing=True)],
     rounds=10,
 )
 
@@ -181,11 +194,10 @@ def theirs_compiled(model: Any) -> Contender:
 
 def liger(model: Any) -> Contender:
     """The model with Liger's defaults, that is all patches. Raises RuntimeError if one is not in effect."""
-    from liger_kernel.transformers import apply_liger_kernel_to_llama
-
+    library = importlib.import_module("liger_kernel.transformers")
     module = vars(sys.modules[type(model).__module__])
     before = dict(module)
-    apply_liger_kernel_to_llama(model=model)
+    getattr(library, f"apply_liger_kernel_to_{model.config.model_type}")(model=model)
     replaced = {name: value for name, value in module.items() if value is not before.get(name)}
     module.update(before)
     contender = Contender(model, replaced)
@@ -194,6 +206,15 @@ def liger(model: Any) -> Contender:
         raise RuntimeError(
             f"its patches are not in effect: {', '.join(f'{part} of {parts[part]}' for part in others)}"
         )
+    return contender
+
+
+def liger_compiled(model: Any) -> Contender:
+    """The model with Liger's patches, its layers compiled as `apply` does."""
+    from monoidreduce.integrations._layers import compile_in_training, layers_of
+
+    contender = liger(model)
+    compile_in_training(layers_of(model))
     return contender
 
 
@@ -212,19 +233,21 @@ BUILD: dict[str, Callable[[Any], Contender]] = {
     THEIRS: plain,
     THEIRS_COMPILED: theirs_compiled,
     LIGER: liger,
+    LIGER_COMPILED: liger_compiled,
     BY_POSITIONS: ours,
     FLASH: flash,
 }
 
 
-def base_model(config: dict[str, int], device: torch.device) -> Any:
-    """A Llama in training mode, with its embeddings tied to its head and without a KV cache."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+def base_model(scale: Scale, device: torch.device) -> Any:
+    """A model in training mode, with its embeddings tied to its head and without a KV cache."""
+    import transformers
 
     torch.manual_seed(0)
-    made = LlamaConfig(**config, tie_word_embeddings=True, use_cache=False, attn_implementation="sdpa")
+    config, model = (getattr(transformers, f"{scale.family}{part}") for part in ("Config", "ForCausalLM"))
+    made = config(**scale.config, tie_word_embeddings=True, use_cache=False, attn_implementation="sdpa")
     with torch.device(device):
-        return LlamaForCausalLM(made).to(DTYPE).train()
+        return model(made).to(DTYPE).train()
 
 
 def copy_of(model: Any) -> Any:
@@ -366,8 +389,14 @@ def measure_models(device: torch.device, quick: bool) -> Iterator[dict[str, Any]
     if importlib.util.find_spec("transformers") is None:
         print("models are not measured: transformers is not installed", file=sys.stderr)
         return
-    scale = QUICK if quick else ON_CUDA if device.type == "cuda" else ON_CPU
-    base = base_model(scale.config, device)
+    on_device = [ON_CUDA, QWEN3_ON_CUDA] if device.type == "cuda" else [ON_CPU]
+    for scale in [QUICK] if quick else on_device:
+        yield from measure_scale(scale, device)
+
+
+def measure_scale(scale: Scale, device: torch.device) -> Iterator[dict[str, Any]]:
+    """The rows of one model's steps."""
+    base = base_model(scale, device)
     contenders, missing = {}, {}
     for name, build in BUILD.items():
         try:

@@ -1,4 +1,5 @@
-"""Attention with functions of one score (score_mod, mask_mod, attend), compared with FlexAttention.
+"""Attention with functions of one score (score_mod, mask_mod, attend), compared with FlexAttention and
+FlashAttention-4.
 
 If one of our operators computes the same without a function, it is a contender too. For ALiBi and `attend`,
 plain attention is a contender, though it computes something else: its results are checked against torch's
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import monoidreduce as mr
+from bench.attention import FLASH
 from bench.attention_varlen import lengths_of
 from bench.harness import Case, Contender
 
@@ -37,12 +39,14 @@ class Kind(NamedTuple):
     parameters: their options, by name.
     pairs: number of pairs of a query and a key that a head keeps.
     on: makes the functions, with captured tensors on a device.
+    cute: makes FlashAttention-4's, from the module bench.flash_mods: arguments of flash_attn_func.
     built_in: contenders: our operators for the same, or for plain attention.
     """
 
     parameters: dict[str, int]
     pairs: int
     on: Callable[[torch.device], Functions]
+    cute: Callable[[Any, torch.device], dict[str, Any]]
     built_in: dict[str, Contender]
 
 
@@ -68,16 +72,23 @@ def alibi(H: int, L: int) -> Kind:
 
         return Functions(penalized, lambda b, h, row, column: row >= column)
 
-    return Kind({}, L * (L + 1) // 2, on, plain(causal=True))
+    def cute(functions: Any, device: torch.device) -> dict[str, Any]:
+        return functions.alibi(H) | {"causal": True}
+
+    return Kind({}, L * (L + 1) // 2, on, cute, plain(causal=True))
 
 
 def document(H: int, L: int) -> Kind:
     """Causal attention within documents of random lengths."""
     lengths = lengths_of(L, max(4, L // DOCUMENT), equal=False)
+    numbers = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
 
     def on(device: torch.device) -> Functions:
-        number = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(device)
+        number = numbers.to(device)
         return Functions(None, lambda b, h, row, column: (number[row] == number[column]) & (row >= column))
+
+    def cute(functions: Any, device: torch.device) -> dict[str, Any]:
+        return functions.document() | {"aux_tensors": [numbers.to(device, torch.int32)]}
 
     @functools.cache
     def starts(B: int, device: torch.device) -> Tensor:
@@ -90,7 +101,7 @@ def document(H: int, L: int) -> Kind:
         return out.unflatten(0, (len(q), L)).transpose(1, 2)
 
     pairs = sum(n * (n + 1) // 2 for n in lengths)
-    return Kind({"documents": len(lengths)}, pairs, on, {"monoidreduce, attention_varlen": packed})
+    return Kind({"documents": len(lengths)}, pairs, on, cute, {"monoidreduce, attention_varlen": packed})
 
 
 def window(H: int, L: int) -> Kind:
@@ -102,7 +113,13 @@ def window(H: int, L: int) -> Kind:
 
     own = functools.partial(mr.attention, causal=True, window=(reach, 0))
     pairs = sum(min(row, reach) + 1 for row in range(L))
-    return Kind({"window": reach}, pairs, on, {"monoidreduce, window": own})
+    return Kind(
+        {"window": reach},
+        pairs,
+        on,
+        lambda functions, device: functions.window(reach),
+        {"monoidreduce, window": own},
+    )
 
 
 def natten(H: int, L: int) -> Kind:
@@ -122,7 +139,13 @@ def natten(H: int, L: int) -> Kind:
 
         return Functions(None, seen)
 
-    return Kind({"side": side, "kernel": KERNEL}, L * KERNEL**2, on, {})
+    return Kind(
+        {"side": side, "kernel": KERNEL},
+        L * KERNEL**2,
+        on,
+        lambda functions, device: functions.natten(side, L // side, half),
+        {},
+    )
 
 
 KINDS: dict[str, Callable[[int, int], Kind]] = {
@@ -170,23 +193,56 @@ def torch_attention(on: Callable[[torch.device], Functions], H: int, L: int) -> 
     return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=matrix(q.device, q.dtype))
 
 
-def flex_attention(on: Callable[[torch.device], Functions], L: int) -> Contender:
-    """Compiled FlexAttention. Its block mask is computed before the timed calls."""
+def flex_block_mask(on: Callable[[torch.device], Functions], L: int, device: torch.device) -> Any:
+    """FlexAttention's BlockMask."""
+    from torch.nn.attention.flex_attention import create_block_mask
 
-    @functools.cache
-    def block_mask(device: torch.device) -> Any:
-        from torch.nn.attention.flex_attention import create_block_mask
+    return create_block_mask(on(device).mask_mod, None, None, L, L, device=device)
 
-        return create_block_mask(on(device).mask_mod, None, None, L, L, device=device)
+
+def flex_attention(
+    on: Callable[[torch.device], Functions], L: int, options: dict[str, str] | None = None
+) -> Contender:
+    """Compiled FlexAttention with these kernel options. Its block mask is computed before the timed calls."""
+    block_mask = functools.cache(functools.partial(flex_block_mask, on, L))
 
     def run(score_mod: Callable[..., Any] | None, mask: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         from torch.nn.attention.flex_attention import flex_attention
 
-        out: Tensor = flex_attention(q, k, v, score_mod=score_mod, block_mask=mask)
+        out: Tensor = flex_attention(q, k, v, score_mod=score_mod, block_mask=mask, kernel_options=options)
         return out
 
     compiled = torch.compile(run, dynamic=False)
     return lambda q, k, v: compiled(on(q.device).score_mod, block_mask(q.device), q, k, v)
+
+
+def flash_attention_4(kind: Kind, on: Callable[[torch.device], Functions], L: int) -> Contender:
+    """FlashAttention-4 with functions of its own; beside a mask_mod, with the blocks of FlexAttention."""
+
+    @functools.cache
+    def arguments(device: torch.device) -> dict[str, Any]:
+        from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch as Blocks
+
+        from bench import flash_mods
+
+        functions = kind.cute(flash_mods, device)
+        if "mask_mod" not in functions:
+            return functions
+        mask = flex_block_mask(on, L, device)
+        of_rows = mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices
+        of_columns = mask.q_num_blocks, mask.q_indices, mask.full_q_num_blocks, mask.full_q_indices
+        return functions | {
+            "block_sparse_tensors": Blocks(*of_rows, block_size=mask.BLOCK_SIZE),
+            "block_sparse_tensors_bwd": Blocks(*of_columns, block_size=mask.BLOCK_SIZE),
+        }
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        from flash_attn.cute import flash_attn_func
+
+        out = flash_attn_func(*(t.transpose(1, 2) for t in (q, k, v)), **arguments(q.device))
+        return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+
+    return run
 
 
 def case(
@@ -209,11 +265,14 @@ def case(
             **plain(causal=False),
         }
     else:
-        options, pairs, make, built_in = KINDS[name](H, L)
-        on = functools.cache(make)
-        contenders = {"monoidreduce": own_attention(on, L), "torch": torch_attention(on, H, L), **built_in}
+        kind = KINDS[name](H, L)
+        options, pairs, on = kind.parameters, kind.pairs, functools.cache(kind.on)
+        contenders = {"monoidreduce": own_attention(on, L), "torch": torch_attention(on, H, L)}
+        contenders |= kind.built_in
         if device.type == "cuda":
             contenders["FlexAttention"] = flex_attention(on, L)
+            contenders["FlexAttention, FLASH"] = flex_attention(on, L, FLASH)
+            contenders["FlashAttention-4"] = flash_attention_4(kind, on, L)
     products = 2 * B * H * pairs * d  # FLOPs of q k^T
 
     def inputs() -> tuple[Tensor, ...]:

@@ -156,12 +156,13 @@ def peer_table(rows: list[Row], product_gflops: dict[str, float]) -> str:
         )
         rate = phases["total"]["gflops"] / phases["total"]["speedup"][name]
         text = f"{forward:.3g} + {backward:.3g}, {rate / product_gflops[row['dtype']]:.0%}"
-        peak = row.get("peak_bytes", {}).get(name)
-        if peak is None:
-            return text
-        step = row.get("step_peak_bytes", {}).get(name, peak)
-        forward_alone = f" (forward {peak / 2**20:.0f})" if peak - step >= 1 << 20 else ""
-        return f"{text}, {step / 2**20:.0f} MiB{forward_alone}"
+        if (peak := row.get("peak_bytes", {}).get(name)) is not None:
+            step = row.get("step_peak_bytes", {}).get(name, peak)
+            forward_alone = f" (forward {peak / 2**20:.0f})" if peak - step >= 1 << 20 else ""
+            text += f", {step / 2**20:.0f} MiB{forward_alone}"
+        if (clock := row.get("sm_clock", {}).get(name)) is not None:
+            text += f", {clock:.0f} MHz"
+        return text
 
     names = in_order(row["phases"]["total"]["milliseconds"] for row in rows)
     titles = [f"{in_words(row['parameters'])}, {row['dtype']}" for row in rows]
