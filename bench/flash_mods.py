@@ -1,6 +1,6 @@
 """The functions of scores of bench/mods.py for FlashAttention-4, in CuTe DSL.
 
-Importing this file needs flash-attn-4. It calls them with vectors of scores, heads and places, some by keyword.
+Importing this file needs flash-attn-4, which calls them with vectors of scores, heads and places.
 """
 
 from collections.abc import Callable
