@@ -924,6 +924,19 @@ def test_contenders_of_a_model_share_its_weights(a_llama: Any) -> None:
     assert copied.config is not a_llama.config and a_llama.config._attn_implementation == "sdpa"
 
 
+def test_models_are_of_several_families() -> None:
+    pytest.importorskip("transformers", minversion="5.4")
+    scale = models.QUICK._replace(family="Qwen3", config=models.QUICK.config | {"head_dim": 32})
+    base = models.base_model(scale, CPU)
+    assert base.config.model_type == "qwen3" and base.model.layers[0].self_attn.q_proj.out_features == 4 * 32
+    step, builds = models.Step(1, 40), {models.OURS: models.ours_uncompiled, models.THEIRS: models.plain}
+    contenders = {name: build(models.copy_of(base)) for name, build in builds.items()}
+    differences, absent = models.compare(
+        models.problems_of(step, contenders, CPU), contenders, Stopwatch(CPU)
+    )
+    assert set(differences) == set(builds) and not absent
+
+
 def test_packed_sequences_are_told_by_positions_and_by_bounds() -> None:
     batch, told = models.batch_of(models.Step(1, 64, sequences=8), 100, CPU)
     starts = told["cu_seq_lens_q"][:-1].tolist()
