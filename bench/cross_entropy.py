@@ -40,7 +40,7 @@ def cut_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
 
 
 def liger(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    """Liger's default: Triton kernels on chunks of logits."""
+    """Liger's default, on chunks of logits: CuTe DSL on Hopper with nvidia-cutlass-dsl, or Triton."""
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
     return LigerFusedLinearCrossEntropyLoss()(weight, x, target)
