@@ -53,15 +53,19 @@ class Measured:
         bandwidth: bytes/s of a large copy, read plus written.
         l2: bytes that the L2 cache can hold back from DRAM; None if unknown.
         source: where each number is from.
+        sustained: as peak, of products that follow one another without a pause, so that the power limit
+            lowers the clock; None if not measured.
     """
 
     peak: float
     bandwidth: float
     l2: float | None = None
     source: str = ""
+    sustained: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("peak", "bandwidth") + ("l2",) * (self.l2 is not None):
+        known = [name for name in ("l2", "sustained") if getattr(self, name) is not None]
+        for name in ("peak", "bandwidth", *known):
             _check_rate(f"measured.{name}", getattr(self, name))
 
 
@@ -150,6 +154,16 @@ class Hardware:
         """
         measured = self.measured.l2 if self.measured is not None else None
         return (self.l2 or 0) / 2 if measured is None else measured
+
+    def sustained(self) -> Hardware:
+        """The device when passes follow one another without a pause: its measured peak is the sustained one.
+
+        Raises ValueError if that was not measured.
+        """
+        measured = self.measured
+        if measured is None or measured.sustained is None:
+            raise ValueError(mismatch("hardware", "a GPU whose sustained rate was measured", self.name))
+        return replace(self, measured=replace(measured, peak=measured.sustained))
 
     def facts(self) -> _C.DeviceFacts:
         """The facts that kernel plans depend on. Raises ValueError if it is not an NVIDIA GPU."""
@@ -324,7 +338,9 @@ _ENTRIES = (
         measured=Measured(
             peak=7.925e14,
             bandwidth=4.277e12,
-            source="product_gflops and copy_gbytes of bench/results/nvidia_h200_cuda_overhead.json",
+            source="product_gflops and copy_gbytes of bench/results/nvidia_h200_cuda_overhead.json; "
+            "sustained: the repeated product of bench/results/compare/nvidia_h200_clocks.json",
+            sustained=6.716e14,
         ),
         within=_NVLINK_4,
         between=NETWORKS["infiniband-ndr"],
