@@ -66,6 +66,11 @@ CPU = torch.device("cpu")
 RESULTS = Path(run.__file__).resolve().parent / "results"
 
 
+# attention_options and attention_wide are attention, captured has functions of scores, payloads is folds, and
+# short has cases of all.
+CASES_OF_OTHERS = {"attention_options", "attention_wide", "captured", "payloads", "short"}
+
+
 def quick_cases() -> list[Case]:
     return [
         case for op in run.OPERATORS for case in importlib.import_module(f"bench.{op}").cases(CPU, quick=True)
@@ -333,8 +338,7 @@ def test_a_peer_is_imported_when_it_is_called(
 
 
 def test_memory_builds_the_cases() -> None:
-    # attention_options and attention_wide are attention, short has cases of all
-    assert set(memory.SWEEPS) == set(run.OPERATORS) - {"attention_options", "attention_wide", "short"}
+    assert set(memory.SWEEPS) == set(run.OPERATORS) - CASES_OF_OTHERS
     for op, (axis, on_cpu, on_cuda, tiny) in memory.SWEEPS.items():
         assert axis in tiny
         assert on_cpu.keys() == on_cuda.keys() == tiny.keys()
@@ -345,9 +349,8 @@ def test_memory_builds_the_cases() -> None:
 @pytest.mark.parametrize("rows", [0, 1])
 def test_overhead_is_of_calls_that_record(rows: int) -> None:
     calls = overhead.calls(CPU, rows)
-    # attention_options and attention_wide are attention, short has cases of all, and kernel_sums is a fold
-    # with torch before and after it.
-    assert set(calls) == set(run.OPERATORS) - {"attention_options", "attention_wide", "kernel_sums", "short"}
+    # kernel_sums is a fold with torch before and after it.
+    assert set(calls) == set(run.OPERATORS) - CASES_OF_OTHERS - {"kernel_sums"}
     for call in calls.values():
         result = call.monoidreduce()
         assert result.isfinite().all()
