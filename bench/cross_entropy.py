@@ -203,7 +203,7 @@ def case(
     contenders: dict[str, Contender] = {"monoidreduce": own, "torch": theirs}
     if hasattr(torch.nn, "LinearCrossEntropyOptions") and not smoothing:
         contenders["torch chunked"] = torch_chunked
-    if device.type == "cuda" and smoothing:
+    if device.type == "cuda" and (smoothing or dtype == torch.float32):
         contenders |= compiled(theirs)
     elif device.type == "cuda":
         workspaces = {**WORKSPACES, "monoidreduce, 2NV": 2 * N * V}
@@ -252,7 +252,7 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
         options: list[dict[str, Any]] = [{"ignored": 0.5}, {"smoothing": True}]
         others = [case(torch.bfloat16, device, **sizes[0], **option) for option in options]
         others += [float32_case(torch.bfloat16, device, **size) for size in (sizes[0], sizes[2])]
-        return [*all_count, *others]
+        return [*all_count, *others, case(torch.float32, device, **sizes[0])]
     return [
         case(torch.float32, device, N=1024, V=32000, D=512, target=1.2),
         case(torch.bfloat16, device, N=1024, V=32000, D=512, target=1.0),

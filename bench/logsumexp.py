@@ -49,5 +49,6 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
         case(dtype, device, M=rows, N=rows, F=64, target=target) for dtype in (torch.float32, torch.bfloat16)
     ]
     if device.type == "cuda":
-        sizes.append(case(torch.bfloat16, device, M=8192, N=128256, F=4096))
+        vocabulary = {"M": 8192, "N": 128256, "F": 4096}
+        sizes += [case(dtype, device, **vocabulary) for dtype in (torch.bfloat16, torch.float32)]
     return sizes

@@ -128,6 +128,8 @@ class Checker {
         return t.dtype;
       case Type::kFloat32:
         return DType::kFloat32;
+      case Type::kFloat16:
+        return DType::kFloat16;
       case Type::kInt64:
         return DType::kInt64;
       case Type::kBool:

@@ -28,6 +28,7 @@ from monoidreduce.functional import (
 )
 from monoidreduce.map_reduce import fold, map_reduce
 from monoidreduce.monoids import Monoid
+from monoidreduce.precision import float32, get_float32, set_float32
 from monoidreduce.ranks import Ranks
 from monoidreduce.varlen import attention_varlen
 from monoidreduce.workspace import get_workspace, set_workspace, workspace
@@ -64,8 +65,10 @@ __all__ = [
     "cpp_monoid",
     "distributed",
     "explain",
+    "float32",
     "fold",
     "get_cmake_dir",
+    "get_float32",
     "get_include",
     "get_workspace",
     "linear_cross_entropy",
@@ -80,6 +83,7 @@ __all__ = [
     "monoids",
     "nn",
     "pack_classes",
+    "set_float32",
     "set_workspace",
     "stat",
     "statistics",

@@ -50,8 +50,8 @@ constexpr const char* name(Kind kind) {
 constexpr const char* name(Type type) {
   constexpr const char* kNames[] = {"same",          "accumulation",  "same or accumulation",
                                     "gradient",      "plan gradient", "same, accumulation or bool",
-                                    "up to float32", "float32",       "int64",
-                                    "bool"};
+                                    "up to float32", "float32",       "float16",
+                                    "int64",         "bool"};
   return kNames[static_cast<int>(type)];
 }
 
@@ -135,14 +135,14 @@ class CallFunctions {
   // the facts of a GPU, which need not be present; tensors may then be on any device.
   template <class Call>
   void define_plan() {
-    const auto make = [](const Call& x, bool deterministic, bool tf32, const DeviceFacts* gpu) {
-      const Launch mode{.deterministic = deterministic, .tf32 = tf32};
+    const auto make = [](const Call& x, bool deterministic, bool tf32, bool planes, const DeviceFacts* gpu) {
+      const Launch mode{.deterministic = deterministic, .tf32 = tf32, .planes = planes};
       Plan made = plan(x, gpu ? *gpu : facts_of(leading(x).cuda_device), mode);
       if (gpu) made.sizes.device = -1;
       return made;
     };
     bind<Call, false>(("plan_" + std::string(kDescription<Call>.name)).c_str(), with_default, make,
-                      "deterministic"_a = false, "tf32"_a = false, "gpu"_a = py::none());
+                      "deterministic"_a = false, "tf32"_a = false, "planes"_a = true, "gpu"_a = py::none());
   }
 
   static constexpr auto named = [](const auto& f) { return py::arg(f.name); };

@@ -137,6 +137,7 @@ void define_plan(py::module_& m) {
       .def_readonly("owned_rows", &Plan::owned_rows)
       .def_readonly("payload_slabs", &Plan::payload_slabs)
       .def_readonly("clusters", &Plan::clusters)
+      .def_property_readonly("planes", can(&Capabilities::planes))
       .def_property_readonly("keeps", can(&Capabilities::keeps))
       .def_property_readonly("skips_rows", can(&Capabilities::skips_rows))
       .def_property_readonly("transposed", can(&Capabilities::transposed))

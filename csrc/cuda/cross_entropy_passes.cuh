@@ -51,7 +51,7 @@ template <class Tile, bool kMayReadColumns>
 void cross_entropy_forward_pass(const CrossEntropyForward& x, const Launch& launch) {
   const FoldProblem problem = cross_entropy_problem(x);
   const CrossEntropyResults results{cross_entropy_rows<float, double>(x), nullptr};
-  with_element(x.x.dtype, [&](auto element) {
+  with_element_of<Tile>(x.x.dtype, [&](auto element) {
     using E = decltype(element);
     const auto run = [&](auto m, const auto& scores) {
       in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
@@ -75,7 +75,7 @@ template <class Tile>
 void logsumexp_forward_pass(const LogSumExpForward& x, const Launch& launch) {
   const FoldProblem problem = logsumexp_problem(x);
   const LogSumExpResults results{{static_cast<float*>(x.lse.data), static_cast<float*>(x.lse_low.data), {}}};
-  with_element(x.a.dtype, [&](auto element) {
+  with_element_of<Tile>(x.a.dtype, [&](auto element) {
     fold_contraction<decltype(element), Tile>(LogSumExp<Bits>{}, ScaledScores<Bits>(problem.score, kLog2E),
                                               problem, results, x.scratch.data, launch);
   });
@@ -113,7 +113,7 @@ template <class Tile>
 void cross_entropy_gradient_pass(const CrossEntropyLocalGradient& x, const Launch& launch) {
   const FoldProblem problem = cross_entropy_problem(x);
   const CrossEntropyGradientRows rows{cross_entropy_rows<float>(x)};
-  with_element(x.x.dtype, [&](auto element) {
+  with_element_of<Tile>(x.x.dtype, [&](auto element) {
     using E = decltype(element);
     const auto run = [&](const auto& m, const auto& scores) {
       const auto epilogue = gradient_epilogue<E, Tile>(m, scores, problem, rows, {as_rows(x.out)}, x.sums);
@@ -133,7 +133,7 @@ void logsumexp_gradient_pass(const LogSumExpLocalGradient& x, const Launch& laun
   const LogSumExpGradientRows rows{{static_cast<float*>(x.lse.data),
                                     static_cast<float*>(x.lse_low.data),
                                     {static_cast<float*>(x.grad_lse.data), x.grad_lse.stride[0]}}};
-  with_element(x.a.dtype, [&](auto element) {
+  with_element_of<Tile>(x.a.dtype, [&](auto element) {
     using E = decltype(element);
     const ScaledScores<Bits> scores(problem.score, kLog2E);
     const auto epilogue =

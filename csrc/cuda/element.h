@@ -15,6 +15,15 @@ void with_element(DType dtype, Run run) {
   run(__half{});
 }
 
+// The same for the operands of a contraction tile: float where the tile multiplies planes.
+template <class Tile, class Run>
+void with_element_of(DType dtype, Run run) {
+  if constexpr (Tile::kPlanes == 2)
+    run(float{});
+  else
+    with_element(dtype, run);
+}
+
 // The element types of a tier's kernels: with(dtype, run) calls run(E{}).
 struct Halves {
   template <class Run>

@@ -36,5 +36,9 @@ void attention_few_rows(const AttentionForward& x, const Packing& packing, const
 void mlp_few_rows(const MlpForward& x, const Packing& packing, const Launch& launch);
 void logsumexp_mean(const LogSumExpForward& x, const Launch& launch);
 }  // namespace sm90
+namespace planes {  // Hopper's kernels for float32 operands in planes
+template <class Call>
+void run(const Call& x, const Plan& plan, const Launch& launch);
+}
 
 }  // namespace monoidreduce::cuda

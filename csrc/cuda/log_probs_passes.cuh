@@ -43,7 +43,7 @@ template <class Tile, bool kTopOfLogits, bool kKept>
 void log_probs_forward_pass(const LogProbsForward& x, const Launch& launch) {
   const FoldProblem problem = cross_entropy_problem(x);
   const LogProbsResults results{log_probs_rows<float, double>(x)};
-  with_element(x.x.dtype, [&](auto element) {
+  with_element_of<Tile>(x.x.dtype, [&](auto element) {
     using E = decltype(element);
     // scores_of: makes the scores of a part of the rows.
     const auto run = [&](const auto& m, const auto& scores_of) {
@@ -99,7 +99,7 @@ template <class Tile>
 void log_probs_gradient_pass(const LogProbsLocalGradient& x, const Launch& launch) {
   const FoldProblem problem = cross_entropy_problem(x);
   const LogProbsGradientRows rows{log_probs_rows<float>(x)};
-  with_element(x.x.dtype, [&](auto element) {
+  with_element_of<Tile>(x.x.dtype, [&](auto element) {
     using E = decltype(element);
     const auto run = [&](const auto& scores) {
       const auto epilogue =

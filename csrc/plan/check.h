@@ -89,6 +89,14 @@ void check_frames(const Call& x, const Plan& plan) {
             "frames: expected none on a tier other than sm90, got a tensor");
 }
 
+// The operands in planes, which kernels read instead of the operands themselves.
+template <class Call>
+void check_planes(const Call& x, const Plan& plan) {
+  if constexpr (requires { x.row_planes; })
+    check_presence("row_planes", x.row_planes, plan.can().planes),
+        check_presence("column_planes", x.column_planes, plan.can().planes);
+}
+
 template <class Call>
 void check_scratch(const Call& x, const Plan& plan) {
   if constexpr (requires { x.scratch; }) {
@@ -112,6 +120,7 @@ void check(const Call& x, const Plan& plan) {
             plan.saved.columns, " columns, as the plan says, got ", x.kept.present() ? x.kept.size[1] : 0);
   }
   check_scratch(x, plan);
+  check_planes(x, plan);
   check_order(x, plan);
   check_mean(x, plan);
   check_gradients(x, plan);
@@ -128,6 +137,7 @@ void check_part(const Call& x, const Plan& plan, const char* pass) {
               part.dtype == all.dtype && part.device == all.device,
           "plan: expected that of a call on these sizes, dtypes and this device, got that of another");
   check_scratch(x, plan);
+  check_planes(x, plan);
   check_order(x, plan);
   check_frames(x, plan);
   check_gradients(x, plan);

@@ -45,12 +45,17 @@ void refuse_tensor_cores(const Call& x, Choice& choice) {
   }
 }
 
+// For a call, with `kernels` that read planes or without.
+Planes planes_of(bool kernels, const Launch& launch) {
+  return !kernels ? Planes::kNone : launch.planes ? Planes::kWanted : Planes::kUnwanted;
+}
+
 template <class State, class Call>
 Plan forward_plan(const Call& given, const ContractionSizes& sm80, const ContractionSizes& sm90,
                   const DeviceFacts& gpu, const Launch& launch) {
   const Call x = padded(given);
   const FoldProblem p = problem_of(x);
-  Choice choice = choose_contraction(p, gpu);
+  Choice choice = choose_contraction(p, gpu, planes_of(requires { x.row_planes; }, launch));
   refuse_tensor_cores(x, choice);
   if constexpr (requires { sm80_obstacle(x); }) {
     if (choice.family == Family::kSm80 && (choice.sm80 = Reason(sm80_obstacle(x))))
@@ -58,7 +63,9 @@ Plan forward_plan(const Call& given, const ContractionSizes& sm80, const Contrac
   }
   Plan plan = plan_of(given, x, choice, launch);
   if (plan.choice.family == Family::kSimt) return plan;
-  const ContractionSizes& tile = plan.choice.family == Family::kSm90 ? sm90 : sm80;
+  const ContractionSizes& tile = plan.choice.family == Family::kPlanes ? tiles::kPlanesLoss
+                                 : plan.choice.family == Family::kSm90 ? sm90
+                                                                       : sm80;
   plan.tile = TileSize{tile.row_block, tile.columns};
   plan.scratch = fold_floats(tile, sizeof(State) / sizeof(float), p, gpu);
   if constexpr (requires { x.saved_columns; }) {
@@ -67,14 +74,20 @@ Plan forward_plan(const Call& given, const ContractionSizes& sm80, const Contrac
   return plan;
 }
 
+// planes: whether the call has kernels that read planes.
 template <class Call>
-Plan backward_plan(const Call& given, const DeviceFacts& gpu, const Launch& launch) {
+Plan backward_plan(const Call& given, const DeviceFacts& gpu, const Launch& launch, bool planes = false) {
   const Call x = padded(given);
-  Choice choice = choose_products(problem_of(x), x.workspace, gpu, launch);
+  Choice choice = choose_products(problem_of(x), x.workspace, gpu, launch, planes_of(planes, launch));
   refuse_tensor_cores(x, choice);
+  if (const std::int64_t width = problem_of(x).width();
+      choice.family == Family::kPlanes && width < tiles::kNarrowestOfPlanes)
+    choice = Choice{.both = {"a width of {} is too narrow for products of planes", width}};
   Plan plan = plan_of(given, x, choice, launch);
   if (!plan.can().multiplies) return plan;
-  const ContractionSizes& tile = plan.sizes.other_width != 0 ? tiles::kSm90Distillation : tiles::kSm90Loss;
+  const ContractionSizes& tile = plan.can().planes             ? tiles::kPlanesLoss
+                                 : plan.sizes.other_width != 0 ? tiles::kSm90Distillation
+                                                               : tiles::kSm90Loss;
   plan.clusters = gpu.multiprocessors / tile.blocks;
   plan.tile = TileSize{tile.row_block, tile.columns};
   return plan;
@@ -133,7 +146,7 @@ Plan plan(const CrossEntropyForward& x, const DeviceFacts& gpu, const Launch& la
 }
 template <>
 Plan plan(const CrossEntropyBackward& x, const DeviceFacts& gpu, const Launch& launch) {
-  return backward_plan(x, gpu, launch);
+  return backward_plan(x, gpu, launch, true);
 }
 template <>
 Plan plan(const DistillationForward& x, const DeviceFacts& gpu, const Launch& launch) {
@@ -170,7 +183,7 @@ Plan plan(const LogSumExpBackward& given, const DeviceFacts& gpu, const Launch& 
     if (choice.family == Family::kSm90) plan.tile = tiles::kNarrow;
     return plan;
   }
-  return backward_plan(given, gpu, launch);
+  return backward_plan(given, gpu, launch, true);
 }
 template <>
 Plan plan(const LogProbsForward& x, const DeviceFacts& gpu, const Launch& launch) {
@@ -178,7 +191,7 @@ Plan plan(const LogProbsForward& x, const DeviceFacts& gpu, const Launch& launch
 }
 template <>
 Plan plan(const LogProbsBackward& x, const DeviceFacts& gpu, const Launch& launch) {
-  return backward_plan(x, gpu, launch);
+  return backward_plan(x, gpu, launch, true);
 }
 
 template <>

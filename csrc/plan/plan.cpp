@@ -36,10 +36,10 @@ Reason gpu_obstacle(Family family, const DeviceFacts& gpu) {
   return runs ? Reason{} : Reason{"the GPU is sm_{}{}, not sm_{}0", gpu.major, gpu.minor, row.major};
 }
 
-// Why no tensor-core kernel takes a fold. tf32: whether there are kernels for float32 operands, and they may round to tf32.
-Reason common_obstacle(const FoldProblem& p, const DeviceFacts& gpu, bool tf32 = false) {
+// Why no tensor-core kernel takes a fold. of_float32: why it takes no float32 operands, if it does not.
+Reason common_obstacle(const FoldProblem& p, const DeviceFacts& gpu, const Reason& of_float32) {
   if (named_family() == Family::kSimt) return {"MONOIDREDUCE_CUDA_TIER=simt"};
-  if (p.a.dtype == DType::kFloat32 && !tf32) return {"the inputs are float32, not multiplied in tf32"};
+  if (p.a.dtype == DType::kFloat32 && of_float32) return of_float32;
   if (p.a.dtype == DType::kFloat64) return {"the inputs are float64"};
   if (p.batch() * p.heads() * p.rows() * p.columns() == 0) return {"there are no rows or no columns"};
   if (!(p.score.scale > 0)) return {"the scale is {}, not positive", p.score.scale};
@@ -59,11 +59,15 @@ Reason width_obstacle(const FoldProblem& p, std::int64_t widest) {
   return {};
 }
 
-Reason sm90_obstacle(const FoldProblem& p, std::int64_t widest, const DeviceFacts& gpu) {
-  if (p.a.dtype == DType::kFloat32) return {"the inputs are float32, multiplied in tf32"};
+Reason hopper_obstacle(const DeviceFacts& gpu) {
   if (!kWithSm90) return {"this build has no code for sm_90a"};
   if (named_family() == Family::kSm80) return {"MONOIDREDUCE_CUDA_TIER=sm80"};
-  if (const Reason reason = gpu_obstacle(Family::kSm90, gpu)) return reason;
+  return gpu_obstacle(Family::kSm90, gpu);
+}
+
+Reason sm90_obstacle(const FoldProblem& p, std::int64_t widest, const DeviceFacts& gpu) {
+  if (p.a.dtype == DType::kFloat32) return {"the inputs are float32, multiplied in tf32"};
+  if (const Reason reason = hopper_obstacle(gpu)) return reason;
   const bool biased = p.bias.present() && !p.score.bias_inside;
   if (biased && p.bias.size[3] > 1 && p.bias.stride[3] == 0)
     return {"the bias of scores is the same for all columns"};
@@ -94,7 +98,8 @@ std::int64_t widest_sm80_backward(const FoldProblem& p, const DeviceFacts& gpu) 
 
 Choice choose_resident(const FoldProblem& p, const Limits& limits, const DeviceFacts& gpu,
                        const Launch& launch) {
-  Choice choice{.both = limits.both ? limits.both : common_obstacle(p, gpu, launch.tf32)};
+  const Reason of_float32 = launch.tf32 ? Reason{} : Reason{"the inputs are float32, not multiplied in tf32"};
+  Choice choice{.both = limits.both ? limits.both : common_obstacle(p, gpu, of_float32)};
   if (choice.both) return choice;
   choice.sm90 = sm90_obstacle(p, kFamilies[2].widest, gpu);
   if (!choice.sm90) choice.sm90 = limits.sm90;
@@ -104,10 +109,24 @@ Choice choose_resident(const FoldProblem& p, const Limits& limits, const DeviceF
   return choice;
 }
 
-Choice choose_contraction(const FoldProblem& p, const DeviceFacts& gpu) {
-  Choice choice{.both = common_obstacle(p, gpu)};
+Choice choose_contraction(const FoldProblem& p, const DeviceFacts& gpu, Planes planes) {
+  const bool float32 = p.a.dtype == DType::kFloat32;
+  const Reason of_float32 = planes == Planes::kNone       ? Reason{"the inputs are float32"}
+                            : planes == Planes::kUnwanted ? Reason{"mr.float32 says simt"}
+                                                          : Reason{};
+  Choice choice{.both = common_obstacle(p, gpu, of_float32)};
+  if (!choice.both && float32) choice.both = hopper_obstacle(gpu);
   if (!choice.both) choice.both = width_obstacle(p, kAnyWidth);
   if (choice.both) return choice;
+  if (float32) {
+    const std::int64_t least = std::min({p.rows(), p.columns(), p.width()});
+    if (least < tiles::kFewestTerms) {
+      choice.both = {"{} rows, columns or elements of a row are too few for planes of float16", least};
+    } else {
+      choice.family = Family::kPlanes;
+    }
+    return choice;
+  }
   choice.sm90 = sm90_obstacle(p, kAnyWidth, gpu);
   choice.family = choice.sm90 ? Family::kSm80 : Family::kSm90;
   return choice;
@@ -122,13 +141,15 @@ Choice choose_multiplied(const FoldProblem& p, const DeviceFacts& gpu, const Lau
 }
 
 Choice choose_products(const FoldProblem& p, std::int64_t workspace, const DeviceFacts& gpu,
-                       const Launch& launch) {
-  Choice choice = choose_contraction(p, gpu);
-  if (choice.family != Family::kSm90)
+                       const Launch& launch, Planes planes) {
+  Choice choice = choose_contraction(p, gpu, planes);
+  if (choice.family != Family::kSm90 && choice.family != Family::kPlanes)
     choice = choose_multiplied(p, gpu, launch);  // torch multiplies; Hopper has kernels of its own for this
   if (choice.family == Family::kSimt) return choice;
   constexpr std::int64_t kTileColumns = 256;
-  if (workspace / (p.rows() * item_size(p.a.dtype) * kTileColumns) == 0)
+  // Planes of dlogits take as much memory as the float32 dlogits themselves.
+  const std::int64_t item = item_size(p.a.dtype) * (choice.family == Family::kPlanes ? 2 : 1);
+  if (workspace / (p.rows() * item * kTileColumns) == 0)
     return {.both = {"the workspace of {} bytes holds no tile a row", workspace}};
   return choice;
 }

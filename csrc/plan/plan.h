@@ -39,6 +39,9 @@ PlannedSizes planned_sizes(const FoldProblem& p);
 // operands.
 constexpr std::int64_t padded_size(std::int64_t size) { return (size + 7) / 8 * 8; }
 
+// Whether a call has kernels for float32 operands in planes, and may take them (Launch::planes).
+enum class Planes { kNone, kUnwanted, kWanted };
+
 // Limits of one operator, beyond those of its fold: the largest width of the sm80 kernels, and reasons that exclude both
 // tensor-core families (both), or one.
 struct Limits {
@@ -57,13 +60,14 @@ std::int64_t widest_sm80_backward(const FoldProblem& p, const DeviceFacts& gpu);
 Choice choose_resident(const FoldProblem& p, const Limits& limits, const DeviceFacts& gpu,
                        const Launch& launch);
 // The family for a fold without a payload, of any width, by the contraction kernels.
-Choice choose_contraction(const FoldProblem& p, const DeviceFacts& gpu);
+// planes: whether the call has kernels for float32 operands in planes.
+Choice choose_contraction(const FoldProblem& p, const DeviceFacts& gpu, Planes planes = Planes::kNone);
 // The same for a call with results that torch multiplies afterwards. In the deterministic mode this depends on cuBLAS.
 Choice choose_multiplied(const FoldProblem& p, const DeviceFacts& gpu, const Launch& launch);
 // The family for a backward pass whose gradients are products of dlogits (operators.h). The workspace, in bytes, must hold at
 // least the dlogits of all rows for one tile of columns.
 Choice choose_products(const FoldProblem& p, std::int64_t workspace, const DeviceFacts& gpu,
-                       const Launch& launch);
+                       const Launch& launch, Planes planes = Planes::kNone);
 
 // Starts the plan of a call. given: the call as it came; padded: with the sizes of padded operands.
 template <class Call>

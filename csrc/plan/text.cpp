@@ -32,6 +32,8 @@ std::string text(const Choice& choice) {
       return "tensor cores, through mma.sync; not sm90: " + text(choice.sm90);
     case Family::kSm90:
       return "tensor cores, through sm_90a";
+    case Family::kPlanes:
+      return "tensor cores, through sm_90a, float32 as planes of float16";
   }
   return "";
 }

@@ -12,9 +12,18 @@ namespace monoidreduce::tiles {
 inline constexpr int kFar = 1 << 30;  // tensor-core kernels take fewer rows and columns than this
 
 // The forward passes of losses, by family (ContractionSizes in contraction_schedule.h).
-inline constexpr ContractionSizes kSm80Loss{1, 256, 128, 2, 0}, kSm90Loss{2, 256, 256, 1, 0};
+inline constexpr ContractionSizes kSm80Loss{1, 256, 128, 2, 0}, kSm90Loss{2, 256, 256, 1, 0},
+    kPlanesLoss{2, 256, 128, 1, 0};
 inline constexpr ContractionSizes kSm80Distillation{1, 256, 128, 2, 256 * 128},
     kSm90Distillation{2, 256, 192, 1, 0};
+
+// Products of planes sum at least so many terms. Sums of fewer are less accurate than those of float32: tensor cores align all
+// terms of an instruction with the largest one, and cut off the rest. Norms of errors of planes and of float32 products, one after
+// the other, on an H200: 8.0e-8 and 5.4e-8 for 8 terms, 9.0e-8 and 1.4e-7 for 64, 1.2e-7 and 4.1e-7 for 512.
+inline constexpr std::int64_t kFewestTerms = 64;
+// The gradients of narrower operands take ordinary cores. Their products have a tile for all of the width, so that few clusters
+// multiply: 32768 rows and columns of width 64 took 25 ms backward on an H200, 24 ms on ordinary cores.
+inline constexpr std::int64_t kNarrowestOfPlanes = 128;
 
 // One of three, for widths up to 64, 128 and 256.
 template <class T>

@@ -29,6 +29,7 @@ from monoidreduce._ops.linear_loss import (
 )
 from monoidreduce._ops.memory import (
     add_to,
+    allows_planes,
     empty_statistics,
     launch_on,
     new_bias_gradient,
@@ -166,9 +167,9 @@ def cross_entropy_results(
     return loss, lse, torch.empty_like(lse), saved
 
 
-# The arguments loss to gathered of plan_cross_entropy_forward: results and scratch, which do not change a
-# plan.
-_NO_RESULTS = (None, None, None, None, None, None, None, None, None, None)
+# The arguments loss to column_planes of plan_cross_entropy_forward: results and scratch, which do not change
+# a plan.
+_NO_RESULTS = (None,) * 12
 
 
 def fold_cross_entropy(
@@ -194,6 +195,7 @@ def fold_cross_entropy(
         losses, loss_weights = found.unbind()
     lse, lse_low = torch.empty_like(losses), torch.empty_like(losses)
     plan = scratch = classes_saved = unit = order = gathered = weights = None
+    row_planes = column_planes = None
     saved, class_weights = no_dlogits(x), with_mean(class_weight, options.label_smoothing)
     mean = options.reduction == "mean" and class_weight is None
     numbers, saved_columns = options[1:8], 0  # logit_scale to classes
@@ -203,12 +205,21 @@ def fold_cross_entropy(
         ):
             saved_columns = saved_classes(x, weight, options.workspace, options.x_differentiated)
         plan = _C.plan_cross_entropy_forward(
-            x, weight, bias, target, class_weights, *_NO_RESULTS, mean, *numbers, saved_columns
+            x,
+            weight,
+            bias,
+            target,
+            class_weights,
+            *_NO_RESULTS,
+            mean,
+            *numbers,
+            saved_columns,
+            planes=allows_planes(),
         )
         if plan.skips_rows and not options.lse_of_ignored:
             order = order_rows(x, target=target, ignore_index=options.ignore_index)
         prepared = prepare_forward(plan, (x,), (weight,), order)
-        ((x,), (weight,), scratch, saved, saved_by_head, gathered_rows) = prepared
+        (x,), (weight,), scratch, saved, saved_by_head, gathered_rows, row_planes, column_planes = prepared
         if saved_by_head is not None:
             (classes_saved,), unit = saved_by_head, lse.new_full((1,), UNIT_UPSTREAM)
         if gathered_rows is not None:
@@ -230,6 +241,8 @@ def fold_cross_entropy(
         None if of_rank else unit,
         order,
         gathered,
+        row_planes,
+        column_planes,
         mean,
         *numbers,
         saved_columns,
@@ -313,6 +326,7 @@ def cross_entropy_backward(
             logit_scale=options.logit_scale,
             workspace=workspace,
             deterministic=torch.are_deterministic_algorithms_enabled(),
+            planes=allows_planes(),
         )
     if plan is not None and plan.tensor_cores:
         skips = plan.skips_rows and not options.lse_of_ignored
@@ -336,6 +350,8 @@ def cross_entropy_backward(
                 head.dlogits,
                 head.bias_sums,
                 order,
+                head.row_planes,
+                head.column_planes,
                 *options.loss_options,
                 options.first_class + part.start,
                 classes,

@@ -140,7 +140,7 @@ def fold_distillation(
         if plan.skips_rows and mask is not None:
             order = order_rows(x, mask=mask)
         prepared = prepare_forward(plan, (x, teacher_x), (weight, teacher_weight), order)
-        ((x, teacher_x), (weight, teacher_weight), scratch, saved, saved_by_head, gathered_rows) = prepared
+        (x, teacher_x), (weight, teacher_weight), scratch, saved, saved_by_head, gathered_rows, *_ = prepared
         if saved_by_head is not None:
             classes_saved, teacher_saved = saved_by_head
             unit = losses.new_full((1,), UNIT_UPSTREAM)

@@ -5,13 +5,13 @@ W [V, D]. (The theorem and csrc call them local gradients.) They never exist all
 have saved those of the first columns. The others are recomputed for one slice of columns at a time. A slice
 lies in the workspace, or in the memory of a gradient that is not written yet (slices.py).
 
-All this is for tensor-core kernels: X and W are 16-bit, sums are float32.
+All this is for tensor-core kernels: X and W are 16-bit, or float32 in planes (planes.py). Sums are float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +21,12 @@ from monoidreduce._ops.engine import _C, streams
 from monoidreduce._ops.products import add_product, multipliable, write_product
 from monoidreduce._ops.slices import TILE_COLUMNS, Needed, Space, slices
 
+if TYPE_CHECKING:
+    from monoidreduce._ops.planes import PlaneHead
+
 __all__ = [
     "UNIT_UPSTREAM",
+    "BiasSums",
     "FrozenHead",
     "Head",
     "HeadGradients",
@@ -46,12 +50,15 @@ class HeadSlice(NamedTuple):
     bias_sums: [N / 16, slice], both sizes rounded up to whole tiles, written by the kernel: the sum of
         dlogits over each group of 16 rows, before dlogits are rounded to 16 bits. None if no bias gradient is
         needed.
+    row_planes, column_planes: rows and columns in planes, if they are float32 (planes.split_rows).
     """
 
     rows: Tensor
     columns: Tensor
     dlogits: Tensor | None
     bias_sums: Tensor | None
+    row_planes: Tensor | None = None
+    column_planes: Tensor | None = None
 
 
 class HeadGradients(NamedTuple):
@@ -99,17 +106,17 @@ class _Factors:
         self.uniform = self.by_row[:1] if upstream.uniform else None
 
 
-class _BiasSums:
+class BiasSums:
     """The gradient of a bias: the sum of dlogits over rows.
 
     total: [V]. partial: the sums over 16 rows each, which kernels write for one slice (HeadSlice.bias_sums).
     """
 
-    def __init__(self, head: Head) -> None:
-        columns, groups = head.columns, 16 * -(-len(head.rows) // 256)
+    def __init__(self, columns: Tensor, rows: int, own: int, skips: bool) -> None:
+        """own: the most columns of a slice. skips: kernels skip some rows, and write nothing for them."""
         self.total = columns.new_empty(len(columns), dtype=torch.float32)
-        new = columns.new_empty if head.order is None else columns.new_zeros  # skipped rows write nothing
-        self.partial = new((groups, head.space.own), dtype=torch.float32)
+        new = columns.new_zeros if skips else columns.new_empty
+        self.partial = new((16 * -(-rows // 256), own), dtype=torch.float32)
 
     def of(self, part: slice) -> Tensor:
         whole_tiles = TILE_COLUMNS * -(-(part.stop - part.start) // TILE_COLUMNS)
@@ -127,7 +134,7 @@ class Head:
             add_products(part)      dX += dlogits @ W[part]         in float32, rounded once at the end
                                     dW[part] = dlogits.T @ X        written once, or added to `column_sums`
                                     db[part] = sum of dlogits over rows
-        add_saved_products()        does the same for the first columns, whose dlogits forward saved
+        gradients()                 does the same for the first columns, whose dlogits forward saved
 
     The saved columns come last, because until then dX and their part of dW hold other columns' dlogits.
     """
@@ -189,7 +196,7 @@ class Head:
         if order is not None and computes:
             gathered = memory if space.gathers_in_rows and memory is not None else torch.empty_like(self.rows)
             self.rows = gather_rows(self.rows, order, gathered)
-        self.bias = _BiasSums(self) if needed.bias else None
+        self.bias = BiasSums(columns, len(rows), space.own, order is not None) if needed.bias else None
 
     def slice_at(self, part: slice) -> HeadSlice:
         bias_sums = None if self.bias is None else self.bias.of(part)
@@ -226,8 +233,8 @@ class Head:
         if self.bias is not None:
             self.bias.add_up(part)
 
-    def add_saved_products(self) -> None:
-        """Adds the products with saved dlogits to the gradients. Call it after all add_products."""
+    def _add_saved_products(self) -> None:
+        """Adds the products with saved dlogits to the gradients, after all add_products."""
         first = self.saved.shape[1]
         if first == 0:
             return
@@ -265,6 +272,7 @@ class Head:
 
     def gradients(self) -> HeadGradients:
         """The gradients, once all products have been added. Call it once."""
+        self._add_saved_products()
         bias = None if self.bias is None else self.bias.total
         if bias is not None and self.factors is not None and self.factors.uniform is not None:
             bias = bias * self.factors.uniform
@@ -295,14 +303,14 @@ class FrozenHead:
 
 
 def multiply_dlogits(
-    heads: Sequence[Head | FrozenHead], store: Callable[[slice, list[HeadSlice]], None]
+    heads: Sequence[Head | PlaneHead | FrozenHead], store: Callable[[slice, list[HeadSlice]], None]
 ) -> list[HeadGradients]:
     """The gradients of one head, or of a student's and a teacher's head over the same classes.
 
-    heads: the first is a Head; a FrozenHead, which has no gradients, comes last.
+    heads: the first has gradients; a FrozenHead, which has none, comes last.
     store: store(part, slices) launches the kernel that writes the dlogits of columns `part` for each head.
     """
-    trained = [head for head in heads if isinstance(head, Head)]
+    trained = [head for head in heads if not isinstance(head, FrozenHead)]
     with torch.autocast("cuda", enabled=False):
         for part in slices([head.space for head in trained], trained[0].clusters):
             head_slices = [head.slice_at(part) for head in heads]
@@ -310,9 +318,7 @@ def multiply_dlogits(
             for head, head_slice in zip(trained, head_slices, strict=False):
                 assert head_slice.dlogits is not None
                 head.add_products(part, head_slice.dlogits, head_slice.columns)
-        for head in trained:
-            head.add_saved_products()
-    return [head.gradients() for head in trained]
+        return [head.gradients() for head in trained]
 
 
 def _rows_product(

@@ -28,6 +28,7 @@ from monoidreduce._ops.dlogits import (
 )
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.memory import add_to, empty_statistics, is_aligned, padded, padded_weight
+from monoidreduce._ops.planes import PlaneHead, split_rows
 from monoidreduce._ops.slices import Needed, columns_in, columns_to_save
 from monoidreduce._validate import mismatch
 
@@ -163,6 +164,8 @@ class LinearForward(NamedTuple):
     saved_by_head: [N, V'] for each head: a view of `saved`; and for the teacher a buffer that only this pass
         uses. None if nothing is saved.
     gathered: a buffer for each head, for some gathered rows at a time. None: the rows are not gathered.
+    row_planes, column_planes: x and weight of the student in planes, if the plan's kernels read them
+        (planes.split_rows).
     """
 
     xs: Sequence[Tensor]
@@ -171,6 +174,8 @@ class LinearForward(NamedTuple):
     saved: Tensor
     saved_by_head: Sequence[Tensor] | None
     gathered: Sequence[Tensor] | None
+    row_planes: Tensor | None = None
+    column_planes: Tensor | None = None
 
 
 def prepare_forward(
@@ -192,7 +197,8 @@ def prepare_forward(
         xs, weights = [padded(t) for t in xs], [padded_weight(t, plan) for t in weights]
         scratch = empty_statistics(x, plan.scratch)
     gathered = None if order is None else new_gather_buffers(*xs)
-    return LinearForward(xs, weights, scratch, saved, saved_by_head, gathered)
+    planes = [split_rows(xs[0]), split_rows(weights[0])] if plan.planes else []
+    return LinearForward(xs, weights, scratch, saved, saved_by_head, gathered, *planes)
 
 
 # Backward on tensor cores
@@ -264,10 +270,20 @@ class LinearBackward:
         if self.uniform and grad is not None:
             grad = grad.new_full((1,), UNIT_UPSTREAM / self.slope).expand(grad.shape)
 
-        def head(which: int) -> Head | FrozenHead:
+        def head(which: int) -> Head | PlaneHead | FrozenHead:
             x, weight, needed = xs[which], weights[which], self.heads[which].needed
             if which == 0 and self.sum_to is not None:
                 needed = needed._replace(columns=True)
+            column_sums = self._column_sums(weight) if which == 0 and needed.columns else None
+            if self.plan.planes:
+                return PlaneHead(
+                    x,
+                    weight,
+                    needed,
+                    clusters=self.plan.clusters,
+                    workspace=self.workspace,
+                    column_sums=column_sums,
+                )
             if which > 0 and not any(needed):
                 return FrozenHead(x, weight, self.order if computes else None)
             return Head(
@@ -280,7 +296,7 @@ class LinearBackward:
                 upstream=upstream,
                 order=self.order,
                 unrounded=self.unrounded,
-                column_sums=self._column_sums(weight) if which == 0 and needed.columns else None,
+                column_sums=column_sums,
             )
 
         heads = [head(which) for which in range(len(xs))]
@@ -304,7 +320,7 @@ class LinearBackward:
         """
         if self.sum_to is not None and self.sum_to.shape == weight.shape and is_aligned(self.sum_to):
             return self.sum_to
-        if self.sum_to is None and not self.unrounded_weight:
+        if self.sum_to is None and (not self.unrounded_weight or self.plan.planes):
             return None
         return weight.new_zeros(weight.shape, dtype=torch.float32)
 

@@ -32,6 +32,7 @@ from monoidreduce._ops.linear_loss import (
 from monoidreduce._ops.memory import (
     accumulation_dtype,
     add_to,
+    allows_planes,
     empty_statistics,
     launch_on,
     new_bias_gradient,
@@ -184,7 +185,7 @@ def log_probs_forward(
     log_probs, entropy, lse, lse_low = (empty_statistics(x, x.shape[0]) for _ in range(4))
     best = target.new_empty(x.shape[:1]) if options.top1 else None
     words = mask_words(mask)
-    plan = scratch = weights_saved = order = gathered = None
+    plan = scratch = weights_saved = order = gathered = row_planes = column_planes = None
     saved, saved_columns = no_dlogits(x), 0
     if x.is_cuda:
         if options.keep and weights_can_be_saved(bias, options.softcap, options.top1):
@@ -198,11 +199,12 @@ def log_probs_forward(
             logit_scale=options.logit_scale,
             softcap=options.softcap,
             saved_columns=saved_columns,
+            planes=allows_planes(),
         )
         if plan.skips_rows:
             order = order_rows(x, target=target, ignore_index=options.ignore_index)
         prepared = prepare_forward(plan, (x,), (weight,), order)
-        ((x,), (weight,), scratch, saved, saved_by_head, gathered_rows) = prepared
+        (x,), (weight,), scratch, saved, saved_by_head, gathered_rows, row_planes, column_planes = prepared
         if saved_by_head is not None:
             (weights_saved,) = saved_by_head
         if gathered_rows is not None:
@@ -223,6 +225,8 @@ def log_probs_forward(
         weights_saved,
         order,
         gathered,
+        row_planes,
+        column_planes,
         *options.loss_options,
         options.first_class,
         options.classes,
@@ -279,6 +283,7 @@ def log_probs_backward(
             softcap=options.softcap,
             workspace=workspace,
             deterministic=torch.are_deterministic_algorithms_enabled(),
+            planes=allows_planes(),
         )
     if plan is not None and plan.tensor_cores:
         saved = (saved if consumes else saved[:, :0]).contiguous()
@@ -313,6 +318,8 @@ def log_probs_backward(
                 order,
                 row_max,
                 log_probs,
+                head.row_planes,
+                head.column_planes,
                 *options.loss_options,
                 options.first_class + part.start,
                 classes,

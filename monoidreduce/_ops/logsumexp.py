@@ -18,6 +18,7 @@ from monoidreduce._ops.dlogits import HeadSlice
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.linear_loss import LinearBackward, LinearHead
 from monoidreduce._ops.memory import (
+    allows_planes,
     empty_dense,
     empty_statistics,
     launch_on,
@@ -26,6 +27,7 @@ from monoidreduce._ops.memory import (
     padded_weight,
     rounded_gradients,
 )
+from monoidreduce._ops.planes import split_rows
 from monoidreduce._ops.registry import UNROUNDED, Fold, register
 from monoidreduce._ops.slices import Needed
 from monoidreduce.workspace import get_workspace
@@ -56,16 +58,17 @@ def logsumexp_forward(
     a: Tensor, b: Tensor, scale: float, a_differentiated: bool, workspace: int | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     lse = empty_statistics(a, a.shape[0])
-    lse_low, plan, scratch, mean = torch.empty_like(lse), None, None, None
+    lse_low, plan, scratch, mean, planes = torch.empty_like(lse), None, None, None, (None, None)
     if a.is_cuda:
         planned_mean = a if a_differentiated else None
-        plan = _C.plan_logsumexp_forward(a, b, None, None, planned_mean, None, scale)
+        plan = _C.plan_logsumexp_forward(a, b, mean=planned_mean, scale=scale, planes=allows_planes())
         if plan.narrow:
             a, b = padded(a), padded(b)
             mean = empty_dense(a)
         elif plan.tensor_cores:
             a, b, scratch = padded(a), padded_weight(b, plan), empty_statistics(a, plan.scratch)
-    _C.logsumexp_forward(a, b, lse, lse_low, mean, scratch, scale, *launch_on(a), plan)
+            planes = (split_rows(a), split_rows(b)) if plan.planes else planes
+    _C.logsumexp_forward(a, b, lse, lse_low, mean, scratch, *planes, scale, *launch_on(a), plan)
     return lse, lse_low, a.new_empty(0, 0) if mean is None else mean
 
 
@@ -93,7 +96,17 @@ def logsumexp_backward(
                 (head,) = heads
                 assert head.dlogits is not None
                 _C.logsumexp_local_gradient(
-                    head.rows, head.columns, grad_lse, lse, lse_low, head.dlogits, scale, *launch_on(a), plan
+                    head.rows,
+                    head.columns,
+                    grad_lse,
+                    lse,
+                    lse_low,
+                    head.dlogits,
+                    head.row_planes,
+                    head.column_planes,
+                    scale,
+                    *launch_on(a),
+                    plan,
                 )
 
             head = LinearHead(a, b, Needed(*needed))
@@ -132,6 +145,7 @@ def plan_logsumexp_backward(
         scale=scale,
         workspace=workspace,
         deterministic=deterministic,
+        planes=allows_planes(),
     )
 
 

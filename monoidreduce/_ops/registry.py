@@ -34,6 +34,7 @@ from monoidreduce._torch_private import (
     single_level,
     transforms_are_active,
 )
+from monoidreduce.precision import float32, get_float32
 
 __all__ = [
     "OPERATORS",
@@ -532,7 +533,7 @@ def _register(
         ctx.save_for_backward(*given, *saved(result))
         ctx.mark_non_differentiable(*fixed(result))
         ctx.set_materialize_grads(False)
-        ctx.options = options
+        ctx.options, ctx.float32 = options, get_float32()
 
     def differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         needed = ctx.needs_input_grad[2:]  # after `plain` and the options
@@ -543,7 +544,12 @@ def _register(
         # Saved tensors were plain, but hooks on them may have returned others.
         if ctx.plain and not is_observed() and are_plain(upstream) and _PLAIN.issuperset(map(type, read)):
             differentiated = in_place if in_place is not None and frees_saved() else backward
-        found = differentiated(*upstream, *read, *ctx.options, needed)
+        # The thread of a backward pass is outside of the blocks around its forward pass.
+        if ctx.float32 == get_float32():
+            found = differentiated(*upstream, *read, *ctx.options, needed)
+        else:
+            with float32(ctx.float32):
+                found = differentiated(*upstream, *read, *ctx.options, needed)
         return *[g if wanted else None for g, wanted in zip(found, needed, strict=False)], *of_constants
 
     def save_arguments(ctx: Any, given: tuple[Any, ...], options: tuple[Any, ...], result: Any) -> None:

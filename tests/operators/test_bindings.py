@@ -24,6 +24,8 @@ _C = mr._C
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 LAUNCH: dict[str, Any] = {"threads": 1, "stream": 0}
+# What logsumexp_forward is given on a GPU alone.
+ON_CPU: dict[str, Any] = dict.fromkeys(("mean", "scratch", "row_planes", "column_planes"))
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -32,7 +34,18 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 def logsumexp(a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
     lse = torch.full((a.shape[0],), math.nan, dtype=accumulator(a.dtype))
-    _C.logsumexp_forward(a, b, lse, lse.clone(), mean=None, scratch=None, scale=scale, **LAUNCH)
+    _C.logsumexp_forward(
+        a,
+        b,
+        lse,
+        lse.clone(),
+        mean=None,
+        scratch=None,
+        row_planes=None,
+        column_planes=None,
+        scale=scale,
+        **LAUNCH,
+    )
     return lse
 
 
@@ -86,6 +99,8 @@ def cross_entropy_arguments(**changed: Any) -> dict[str, Any]:
         "kept": None,
         "kept_upstream": None,
         "order": None,
+        "row_planes": None,
+        "column_planes": None,
         "gathered": None,
         "logit_scale": 1.0,
         "softcap": 0.0,
@@ -555,7 +570,7 @@ def test_a_cpu_only_build_says_how_to_get_the_other() -> None:
     with pytest.raises(
         RuntimeError, match=r"got one on cuda:3\. This build .* is CPU-only; .* MONOIDREDUCE_CUDA=ON"
     ):
-        _C.logsumexp_forward(a, b, lse, low, mean=None, scratch=None, scale=1.0, **LAUNCH)
+        _C.logsumexp_forward(a, b, lse, low, scale=1.0, **ON_CPU, **LAUNCH)
 
 
 def test_arguments_are_neither_kept_nor_dropped() -> None:
@@ -588,7 +603,7 @@ def test_other_python_threads_run_meanwhile() -> None:
     while steps == 0:
         time.sleep(0.001)
     before = steps
-    _C.logsumexp_forward(a, b, lse, low, mean=None, scratch=None, scale=1.0, **LAUNCH)
+    _C.logsumexp_forward(a, b, lse, low, scale=1.0, **ON_CPU, **LAUNCH)
     meanwhile = steps - before
     done.set()
     counter.join()
@@ -602,7 +617,16 @@ def test_each_call_is_counted_with_its_path() -> None:
     logsumexp(torch.zeros(2, 3), torch.zeros(4, 3))
     with pytest.raises(ValueError, match=r"^lse: "):
         _C.logsumexp_forward(
-            torch.zeros(2, 3), torch.zeros(4, 3), None, None, mean=None, scratch=None, scale=1.0, **LAUNCH
+            torch.zeros(2, 3),
+            torch.zeros(4, 3),
+            None,
+            None,
+            mean=None,
+            scratch=None,
+            row_planes=None,
+            column_planes=None,
+            scale=1.0,
+            **LAUNCH,
         )
     after = _C.path_counts()
     counted = {

@@ -226,6 +226,20 @@ HOPPER = {
             )
         ),
     ),
+    "sm90 contraction of planes": Kernel(
+        "contraction_sm90 fold_epilogue gradient_epilogue product_epilogue_sm90",
+        (
+            "sm90::contraction_kernel<__half, sm90::ContractionTile<128, 3, 1, false, 2>, "
+            "FoldEpilogue<M, S, FoldRows<M>>>",
+            "sm90::contraction_kernel<__half, sm90::ContractionTile<128, 3, 1, false, 2>, "
+            "GradientEpilogue<float, M, S, GradientRows<M>, sm90::SlabStores<1>>>",
+            "sm90::contraction_kernel<__half, sm90::ContractionTile<128, 3, 1, true, 2>, "
+            "sm90::AddEpilogue<sm90::RowFactors>>",
+        ),
+    ),
+    "splitting into planes": Kernel(
+        "split_planes", ("split_rows_kernel", "largest_of_columns_kernel", "split_columns_kernel")
+    ),
     "conversion of weights": Kernel(
         "weights_to_gradients",
         tuple(

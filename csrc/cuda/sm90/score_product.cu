@@ -12,9 +12,9 @@ using namespace monoidreduce::sm90;
 
 template <>
 void run(const ScoreProduct& x, const Plan&, const Launch& launch) {
-  const FloatEpilogue epilogue{tensor_map(as_rows(x.out), kSlabBoxRows)};
-  contraction<__nv_bfloat16>(ContractionTile<256, 4>{}, product_problem(x), epilogue, nullptr,
-                             "score_product", launch);
+  const ContractionTile<256, 4> tile;
+  const FloatEpilogue epilogue{stores_for(tile, {as_rows(x.out)})};
+  contraction<__nv_bfloat16>(tile, product_problem(x), epilogue, nullptr, "score_product", launch);
 }
 
 }  // namespace monoidreduce::cuda::sm90

@@ -34,6 +34,7 @@ enum class Type {
   kSameAccumulationOrBool,
   kUpToFloat32,  // float32 or a 16-bit type
   kFloat32,
+  kFloat16,
   kInt64,
   kBool,
 };

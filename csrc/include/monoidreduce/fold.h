@@ -17,9 +17,19 @@
 
 namespace monoidreduce {
 
+// A float32 operand as two float16 planes (device/contraction/split_planes.cuh).
+struct OperandPlanes {
+  TensorView halves = {};  // [lines, 2 * plane or more]: the high plane, then the low one
+  std::int64_t plane = 0;
+  // The scales of lines, or null if products are not multiplied by them; and floats between two of them.
+  const float* scales = nullptr;
+  std::int64_t scale_pitch = 0, scale_lines = 0;
+};
+
 struct FoldProblem {
-  TensorView a;  // [B, H, M, F]
-  TensorView b;  // [B, Hc, N, F]
+  TensorView a;                                // [B, H, M, F]
+  TensorView b;                                // [B, Hc, N, F]
+  OperandPlanes a_planes = {}, b_planes = {};  // where kernels read planes instead of a and b
   // [B, H, M, E] [B, Hc, N, E]: operands of the second score; absent unless the monoid has two scores.
   TensorView other_a = {}, other_b = {};
   TensorView payload = {};  // [B, Hc, N, D]  or absent

@@ -26,6 +26,7 @@
 #include "monoidreduce/ops/logsumexp.h"
 #include "monoidreduce/ops/mlp.h"
 #include "monoidreduce/ops/modified_attention.h"
+#include "monoidreduce/ops/planes.h"
 #include "monoidreduce/ops/ranks.h"
 #include "monoidreduce/ops/rows.h"
 #include "monoidreduce/ops/sequences.h"
@@ -48,8 +49,8 @@ using Calls =
              ModifiedAttentionForward, ModifiedAttentionBackward, StatisticsForward, StatisticsBackward,
              StatisticsFold, StatisticsPayload, StatisticsLocalGradient, StatisticsRowGradient, LossReduction,
              RowScaling, FittedCopy, RowOrdering, SequenceSpans, CombinedLogSumExp, CombinedCrossEntropy,
-             CombinedLogProbs, CombinedDistillation, Undefined, RowsProduct, ColumnsProduct, ScoreProduct,
-             JsdRows, JsdGradient, TargetScores, TargetDlogits>;
+             CombinedLogProbs, CombinedDistillation, Undefined, RowsProduct, ColumnsProduct, RowSplit,
+             ColumnSplit, PlaneProduct, ScoreProduct, JsdRows, JsdGradient, TargetScores, TargetDlogits>;
 
 // The plan of a call on a GPU, which need not be present. The caller asks for it before the call, because the plan says what to
 // allocate; results, gradients and scratch may still be absent then. On tensor cores (Plan::can) the plan is for padded

@@ -14,8 +14,8 @@
 namespace monoidreduce {
 
 // The families of kernels: ordinary (SIMT) kernels, which take every call; mma.sync kernels for tensor cores from compute
-// capability 8.0 on; wgmma and TMA kernels for Hopper.
-enum class Family : std::int8_t { kSimt, kSm80, kSm90 };
+// capability 8.0 on; wgmma and TMA kernels for Hopper; and of these, those that multiply float32 operands as planes of float16.
+enum class Family : std::int8_t { kSimt, kSm80, kSm90, kPlanes };
 
 // One row of the table of families: which GPUs and calls a family is for, and what a caller may ask of it.
 struct Capabilities {
@@ -27,6 +27,7 @@ struct Capabilities {
   bool tf32 = false;          // attention and the MLP take float32 operands, rounded to tf32
   bool tensor_cores = false;  // operand sizes must be multiples of 8, and lines dense
   bool multiplies = false;    // has kernels that multiply dlogits (rows_product, columns_product)
+  bool planes = false;        // float32 operands come as planes of float16 (ops/planes.h)
   bool keeps = false;         // forward can save dlogits for backward
   bool skips_rows = false;    // skips rows that are not active, given their order
   bool transposed = false;    // reads a transposed weight of a loss in place
@@ -53,6 +54,14 @@ inline constexpr Capabilities kFamilies[] = {
      .bias_in_tiles = true,
      .clusters = true,
      .score_mod_variants = true,
+     .architecture = "sm_90a"},
+    {.name = "planes",
+     .major = 9,
+     .exact_major = true,
+     .tensor_cores = true,
+     .multiplies = true,
+     .planes = true,
+     .clusters = true,
      .architecture = "sm_90a"},
 };
 

@@ -30,6 +30,7 @@ __all__ = ["Band", "Work", "contraction", "moves", "work_of"]
 _DRIFT = 1.2
 _SECTOR = 32  # bytes of DRAM that are read or written at least
 _TORCH_TILE = 256, 256  # tile of two multiprocessors in cuBLAS's products of large matrices on Hopper
+_PLANE_TILE = (256, 128)  # of kernels that multiply planes (csrc/plan/tiles.h)
 _RESULTS = "loss lse lse_low stats log_probs entropy top1"  # results of folds over contractions
 # To be fast, the model simulates at most _STEPS steps of a job, and about _JOBS jobs of some of the heads. If
 # a head has more than _STEPS_OF_HEAD steps, it simulates some of the jobs, or several as one. Of a
@@ -442,11 +443,30 @@ def contraction(
     name: str, rows: int, columns: int, width: int, tile: tuple[int, int], gpu: Hardware, written: int
 ) -> Work:
     """A 16-bit product [rows, width] @ [columns, width]^T."""
+    return _contraction(name, rows, columns, width, tile, gpu, written, 1)
+
+
+def _contraction(
+    name: str,
+    rows: int,
+    columns: int,
+    width: int,
+    tile: tuple[int, int],
+    gpu: Hardware,
+    written: int,
+    planes: int,
+) -> Work:
+    """planes: 2 for float32 operands in planes, of which three products are computed."""
     tiles = _tiles(rows, tile[0]) * _tiles(columns, tile[1])
-    read = int(_DRIFT * _contraction_read(rows, columns, width, tile, gpu))
-    jobs, flops, l2 = Counter({1: tiles}), 2.0 * tile[0] * tile[1], (2 * width * sum(tile) * tiles, 0)
+    read = int(_DRIFT * _contraction_read(rows, columns, planes * width, tile, gpu))
+    products, kernel = (1, name) if planes == 1 else (3, f"{name}/planes")
+    jobs, flops, l2 = (
+        Counter({1: tiles}),
+        2.0 * products * tile[0] * tile[1],
+        (2 * planes * width * sum(tile) * tiles, 0),
+    )
     return Work(
-        name, name, width, flops, jobs, read, written, workers=_C.CLUSTER_BLOCKS, overlapped=True, l2=l2
+        name, kernel, width, flops, jobs, read, written, workers=_C.CLUSTER_BLOCKS, overlapped=True, l2=l2
     )
 
 
@@ -483,7 +503,8 @@ def _local_scores(launch: Launch, gpu: Hardware) -> Iterator[Work]:
         if "gathered" in a:
             moved = x.dtype.itemsize * part * width
             yield moves("scale_rows", moved, moved)
-        yield contraction(name, part, columns, width, plan.tile, gpu, written * part // rows)
+        planes = 2 if plan.planes else 1
+        yield _contraction(name, part, columns, width, plan.tile, gpu, written * part // rows, planes)
         if launch.name.endswith("_forward"):
             states, results = _bytes(launch, "scratch"), _bytes(launch, _RESULTS)
             yield moves("combine_partial", states * part // rows, results * part // rows)
@@ -537,6 +558,20 @@ def _product(launch: Launch, gpu: Hardware) -> Iterator[Work]:
         yield moves("clear_inactive_rows", 0, 0)  # clears ignored rows; the model assumes none
 
 
+def _plane_product(launch: Launch, gpu: Hardware) -> Iterator[Work]:
+    """A product of float32 matrices in planes."""
+    a = launch.arguments
+    (rows, columns), depth, out = a["out"].shape, a["b"].shape[0], a["out"].bytes
+    work = _contraction(launch.name, rows, columns, depth, _PLANE_TILE, gpu, out, 2)
+    yield Work(**{**vars(work), "read": work.read + (out if a["adds"] else 0)})
+
+
+def _split(launch: Launch, gpu: Hardware) -> Iterator[Work]:
+    """The kernels that split a float32 matrix into planes. Those of columns read it twice."""
+    reads = 2 if launch.name == "split_columns" else 1
+    yield moves(launch.name, reads * _bytes(launch, "x by"), _bytes(launch, "out scales"))
+
+
 def _copied(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     written = _bytes(launch, "out order reduced")
     yield moves(launch.name, _bytes(launch, "x factor losses target mask"), written)
@@ -567,6 +602,9 @@ KERNELS: dict[str, Callable[[Launch, Hardware], Iterator[Work]]] = {
     "mlp_backward": _backward,
     "rows_product": _product,
     "columns_product": _product,
+    "plane_product": _plane_product,
+    "split_rows": _split,
+    "split_columns": _split,
     "scale_rows": _copied,
     "copy_fitted": _copied,
     "order_rows": _copied,

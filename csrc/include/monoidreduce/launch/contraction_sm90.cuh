@@ -8,6 +8,7 @@
 #include "monoidreduce/launch/launch_kernel.cuh"
 #include "monoidreduce/launch/tensor_map.cuh"
 #include "monoidreduce/launch/tensors.cuh"
+#include "monoidreduce/ops/matrix.h"
 
 namespace monoidreduce::sm90 {
 
@@ -17,6 +18,18 @@ SlabStores<kOuts> stores_for(Tile, const TensorView (&tensors)[kOuts]) {
   SlabStores<kOuts> stores;
   for (int n = 0; n < kOuts; ++n) stores.outs[n] = tensor_map(tensors[n], kSlabBoxRows);
   return stores;
+}
+
+// The scales at the ends of an operand's lines (split_planes.cuh).
+inline LineScales line_scales(const OperandPlanes& of) {
+  if (of.scales == nullptr) return {};
+  return {of.scales, of.scale_pitch, static_cast<int>(of.scale_lines)};
+}
+// The planes of an operand in lines of both.
+inline TensorView plane_lines(const OperandPlanes& of) {
+  TensorView lines = as_rows(of.halves);
+  lines.size[3] = 2 * of.plane;
+  return lines;
 }
 
 // The kernel's arguments for the products a b^T of a problem. Each b may be row-major, [columns, width], or transposed: columns
@@ -31,10 +44,19 @@ ContractionArguments<Tile::kScores> contraction_arguments(Tile, const TileSchedu
   for (int score = 0; score < Tile::kScores; ++score) {
     const bool transposed = columns[score].stride[3] != 1;
     arguments.transposed[score] = transposed;
-    arguments.rows[score] = Tile::kRowsTransposed ? tensor_map(transposed_rows(rows[score]), kSlab)
-                                                  : tensor_map(rows[score], Tile::kRows);
-    arguments.columns[score] = tensor_map(transposed ? transposed_rows(columns[score]) : columns[score],
-                                          Tile::column_lines(transposed));
+    if constexpr (Tile::kPlanes == 2) {
+      const OperandPlanes &a = p.a_planes, &b = p.b_planes;
+      static_assert(Tile::kScores == 1);
+      arguments.rows[score] = tensor_map(plane_lines(a), Tile::kRowsTransposed ? kSlab : Tile::kRows);
+      arguments.columns[score] = tensor_map(plane_lines(b), Tile::column_lines(transposed));
+      arguments.planes[score] = {static_cast<int>(a.plane), static_cast<int>(b.plane), line_scales(a),
+                                 line_scales(b)};
+    } else {
+      arguments.rows[score] = Tile::kRowsTransposed ? tensor_map(transposed_rows(rows[score]), kSlab)
+                                                    : tensor_map(rows[score], Tile::kRows);
+      arguments.columns[score] = tensor_map(transposed ? transposed_rows(columns[score]) : columns[score],
+                                            Tile::column_lines(transposed));
+    }
     arguments.steps[score] = static_cast<int>((rows[score].size[3] + kSlab - 1) / kSlab);
   }
   arguments.schedule = schedule;
@@ -52,7 +74,8 @@ void contraction(Tile tile, const FoldProblem& p, const Epilogue& epilogue, floa
                  const Launch& launch) {
   const TileSchedule schedule = contraction_schedule(kSizesOf<Tile>, p, device_facts(p.a.cuda_device));
   const DeviceGuard guard(p.a.cuda_device);
-  launch_kernel(name, &contraction_kernel<E, Tile, Epilogue>,
+  using Factor = std::conditional_t<Tile::kPlanes == 2, __half, E>;
+  launch_kernel(name, &contraction_kernel<Factor, Tile, Epilogue>,
                 static_cast<unsigned>(schedule.clusters * Tile::kBlocks), Tile::kThreads,
                 contraction_bytes<typename Epilogue::Memory>(tile), launch.stream,
                 contraction_arguments(tile, schedule, p, scratch), epilogue);

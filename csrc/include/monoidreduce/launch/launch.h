@@ -12,6 +12,8 @@ struct Launch {
   bool deterministic = false;
   // On CUDA, attention and the MLP may round float32 operands of matrix products to tf32.
   bool tf32 = false;
+  // On CUDA, kernels may multiply float32 operands as planes of float16 (ops/planes.h).
+  bool planes = true;
 };
 
 // The facts of a GPU that schedules and plans depend on.

@@ -60,7 +60,7 @@ inline constexpr std::size_t kDefaultSharedBytes = 48 << 10;
 
 // kernel<<<blocks, threads, shared_bytes, stream>>>(arguments...) on the current device.
 template <class... Parameters, class... Arguments>
-void launch_kernel(const char* name, void (*kernel)(Parameters...), unsigned blocks, int threads,
+void launch_kernel(const char* name, void (*kernel)(Parameters...), dim3 blocks, int threads,
                    std::size_t shared_bytes, void* stream, const Arguments&... arguments) {
   cudaError_t error = cudaSuccess;
   if (shared_bytes > kDefaultSharedBytes) {
@@ -73,7 +73,7 @@ void launch_kernel(const char* name, void (*kernel)(Parameters...), unsigned blo
   }
   if (error != cudaSuccess) {
     cudaGetLastError();  // clears it, so that the next launch does not report it again
-    throw_launch_error(error, name, blocks, threads, shared_bytes);
+    throw_launch_error(error, name, blocks.x * blocks.y, threads, shared_bytes);
   }
 }
 

@@ -6,6 +6,7 @@
 #include "monoidreduce/fold.h"
 #include "monoidreduce/monoids/cross_entropy.h"
 #include "monoidreduce/ops/matrix.h"
+#include "monoidreduce/ops/planes.h"
 #include "monoidreduce/ops/rows.h"
 
 namespace monoidreduce {
@@ -78,6 +79,7 @@ struct CrossEntropyForward {
   // If kept_upstream is absent, kept receives the softmax weights from which dlogits are made later
   // (CrossEntropyKeptGradients). The last part of scratch, from SavedDlogits::frames on, then has their frames (row maxima).
   TensorView kept, kept_upstream;
+  TensorView row_planes, column_planes;  // of x and weight
   // An order of rows (rows.h), active ones first. Rows that are not active are not computed, and their statistics are 0. kept
   // is in this order; all other results are in the order of x. Absent: all rows are computed.
   TensorView order;
@@ -171,7 +173,8 @@ constexpr auto describe(const X*) {
               optional("gathered", &X::gathered, "R D").dense().where([](const X& x) {
                 check_gathered("gathered", x, x.gathered);
               }),
-              option("mean", &X::mean), options(&X::options), saved_columns(&X::saved_columns));
+              planes_of_operands<X>("N", "V", "D"), option("mean", &X::mean), options(&X::options),
+              saved_columns(&X::saved_columns));
 }
 
 // Turns the softmax weights that forward saved in kept into dlogits, in place, once lse over the classes of all ranks is known.
@@ -221,6 +224,7 @@ struct CrossEntropyLocalGradient {
   // not active are 0 or not written.
   TensorView sums;
   TensorView order;  // as in the forward pass; x (as scale_rows gathers it), out and sums are in this order
+  TensorView row_planes, column_planes;  // of x and weight
   CrossEntropyOptions options;
 };
 // The results of such a call, and the order of its rows.
@@ -238,10 +242,10 @@ constexpr auto logits_gradient() {
 }
 template <std::same_as<CrossEntropyLocalGradient> X>
 constexpr auto describe(const X*) {
-  return part<CrossEntropyBackward>("cross_entropy_local_gradient", kSm80 | kSm90,
-                                    cross_entropy_operands<X>(),
-                                    tensor("target", &X::target, "N", Type::kInt64), class_weight_of<X>(),
-                                    cross_entropy_residuals<X>(), logits_gradient<X>(), options(&X::options));
+  return part<CrossEntropyBackward>(
+      "cross_entropy_local_gradient", kSm80 | kSm90, cross_entropy_operands<X>(),
+      tensor("target", &X::target, "N", Type::kInt64), class_weight_of<X>(), cross_entropy_residuals<X>(),
+      logits_gradient<X>(), planes_of_operands<X>("N", "V", "D"), options(&X::options));
 }
 
 template <class Call>
@@ -251,6 +255,7 @@ template <class Call>
                 .bias = as_column_bias(x.bias, x.x.size[0]),
                 .score = {.scale = x.options.logit_scale, .softcap = x.options.softcap, .bias_inside = true}};
   if constexpr (requires { x.order; }) p.order = x.order;
+  if constexpr (requires { x.row_planes; }) return with_planes(x, p);
   return p;
 }
 

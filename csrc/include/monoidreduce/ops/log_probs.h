@@ -66,7 +66,8 @@ struct LogProbsForward {
   // scratch, from SavedDlogits::frames on, has their frames (row maxima). Lines are padded to a multiple of 8. Only if
   // Capabilities::keeps, and without a bias, a softcap or top1, for which registers do not suffice.
   TensorView kept;
-  TensorView order, gathered;  // as in CrossEntropyForward
+  TensorView order, gathered;            // as in CrossEntropyForward
+  TensorView row_planes, column_planes;  // of x and weight
   LogProbsOptions options;
   std::int64_t saved_columns = 0;  // as in CrossEntropyForward
 };
@@ -110,7 +111,7 @@ constexpr auto describe(const X*) {
               optional("gathered", &X::gathered, "R D").dense().where([](const X& x) {
                 check_gathered("gathered", x, x.gathered);
               }),
-              options(&X::options), saved_columns(&X::saved_columns));
+              planes_of_operands<X>("N", "V", "D"), options(&X::options), saved_columns(&X::saved_columns));
 }
 
 struct LogProbsBackward {
@@ -137,7 +138,7 @@ constexpr auto describe(const X*) {
 // no score is recomputed. log_probs then has the digits that a softmax probability near 1 lacks.
 struct LogProbsLocalGradient {
   TensorView grad_log_probs, grad_entropy, grad_lse, x, weight, bias, target, temperatures, mask, entropy,
-      lse, lse_low, out, sums, order, frames, log_probs;
+      lse, lse_low, out, sums, order, frames, log_probs, row_planes, column_planes;
   LogProbsOptions options;
 };
 inline void check_frames(const LogProbsLocalGradient& x) {
@@ -162,7 +163,7 @@ constexpr auto describe(const X*) {
       logits_gradient<X>(),
       optional("frames", &X::frames, {Axis{.name = "N"}, kTiles}, Type::kAccumulation).dense(),
       optional("log_probs", &X::log_probs, "N", Type::kAccumulation).dense().where(&check_frames),
-      options(&X::options));
+      planes_of_operands<X>("N", "V", "D"), options(&X::options));
 }
 
 // The classes that each row keeps: bit c % 32 of a row's word c / 32 is set if it keeps class c.

@@ -4,6 +4,7 @@
 #include "monoidreduce/describe.h"
 #include "monoidreduce/fold.h"
 #include "monoidreduce/ops/matrix.h"
+#include "monoidreduce/ops/planes.h"
 
 namespace monoidreduce {
 
@@ -11,7 +12,8 @@ namespace monoidreduce {
 // derivative of lse_i with respect to a_i. Must be present exactly if the plan is narrow.
 struct LogSumExpForward {
   TensorView a, b, lse, lse_low, mean;
-  TensorView scratch;  // 16-byte aligned; size: Plan::scratch
+  TensorView scratch;                    // 16-byte aligned; size: Plan::scratch
+  TensorView row_planes, column_planes;  // of a and b
   double scale = 1;
 };
 template <std::same_as<LogSumExpForward> X>
@@ -20,7 +22,7 @@ constexpr auto describe(const X*) {
               tensor("b", &X::b, "N F"), result("lse", &X::lse, "M", Type::kAccumulation),
               result("lse_low", &X::lse_low, "M", Type::kAccumulation),
               result("mean", &X::mean, "M F").maybe(), scratch("scratch", &X::scratch),
-              option("scale", &X::scale));
+              planes_of_operands<X>("M", "N", "F"), option("scale", &X::scale));
 }
 
 template <class Call>
@@ -50,17 +52,21 @@ constexpr auto describe(const X*) {
 // Like CrossEntropyLocalGradient, for the columns in b.
 struct LogSumExpLocalGradient {
   TensorView grad_lse, a, b, lse, lse_low, out;
+  TensorView row_planes, column_planes;  // of a and b
   double scale = 1;
 };
 template <std::same_as<LogSumExpLocalGradient> X>
 constexpr auto describe(const X*) {
   return part<LogSumExpBackward>("logsumexp_local_gradient", kSm80 | kSm90, logsumexp_backward_operands<X>(),
-                                 result("out", &X::out, "M N").strided(), option("scale", &X::scale));
+                                 result("out", &X::out, "M N").strided(),
+                                 planes_of_operands<X>("M", "N", "F"), option("scale", &X::scale));
 }
 
 template <class Call>
 [[gnu::always_inline]] inline FoldProblem logsumexp_problem(const Call& x) {
-  return {.a = as_rows(x.a), .b = as_rows(x.b), .score = {.scale = x.scale}};
+  const FoldProblem p{.a = as_rows(x.a), .b = as_rows(x.b), .score = {.scale = x.scale}};
+  if constexpr (requires { x.row_planes; }) return with_planes(x, p);
+  return p;
 }
 
 }  // namespace monoidreduce

@@ -24,7 +24,7 @@ struct ContractionTile {
   static constexpr bool kTransposed = kTransposed_, kParks = kParks_;
   static constexpr int kStages = kStages_, kScores = kScores_, kHeld = kParks ? 1 : kScores;
   static constexpr int kFragments = 4 / kHeld, kRows = kFragments * kFragmentRows, kColumns = 128;
-  static constexpr int kBlocks = 1, kRowBlock = kRows;
+  static constexpr int kBlocks = 1, kRowBlock = kRows, kPlanes = 1;
   static constexpr int kShares = 2, kShareColumns = kColumns / kShares;  // kShares: groups of four warps
   static constexpr int kThreads = 128 * kShares;
   static constexpr int kScratch = kParks ? kRows * kColumns : 0;  // floats of global memory for each block

@@ -11,6 +11,7 @@
 #include "monoidreduce/device/arch/warpgroup.cuh"
 #include "monoidreduce/device/block/fragment.cuh"
 #include "monoidreduce/device/block/ring.cuh"
+#include "monoidreduce/device/contraction/planes.cuh"
 #include "monoidreduce/device/contraction/row_order.cuh"
 #include "monoidreduce/device/contraction/slab_stores_sm90.cuh"
 #include "monoidreduce/device/schedule/schedule.cuh"
@@ -20,10 +21,11 @@
 namespace monoidreduce::sm90 {
 
 // A tile has kScores products, each in kColumns / 2 of a consumer thread's 240 registers. kRowsTransposed:
-// the rows operand is [width, rows], and the row order (row_order.cuh) applies to the width.
-template <int kColumns_, int kStages_, int kScores_ = 1, bool kRowsTransposed_ = false>
+// the rows operand is [width, rows], and the row order (row_order.cuh) applies to the width. kPlanes: 2 if the
+// operands are float32 numbers in two float16 planes (split_planes.cuh), otherwise 1.
+template <int kColumns_, int kStages_, int kScores_ = 1, bool kRowsTransposed_ = false, int kPlanes_ = 1>
 struct ContractionTile {
-  static constexpr int kColumns = kColumns_, kStages = kStages_, kScores = kScores_;
+  static constexpr int kColumns = kColumns_, kStages = kStages_, kScores = kScores_, kPlanes = kPlanes_;
   static constexpr bool kRowsTransposed = kRowsTransposed_;
   static constexpr int kBlocks = 2, kConsumers = 2, kRows = kConsumers * kFragmentRows;
   static constexpr int kRowBlock = kBlocks * kRows;  // rows of a cluster
@@ -31,7 +33,9 @@ struct ContractionTile {
   static constexpr int kFragments = 1;               // fragments of rows of each thread
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
   static constexpr int kScratch = 0;
-  static constexpr int kLead = 2;  // steps by which the first consumer is ahead
+  // Steps by which the first consumer is ahead. A step of planes is three times as long, and stages are few: a stage is free
+  // only when both have read it.
+  static constexpr int kLead = kPlanes == 2 ? 0 : 2;
   template <int kOuts>
   using Stores = SlabStores<kOuts>;
   // Lines of a TMA box of columns: a block loads half of a tile's lines ([width, columns]: half of the
@@ -43,24 +47,25 @@ struct ContractionTile {
 
 template <class T>
 concept ContractionTiling = requires {
-  (T::kColumns, T::kScores, T::kStages, T::kRowsTransposed, T::kRowBlock, T::kBlocks, T::kConsumers,
-   T::kThreads);
+  (T::kColumns, T::kScores, T::kStages, T::kPlanes, T::kRowsTransposed, T::kRowBlock, T::kBlocks,
+   T::kConsumers, T::kThreads);
 };
 
 template <int kScores>
 struct ContractionArguments {
   // Boxes of kRows (transposed: kSlab) and of column_lines lines.
   arch::TensorMap rows[kScores], columns[kScores];
-  int steps[kScores];        // steps of 64 elements along the width
-  bool transposed[kScores];  // the columns operand is [width, columns]
-  TileSchedule schedule;     // for all rows, active or not
+  PlanePair planes[kScores];  // only read with two planes
+  int steps[kScores];         // steps of 64 elements along the width
+  bool transposed[kScores];   // the columns operand is [width, columns]
+  TileSchedule schedule;      // for all rows, active or not
   RowOrder order;
 };
 
 template <ContractionTiling Tile, class EpilogueMemory>
 struct alignas(kSharedAlignment) ContractionMemory {
-  unsigned char rows[Tile::kStages][SharedTile<Tile::kRows, kSlab>::kBytes];
-  unsigned char columns[Tile::kStages][SharedTile<Tile::kColumns, kSlab>::kBytes];
+  unsigned char rows[Tile::kStages][Tile::kPlanes][SharedTile<Tile::kRows, kSlab>::kBytes];
+  unsigned char columns[Tile::kStages][Tile::kPlanes][SharedTile<Tile::kColumns, kSlab>::kBytes];
   EpilogueMemory epilogue;
   Ring<Tile::kStages, ReadBy::kProducts> ring;
 };
@@ -93,23 +98,33 @@ __device__ __forceinline__ void produce(const ContractionArguments<Tile::kScores
         const arch::TensorMap &rows = p.rows[score], &columns = p.columns[score];
 #pragma unroll 1
         for (int step = 0; step < steps_of<Tile>(p, score, counted); ++step) {
-          arch::Mbarrier* const arrived = memory.ring.acquire(at, RowsTile::kBytes + ColumnsTile::kBytes);
-          if constexpr (Tile::kRowsTransposed) {
-            using Slabs = SharedTile<kSlab, Tile::kRows>;
-            Slabs{memory.rows[at.stage]}.load(rows, {row0, step * kSlab, 0, 0}, arrived);
-          } else {
-            RowsTile{memory.rows[at.stage]}.load(rows, {step * kSlab, row0, 0, 0}, arrived);
-          }
-          // The block's half of the columns, multicast to both blocks.
-          const int line = block * Tile::column_lines(p.transposed[score]);
-          unsigned char* const to = memory.columns[at.stage] + line * kLineBytes;
-          if (p.transposed[score]) {
+          arch::Mbarrier* const arrived =
+              memory.ring.acquire(at, Tile::kPlanes * (RowsTile::kBytes + ColumnsTile::kBytes));
 #pragma unroll
-            for (int slab = 0; slab < Tile::kColumns / kSlab; ++slab)
-              arch::load_to_blocks(to + slab * kSlab * kLineBytes, columns,
-                                   {column0 + slab * kSlab, step * kSlab + line, 0, 0}, arrived, kAll);
-          } else {
-            arch::load_to_blocks(to, columns, {step * kSlab, column0 + line, 0, 0}, arrived, kAll);
+          for (int plane = 0; plane < Tile::kPlanes; ++plane) {
+            const int row_offset = plane == 0 ? 0 : p.planes[score].low_rows,
+                      column_offset = plane == 0 ? 0 : p.planes[score].low_columns;
+            if constexpr (Tile::kRowsTransposed) {
+              using Slabs = SharedTile<kSlab, Tile::kRows>;
+              Slabs{memory.rows[at.stage][plane]}.load(rows, {row_offset + row0, step * kSlab, 0, 0},
+                                                       arrived);
+            } else {
+              RowsTile{memory.rows[at.stage][plane]}.load(rows, {row_offset + step * kSlab, row0, 0, 0},
+                                                          arrived);
+            }
+            // The block's half of the columns, multicast to both blocks.
+            const int line = block * Tile::column_lines(p.transposed[score]);
+            unsigned char* const to = memory.columns[at.stage][plane] + line * kLineBytes;
+            if (p.transposed[score]) {
+#pragma unroll
+              for (int slab = 0; slab < Tile::kColumns / kSlab; ++slab)
+                arch::load_to_blocks(to + slab * kSlab * kLineBytes, columns,
+                                     {column_offset + column0 + slab * kSlab, step * kSlab + line, 0, 0},
+                                     arrived, kAll);
+            } else {
+              arch::load_to_blocks(to, columns, {column_offset + step * kSlab, column0 + line, 0, 0}, arrived,
+                                   kAll);
+            }
           }
           at.advance();
         }
@@ -143,35 +158,85 @@ struct Multiplier {
       } else {
         multiply<false>(dots, step == 0);
       }
-      if (step > 0) {
-        arch::wait_wgmma<1>();
-        memory.ring.template release_to_cluster<Tile::kBlocks>(before);
+      if constexpr (Tile::kPlanes == 1) {
+        if (step > 0) {
+          arch::wait_wgmma<1>();
+          memory.ring.template release_to_cluster<Tile::kBlocks>(before);
+        }
       }
       if (staggered && warpgroup == 0 && step == Tile::kLead) arch::arrive_threads(kPingPong, 2 * kWarpgroup);
       before = at;
       at.advance();
     }
-    arch::wait_wgmma<0>();
-    arch::pin(dots);
-    memory.ring.template release_to_cluster<Tile::kBlocks>(before);
+    if constexpr (Tile::kPlanes == 1) {
+      arch::wait_wgmma<0>();
+      arch::pin(dots);
+      memory.ring.template release_to_cluster<Tile::kBlocks>(before);
+    }
   }
 
  private:
+  using Dots = float[Tile::kColumns / 2];
+
   // Multiplies the stage that has arrived. first: the accumulators start from 0.
   template <bool kTransposed>
-  __device__ __forceinline__ void multiply(float (&dots)[Tile::kColumns / 2], bool first) const {
+  __device__ __forceinline__ void multiply(Dots& dots, bool first) {
+    if constexpr (Tile::kPlanes == 2) {
+      add_products_of_planes<kTransposed>(dots, first);
+    } else {
+      arch::pin(dots);
+      arch::fence_wgmma();
+      multiply_planes<kTransposed>(dots, 0, 0, 0, kSteps, first);
+      arch::commit_wgmma();
+    }
+  }
+
+  // Multiplies the stage in two halves, adds the products to dots, and releases the stage.
+  //
+  // wgmma truncates its sums: each instruction makes them smaller by up to 2^-23, which shows after many. So the
+  // products of a half are summed from 0, the small ones first, and then added to dots with rounding. The
+  // product of both low planes is below the last bit of a float32 result.
+  template <bool kTransposed>
+  __device__ __forceinline__ void add_products_of_planes(Dots& dots, bool first) {
+    constexpr int kHigh = 0, kLow = 1;
+    Dots sums[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int begin = half * kSteps / 2, end = begin + kSteps / 2;
+      arch::pin(sums[half]);
+      arch::fence_wgmma();
+      multiply_planes<kTransposed>(sums[half], kHigh, kLow, begin, end, true);
+      multiply_planes<kTransposed>(sums[half], kLow, kHigh, begin, end, false);
+      multiply_planes<kTransposed>(sums[half], kHigh, kHigh, begin, end, false);
+      arch::commit_wgmma();
+    }
+    arch::wait_wgmma<1>();
+    arch::pin(sums[0]);
+#pragma unroll
+    for (int i = 0; i < Tile::kColumns / 2; ++i) dots[i] = first ? sums[0][i] : dots[i] + sums[0][i];
+    arch::wait_wgmma<0>();
+    arch::pin(sums[1]);
+    memory.ring.template release_to_cluster<Tile::kBlocks>(at);
+#pragma unroll
+    for (int i = 0; i < Tile::kColumns / 2; ++i) dots[i] += sums[1][i];
+  }
+
+  static constexpr int kSteps = kSlab / kProductDepth;  // instructions for a stage and a pair of planes
+
+  // Issues the instructions [begin, end) of the stage for a plane of each operand.
+  template <bool kTransposed>
+  __device__ __forceinline__ void multiply_planes(Dots& sums, int rows_plane, int columns_plane, int begin,
+                                                  int end, bool first) const {
     using Rows = std::conditional_t<Tile::kRowsTransposed, AlongRows<kSlab>, AlongWidth<Tile::kRows>>;
     using Columns = std::conditional_t<kTransposed, AlongRows<kSlab>, AlongWidth<Tile::kColumns>>;
     static_assert(kFragmentRows == kSlab);  // the rows of a warpgroup are 64 lines, or one slab
-    const Rows rows(arch::shared_address(memory.rows[at.stage]) + warpgroup * kFragmentRows * kLineBytes);
-    const Columns columns(arch::shared_address(memory.columns[at.stage]));
-    arch::pin(dots);
-    arch::fence_wgmma();
+    const Rows rows(arch::shared_address(memory.rows[at.stage][rows_plane]) +
+                    warpgroup * kFragmentRows * kLineBytes);
+    const Columns columns(arch::shared_address(memory.columns[at.stage][columns_plane]));
 #pragma unroll
-    for (int k = 0; k < kSlab / kProductDepth; ++k)
+    for (int k = begin; k < end; ++k)
       arch::Wgmma<E, Tile::kColumns>::template shared<Tile::kRowsTransposed, kTransposed>(
-          dots, rows[k], columns[k], !first || k != 0);
-    arch::commit_wgmma();
+          sums, rows[k], columns[k], !first || k != begin);
   }
 };
 
@@ -219,8 +284,13 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
         float dots[Tile::kScores][Tile::kColumns / 2];
         multiplier.template run<0>(dots[0], p, counted);
         if constexpr (Tile::kScores == 2) multiplier.template run<1>(dots[1], p, counted);
-        epilogue.tile(work, dots, row0, p.schedule.column_tile(group, tile) * Tile::kColumns, memory.epilogue,
-                      warpgroup);
+        const int column0 = p.schedule.column_tile(group, tile) * Tile::kColumns;
+        if constexpr (Tile::kPlanes == 2) {
+#pragma unroll
+          for (int score = 0; score < Tile::kScores; ++score)
+            p.planes[score].scale(dots[score], row0, column0);
+        }
+        epilogue.tile(work, dots, row0, column0, memory.epilogue, warpgroup);
       }
       const std::int64_t slot = std::int64_t{group.index} * p.schedule.clusters + group.start;
       epilogue.end(work, slot * Tile::kRowBlock + row0_of_block);

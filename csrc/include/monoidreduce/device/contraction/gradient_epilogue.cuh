@@ -59,14 +59,18 @@ struct GradientEpilogue {
     for (int slab = 0; slab < kColumns / kSlab; ++slab) {
 #pragma unroll
       for (int n = 0; n < kOuts; ++n) {
-        std::uint32_t words[kSlabElements / 2];
+        Slab pulled;
         if (plain) {
-          pull_slab<true>(words, work, dots, n, slab, row0, column0);
+          pull_slab<true>(pulled, work, dots, n, slab, row0, column0);
         } else {
-          pull_slab<false>(words, work, dots, n, slab, row0, column0);
+          pull_slab<false>(pulled, work, dots, n, slab, row0, column0);
         }
-        stores.template store<kColumns / kSlab * kOuts>(words, n, row0, column0 + slab * kSlab,
-                                                        slab * kOuts + n, memory, warpgroup);
+        if constexpr (kFloats) {
+          stores.store_floats(pulled, n, row0, column0 + slab * kSlab, memory, warpgroup);
+        } else {
+          stores.template store<kColumns / kSlab * kOuts>(pulled, n, row0, column0 + slab * kSlab,
+                                                          slab * kOuts + n, memory, warpgroup);
+        }
       }
     }
   }
@@ -74,10 +78,14 @@ struct GradientEpilogue {
   __device__ __forceinline__ void finish() const { stores.finish(); }
 
  private:
+  static constexpr bool kFloats = std::is_same_v<E, float>;
+  // A thread's elements of 64 columns: pairs of rounded ones, or floats.
+  using Slab = std::conditional_t<kFloats, float[kSlabElements], std::uint32_t[kSlabElements / 2]>;
+
   // The gradients of 64 columns with respect to the n-th score. One score at a time: both together do not fit
   // the registers.
   template <bool kPlain, int kSize>
-  __device__ __forceinline__ void pull_slab(std::uint32_t (&words)[kSlabElements / 2], const Work& work,
+  __device__ __forceinline__ void pull_slab(Slab& pulled, const Work& work,
                                             const float (&dots)[M::kScores][kSize], int n, int slab, int row0,
                                             int column0) const {
     float gradients[kSlabElements];
@@ -96,7 +104,12 @@ struct GradientEpilogue {
     if constexpr (requires { scores.bias; }) {
       if (n == 0) sums.store(gradients, row0, column0 + slab * kSlab);
     }
-    round_fragment<E>(words, gradients);
+    if constexpr (kFloats) {
+#pragma unroll
+      for (int i = 0; i < kSlabElements; ++i) pulled[i] = gradients[i];
+    } else {
+      round_fragment<E>(pulled, gradients);
+    }
   }
 };
 

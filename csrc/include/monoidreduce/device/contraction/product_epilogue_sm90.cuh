@@ -74,27 +74,6 @@ struct StoreEpilogue {
   __device__ __forceinline__ void finish() const { stores.finish(); }
 };
 
-// Elements that a thread has of a slab whose lines have kSlabOf<Out> columns.
-template <class Out>
-inline constexpr int kElementsOfSlab = kFragmentRows * kSlabOf<Out> / kWarpgroup;
-
-// Writes the warp's lines of a slab, rounded to Out, to shared memory as TMA reads it.
-template <class Out>
-__device__ __forceinline__ void stage(const float (&part)[kElementsOfSlab<Out>], unsigned char* slab) {
-  if constexpr (sizeof(Out) == 4) {
-#pragma unroll
-    for (int i = 0; i < kElementsOfSlab<Out>; i += 2) {
-      const int column = fragment_column(i);
-      unsigned char* const to = slab + place_of(fragment_row(row_of_element(i)), column / 4);
-      *reinterpret_cast<float2*>(to + column % 4 * sizeof(float)) = {part[i], part[i + 1]};
-    }
-  } else {
-    std::uint32_t words[kElementsOfSlab<Out> / 2];
-    round_fragment<Out>(words, part);
-    store_fragment<kFragmentRows>(arch::shared_address(slab), 0, words);
-  }
-}
-
 // Multiplies rows by their factors, and scatters the active ones: row i is stored as row order[i] of a tensor
 // [1, 1, rows, columns].
 template <class Out>
@@ -175,39 +154,26 @@ struct AddEpilogue {
   __device__ __forceinline__ void finish() const { arch::wait_stores_read<0>(); }
 };
 
-// Stores a tensor of floats [1, 1, rows, columns], 32 columns at a time.
+// Stores the product to a tensor of floats [1, 1, rows, columns].
 struct FloatEpilogue {
   using Memory = SlabMemory;
   struct Work {};
-  arch::TensorMap out;  // boxes of kSlabBoxRows lines
+  SlabStores<1> stores;
 
   __device__ __forceinline__ Work begin(int) const { return {}; }
   template <int kSize>
   __device__ __forceinline__ void tile(const Work&, const float (&dots)[1][kSize], int row0, int column0,
                                        Memory& memory, int warpgroup) const {
-    constexpr int kSlabs = kSize / kElementsOfSlab<float>;
-    static_assert(kSlabs % 2 == 0);
-    const int line = threadIdx.x / 32 % 4 * kSlabBoxRows;
-    const bool leads = threadIdx.x % 32 == 0;
 #pragma unroll
-    for (int slab = 0; slab < kSlabs; ++slab) {
-      unsigned char* const staging = memory.slabs[warpgroup][slab % 2];
-      float part[kElementsOfSlab<float>];
+    for (int slab = 0; slab < kSize / kSlabElements; ++slab) {
+      float part[kSlabElements];
 #pragma unroll
-      for (int i = 0; i < kElementsOfSlab<float>; ++i) part[i] = dots[0][slab * kElementsOfSlab<float> + i];
-      if (leads) arch::wait_stores_read<1>();
-      __syncwarp();
-      stage<float>(part, staging);
-      arch::fence_async_shared();
-      __syncwarp();
-      if (leads) {
-        arch::store(out, {column0 + slab * kSlabOf<float>, row0 + line, 0, 0}, staging + line * kLineBytes);
-        arch::commit_stores();
-      }
+      for (int i = 0; i < kSlabElements; ++i) part[i] = dots[0][slab * kSlabElements + i];
+      stores.store_floats(part, 0, row0, column0 + slab * kSlab, memory, warpgroup);
     }
   }
   __device__ __forceinline__ void end(const Work&, std::int64_t) const {}
-  __device__ __forceinline__ void finish() const { arch::wait_stores_read<0>(); }
+  __device__ __forceinline__ void finish() const { stores.finish(); }
 };
 
 }  // namespace monoidreduce::sm90

@@ -15,6 +15,27 @@ struct alignas(kSharedAlignment) SlabMemory {
   unsigned char slabs[2][2][kFragmentRows * kLineBytes];
 };
 
+// Elements that a thread has of a slab whose lines have kSlabOf<Out> columns.
+template <class Out>
+inline constexpr int kElementsOfSlab = kFragmentRows * kSlabOf<Out> / kWarpgroup;
+
+// Writes the warp's lines of a slab, rounded to Out, to shared memory as TMA reads it.
+template <class Out>
+__device__ __forceinline__ void stage(const float (&part)[kElementsOfSlab<Out>], unsigned char* slab) {
+  if constexpr (sizeof(Out) == 4) {
+#pragma unroll
+    for (int i = 0; i < kElementsOfSlab<Out>; i += 2) {
+      const int column = fragment_column(i);
+      unsigned char* const to = slab + place_of(fragment_row(row_of_element(i)), column / 4);
+      *reinterpret_cast<float2*>(to + column % 4 * sizeof(float)) = {part[i], part[i + 1]};
+    }
+  } else {
+    std::uint32_t words[kElementsOfSlab<Out> / 2];
+    round_fragment<Out>(words, part);
+    store_fragment<kFragmentRows>(arch::shared_address(slab), 0, words);
+  }
+}
+
 // Stores to kOuts tensors [1, 1, rows, columns].
 template <int kOuts_>
 struct SlabStores {
@@ -45,6 +66,29 @@ struct SlabStores {
     if (leads) {
       arch::store_streaming(outs[n], {column, row0 + line, 0, 0}, staging + line * kLineBytes);
       arch::commit_stores();
+    }
+  }
+  // The same for 64 columns of floats, in two slabs.
+  __device__ __forceinline__ void store_floats(const float (&columns)[kSlabElements], int n, int row0,
+                                               int column, Memory& memory, int warpgroup) const {
+    const int line = threadIdx.x / 32 % 4 * kSlabBoxRows;
+    const bool leads = threadIdx.x % 32 == 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      unsigned char* const staging = memory.slabs[warpgroup][half];
+      if (leads) arch::wait_stores_read<1>();
+      __syncwarp();
+      float part[kElementsOfSlab<float>];
+#pragma unroll
+      for (int i = 0; i < kElementsOfSlab<float>; ++i) part[i] = columns[half * kElementsOfSlab<float> + i];
+      stage<float>(part, staging);
+      arch::fence_async_shared();
+      __syncwarp();
+      if (leads) {
+        arch::store_streaming(outs[n], {column + half * kSlabOf<float>, row0 + line, 0, 0},
+                              staging + line * kLineBytes);
+        arch::commit_stores();
+      }
     }
   }
   __device__ __forceinline__ void finish() const { arch::wait_stores_read<0>(); }

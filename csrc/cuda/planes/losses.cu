@@ -1,0 +1,27 @@
+// Linear cross entropy and logsumexp_matmul of float32 operands: the fold, and dlogits.
+#include "../cross_entropy_passes.cuh"
+#include "../engine.h"
+#include "tile.h"
+
+namespace monoidreduce::cuda::planes {
+
+using namespace monoidreduce::sm90;
+
+template <>
+void run(const CrossEntropyForward& x, const Plan&, const Launch& launch) {
+  cross_entropy_forward_pass<PlaneTile<>, true>(x, launch);
+}
+template <>
+void run(const CrossEntropyLocalGradient& x, const Plan&, const Launch& launch) {
+  cross_entropy_gradient_pass<PlaneTile<>>(x, launch);
+}
+template <>
+void run(const LogSumExpForward& x, const Plan&, const Launch& launch) {
+  logsumexp_forward_pass<PlaneTile<>>(x, launch);
+}
+template <>
+void run(const LogSumExpLocalGradient& x, const Plan&, const Launch& launch) {
+  logsumexp_gradient_pass<PlaneTile<>>(x, launch);
+}
+
+}  // namespace monoidreduce::cuda::planes

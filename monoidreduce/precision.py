@@ -1,0 +1,66 @@
+"""How GPUs multiply float32 operands."""
+
+from __future__ import annotations
+
+from contextlib import ContextDecorator
+from contextvars import ContextVar, Token
+
+from monoidreduce._validate import check_choice
+
+__all__ = ["float32", "get_float32", "set_float32"]
+
+_MODES = ("auto", "emulated", "simt")
+_process_wide = "auto"
+_scoped: ContextVar[str | None] = ContextVar("monoidreduce_float32", default=None)
+
+
+def get_float32() -> str:
+    """The mode: from the enclosing `float32(mode)`, else from `set_float32`, else "auto"."""
+    scoped = _scoped.get()
+    return _process_wide if scoped is None else scoped
+
+
+def set_float32(mode: str) -> None:
+    """Set the mode for all threads that are not inside `float32(mode)`.
+
+    Raises ValueError unless `mode` is one of the modes of `float32`.
+    """
+    global _process_wide
+    check_choice("mode", mode, _MODES)
+    _process_wide = mode
+
+
+class float32(ContextDecorator):
+    """Context manager (and decorator) that says how GPUs multiply float32 operands.
+
+    It holds for operators called in this thread or async task, and for their backward passes, wherever these
+    run.
+
+    mode:
+        "auto": on tensor cores where there are kernels as accurate as float32 products that are summed in
+            float32 (docs/numerics.md). Attention and MLPs use tf32 instead if torch allows it.
+        "emulated": the same, but tf32 is not used.
+        "simt": on ordinary cores, every product in float32.
+
+    The mode is read when an operator runs. A block inside a function that torch.compile traces has no effect;
+    put it around the call. `mr.explain` says which kernels a call takes.
+
+    Raises ValueError unless `mode` is one of these.
+    """
+
+    def __init__(self, mode: str) -> None:
+        check_choice("mode", mode, _MODES)
+        self._mode = mode
+        self._token: Token[str | None] | None = None
+
+    def _recreate_cm(self) -> float32:
+        """A fresh context for one call of a decorated function."""
+        return float32(self._mode)
+
+    def __enter__(self) -> None:
+        self._token = _scoped.set(self._mode)
+
+    def __exit__(self, *_: object) -> None:
+        assert self._token is not None
+        _scoped.reset(self._token)
+        self._token = None

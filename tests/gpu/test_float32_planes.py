@@ -1,0 +1,266 @@
+"""float32 losses on Hopper's tensor cores: as accurate as float32 products summed in float32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import monoidreduce as mr
+
+pytestmark = pytest.mark.tiers("sm90")
+
+# Of ours to torch's norm of the error (docs/numerics.md).
+BOUND = 1.25
+
+
+class Case(NamedTuple):
+    """Operands of a head: x [N, D], weight [V, D]."""
+
+    x: Tensor
+    weight: Tensor
+
+
+def normal(rows: int, columns: int, width: int) -> Case:
+    scale = width**-0.25  # logits of about 1
+    x, w = (torch.randn(n, width, device="cuda") * scale for n in (rows, columns))
+    return Case(x, w * 3)
+
+
+def heavy_tailed(rows: int, columns: int, width: int) -> Case:
+    def numbers(count: int) -> Tensor:
+        sign = torch.randint(0, 2, (count, width), device="cuda") * 2.0 - 1
+        return sign * torch.exp(3 * torch.randn(count, width, device="cuda"))
+
+    x, w = numbers(rows), numbers(columns)
+    norm = (x.square().sum(1).mean() * w.square().sum(1).mean()).sqrt()
+    return Case(x / norm.sqrt() * 2, w / norm.sqrt() * 2)
+
+
+def scaled_rows(rows: int, columns: int, width: int) -> Case:
+    """Rows of each operand differ in size by up to 2^40."""
+    x, w = normal(rows, columns, width)
+    return Case(*(t * torch.exp2(torch.randint(-40, 1, (len(t), 1), device="cuda").float()) for t in (x, w)))
+
+
+def denormal(rows: int, columns: int, width: int) -> Case:
+    x, w = normal(rows, columns, width)
+    return Case(x * 2.0**-130, w * 2.0**100)
+
+
+DATA = [normal, heavy_tailed, scaled_rows]
+SIZES = [(300, 1000, 128), (257, 515, 203), (512, 2048, 512), (256, 1024, 4096)]
+
+
+def ran(before: dict[str, int]) -> set[str]:
+    return {path for path, n in mr._C.path_counts().items() if n > before.get(path, 0)}
+
+
+def loss_of(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(x @ weight.T, target, reduction="none")
+
+
+def ours(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    return mr.linear_cross_entropy(x, weight, target, reduction="none")
+
+
+def with_gradients(
+    call: Callable[..., Tensor], case: Case, upstream: Tensor, *given: Tensor, dtype: torch.dtype
+) -> list[Tensor]:
+    x, weight = (t.to(dtype).requires_grad_() for t in case)
+    result = call(x, weight, *given)
+    return [result.detach(), *torch.autograd.grad(result, (x, weight), upstream.to(dtype))]
+
+
+def errors(found: list[Tensor], exact: list[Tensor]) -> list[float]:
+    return [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True)]
+
+
+def compare(found: list[Tensor], peer: list[Tensor], exact: list[Tensor], least: float) -> None:
+    """least: an error that any float32 result may have, because it is rounded itself."""
+    for name, own, other in zip(
+        ("result", "dx", "dweight"), errors(found, exact), errors(peer, exact), strict=True
+    ):
+        assert own <= max(BOUND * other, least), f"{name}: {own:.3g} beside torch's {other:.3g}"
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("data", DATA)
+def test_cross_entropy(data: Callable[..., Case], sizes: tuple[int, int, int]) -> None:
+    rows, columns, _ = sizes
+    case, upstream = data(*sizes), torch.randn(rows, device="cuda")
+    target = torch.randint(columns, (rows,), device="cuda")
+    before = mr._C.path_counts()
+    found = with_gradients(ours, case, upstream, target, dtype=torch.float32)
+    assert ran(before) == {f"cross_entropy_{which}/cuda/planes/float32" for which in ("forward", "backward")}
+    peer = with_gradients(loss_of, case, upstream, target, dtype=torch.float32)
+    exact = with_gradients(loss_of, case, upstream, target, dtype=torch.float64)
+    compare(found, peer, exact, 2.0**-24)
+
+
+def test_denormal_rows() -> None:
+    """Rows of denormal numbers keep the digits that they have."""
+    case, target = denormal(64, 300, 128), torch.randint(300, (64,), device="cuda")
+    found = ours(*case, target)
+    exact = loss_of(case.x.double(), case.weight.double(), target)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=0)
+
+
+OPTIONS: dict[str, dict[str, object]] = {
+    "bias": {"bias": True},
+    "softcap": {"softcap": 5.0},
+    "smoothing": {"label_smoothing": 0.1, "z_loss": 1e-3},
+    "class_weight": {"class_weight": True, "label_smoothing": 0.1},
+    "scale": {"logit_scale": 0.5, "reduction": "mean"},
+}
+
+
+@pytest.mark.parametrize("named", OPTIONS)
+def test_options(named: str) -> None:
+    """Ignored tokens hold NaN; operands are not contiguous, and no size is a multiple of 8."""
+    rows, columns, width = 301, 1003, 133
+    options = dict(OPTIONS[named])
+    x = torch.randn(width, rows, device="cuda").T * width**-0.5
+    weight = torch.randn(columns, 2 * width, device="cuda")[:, ::2]
+    target = torch.randint(columns, (rows,), device="cuda")
+    target[::7] = -100
+    x[::7] = math.nan
+    for name in ("bias", "class_weight"):
+        if options.get(name):
+            options[name] = torch.rand(columns, device="cuda") + 0.5
+    reduction = options.setdefault("reduction", "none")
+    upstream = torch.randn(() if reduction == "mean" else rows, device="cuda")
+
+    def run(dtype: torch.dtype, device: str) -> list[Tensor]:
+        leaves = [t.detach().to(device, dtype).requires_grad_() for t in (x, weight)]
+        given = {k: v.to(device, dtype) if isinstance(v, Tensor) else v for k, v in options.items()}
+        if "bias" in given:
+            leaves.append(given["bias"].requires_grad_())
+        loss = mr.linear_cross_entropy(leaves[0], leaves[1], target.to(device), **given)
+        return [loss.detach(), *torch.autograd.grad(loss, leaves, upstream.to(device, dtype))]
+
+    before = mr._C.path_counts()
+    found = run(torch.float32, "cuda")
+    assert all("/planes/" in path for path in ran(before))
+    exact = run(torch.float64, "cpu")
+    for own, of in zip(found, exact, strict=True):
+        kept = of.isfinite()
+        assert torch.equal(own.isfinite().cpu(), kept)
+        assert float((own.cpu().double() - of)[kept].norm() / of[kept].norm()) < 1e-6
+
+
+@pytest.mark.parametrize("width", (128, 1024))
+def test_logsumexp_matmul(width: int) -> None:
+    a, b = normal(400, 1111, width)
+    upstream = torch.randn(400, device="cuda")
+
+    def peer(a: Tensor, b: Tensor) -> Tensor:
+        return torch.logsumexp(a @ b.T, 1)
+
+    before = mr._C.path_counts()
+    found = with_gradients(mr.logsumexp_matmul, Case(a, b), upstream, dtype=torch.float32)
+    assert all("/planes/" in path for path in ran(before))
+    given = (Case(a, b), upstream)
+    compare(
+        found,
+        with_gradients(peer, *given, dtype=torch.float32),
+        with_gradients(peer, *given, dtype=torch.float64),
+        2.0**-24,
+    )
+
+
+@pytest.mark.parametrize("kept", (False, True), ids=("all", "kept"))
+def test_log_probs(kept: bool) -> None:
+    x, weight = normal(300, 1000, 256)
+    chosen = torch.rand(300, 1000, device="cuda").argsort(1)[:, :50]  # distinct classes
+    target = chosen[:, 0]
+    words = mr.pack_classes(chosen, 1000) if kept else None
+    upstream = torch.randn(2, 300, device="cuda")
+
+    def run(x: Tensor, weight: Tensor) -> Tensor:
+        found = mr.linear_log_probs(x, weight, target, entropy=True, kept=words)
+        assert found.entropy is not None
+        return torch.stack((found.log_probs, found.entropy))
+
+    def peer(x: Tensor, weight: Tensor) -> Tensor:
+        logits = x @ weight.T
+        if kept:
+            logits = torch.full_like(logits, -math.inf).scatter(1, chosen, logits.gather(1, chosen))
+        log_p = logits.log_softmax(1)
+        entropy = -(log_p.exp() * log_p.clamp(min=-1e30)).sum(1)
+        return torch.stack((log_p.gather(1, target[:, None])[:, 0], entropy))
+
+    before = mr._C.path_counts()
+    found = with_gradients(run, Case(x, weight), upstream, dtype=torch.float32)
+    assert all("/planes/" in path for path in ran(before))
+    given = (Case(x, weight), upstream)
+    compare(
+        found,
+        with_gradients(peer, *given, dtype=torch.float32),
+        with_gradients(peer, *given, dtype=torch.float64),
+        2.0**-23,
+    )
+
+
+@pytest.mark.parametrize("of_rows", (True, False), ids=("rows", "columns"))
+@pytest.mark.parametrize("value", (math.inf, -math.inf, math.nan))
+def test_infinities_and_nan_stay_in_their_rows(value: float, of_rows: bool) -> None:
+    a, b = normal(300, 500, 192)
+    (a if of_rows else b)[17, 5] = value
+    found, exact = mr.logsumexp_matmul(a, b), torch.logsumexp(a.double() @ b.double().T, 1)
+    assert torch.equal(found.isnan(), exact.isnan())
+    there = exact.isfinite()
+    torch.testing.assert_close(found[there].double(), exact[there], rtol=1e-6, atol=1e-6)
+    assert torch.equal(found[~there & ~exact.isnan()].double(), exact[~there & ~exact.isnan()])
+
+
+def test_same_bits_every_time() -> None:
+    case, target = normal(512, 4096, 640), torch.randint(4096, (512,), device="cuda")
+    upstream = torch.randn(512, device="cuda")
+    first, again = (with_gradients(ours, case, upstream, target, dtype=torch.float32) for _ in range(2))
+    assert all(torch.equal(one, two) for one, two in zip(first, again, strict=True))
+
+
+def test_slices_do_not_change_the_result() -> None:
+    """With the smallest workspace many slices of classes are added up."""
+    case, target = normal(256, 3000, 128), torch.randint(3000, (256,), device="cuda")
+    upstream = torch.randn(256, device="cuda")
+    whole = with_gradients(ours, case, upstream, target, dtype=torch.float32)
+    with mr.workspace(8 * 256 * 256):
+        sliced = with_gradients(ours, case, upstream, target, dtype=torch.float32)
+    for one, other in zip(whole, sliced, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_simt_mode_also_holds_for_the_backward_pass() -> None:
+    case, target = normal(128, 300, 128), torch.randint(300, (128,), device="cuda")
+    x, weight = (t.requires_grad_() for t in case)
+    before = mr._C.path_counts()
+    with mr.float32("simt"):
+        loss = mr.linear_cross_entropy(x, weight, target)
+    loss.backward()
+    assert ran(before) == {f"cross_entropy_{which}/cuda/simt/float32" for which in ("forward", "backward")}
+
+
+def test_gradients_of_narrow_operands_take_ordinary_cores() -> None:
+    """The forward pass does not."""
+    a, b = (t.requires_grad_() for t in normal(300, 500, 64))
+    found = mr.explain("logsumexp_matmul", a, b)
+    assert found.forward == "logsumexp_forward/cuda/planes/float32"
+    assert found.backward == "logsumexp_backward/cuda/simt/float32"
+    before = mr._C.path_counts()
+    mr.logsumexp_matmul(a, b).sum().backward()
+    assert ran(before) == {found.forward, found.backward}
+
+
+@pytest.mark.parametrize("sizes", [(63, 500, 128), (500, 63, 128), (500, 500, 56)])
+def test_few_terms_take_ordinary_cores(sizes: tuple[int, int, int]) -> None:
+    """Products of fewer terms would be less accurate than those of float32."""
+    a, b = normal(*sizes)
+    found = mr.explain("logsumexp_matmul", a, b)
+    assert found.forward == "logsumexp_forward/cuda/simt/float32"
+    assert any("too few for planes" in reason for reason in found.reasons)
