@@ -98,4 +98,5 @@ set(MONOIDREDUCE_SM90_SOURCES
     csrc/cuda/sm90/statistics.cu
     csrc/cuda/planes/losses.cu
     csrc/cuda/planes/log_probs.cu
-    csrc/cuda/planes/products.cu)
+    csrc/cuda/planes/products.cu
+    csrc/cuda/planes/statistics.cu)

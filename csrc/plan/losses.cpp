@@ -199,7 +199,7 @@ Plan plan(const StatisticsFold& given, const DeviceFacts& gpu, const Launch& lau
   const StatisticsFold x = padded(given);
   const FoldProblem p = problem_of(x);
   const bool of_program = x.state_words > 0, two = p.other_a.present();
-  const Choice choice = of_program ? choose_contraction(p, gpu)
+  const Choice choice = of_program ? choose_contraction(p, gpu, planes_of(!two, launch))
                                    : Choice{.both = {"a user's monoid in C++ has no kernels with them"}};
   Plan plan = plan_of(given, x, choice, launch);
   if (of_program) plan.owned_rows = own_rows(choice, p, gpu, std::numeric_limits<std::int64_t>::max());
@@ -210,6 +210,7 @@ Plan plan(const StatisticsFold& given, const DeviceFacts& gpu, const Launch& lau
     return x.finds_most ? states + most_sizes(tile, p.rows(), contraction_schedule(tile, p, gpu)).floats
                         : states;
   };
+  if (plan.choice.family == Family::kPlanes) plan.scratch = scratch(tiles::kPlanesLoss);
   if (plan.choice.family == Family::kSm80)
     plan.scratch = scratch(two ? tiles::kSm80Distillation : tiles::kSm80Loss);
   if (plan.choice.family == Family::kSm90) {
@@ -221,7 +222,7 @@ Plan plan(const StatisticsFold& given, const DeviceFacts& gpu, const Launch& lau
 }
 template <>
 Plan plan(const StatisticsLocalGradient& x, const DeviceFacts& gpu, const Launch& launch) {
-  return backward_plan(x, gpu, launch);
+  return backward_plan(x, gpu, launch, !x.other_a.present());
 }
 // If threads cannot own rows, the caller takes StatisticsLocalGradient instead.
 template <>

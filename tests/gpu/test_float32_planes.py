@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -100,6 +100,57 @@ def test_cross_entropy(data: Callable[..., Case], sizes: tuple[int, int, int]) -
     peer = with_gradients(loss_of, case, upstream, target, dtype=torch.float32)
     exact = with_gradients(loss_of, case, upstream, target, dtype=torch.float64)
     compare(found, peer, exact, 2.0**-24)
+
+
+@mr.statistics
+def gaussian(score: Any, half: Any, other_half: Any, mass: Any) -> Any:
+    return dict(sum=mr.stat.total(mass * torch.exp(score - half - other_half)))
+
+
+@mr.statistics
+def nearest(score: Any, half: Any) -> Any:
+    return dict(best=mr.stat.largest(score - half, 5))
+
+
+@pytest.mark.parametrize("width", (64, 128, 512))
+def test_kernel_sums(width: int) -> None:
+    """A user's fold, whose data have gradients too. Below a width of 128 gradients take other kernels."""
+    x, y = (torch.randn(n, width, device="cuda") for n in (400, 1111))
+    mass, upstream = torch.rand(1111, device="cuda"), torch.randn(400, device="cuda")
+
+    def halves(t: Tensor) -> Tensor:
+        return t.square().sum(1) / (2 * width)
+
+    def own(x: Tensor, y: Tensor) -> Tensor:
+        columns = {"other_half": halves(y), "mass": mass}
+        result: Tensor = gaussian(x, y, row={"half": halves(x)}, column=columns, scale=1 / width).sum
+        return result
+
+    def peer(x: Tensor, y: Tensor) -> Tensor:
+        exponents = (x @ y.T) / width - halves(x)[:, None] - halves(y)
+        return (mass.to(x.dtype) * exponents.exp()).sum(1)
+
+    before, case = mr._C.path_counts(), Case(x, y)
+    found = with_gradients(own, case, upstream, dtype=torch.float32)
+    of_forward = {path for path in ran(before) if path.startswith("statistics_fold")}
+    assert of_forward == {"statistics_fold/cuda/planes/float32"}
+    compare(
+        found,
+        with_gradients(peer, case, upstream, dtype=torch.float32),
+        with_gradients(peer, case, upstream, dtype=torch.float64),
+        2.0**-23,
+    )
+
+
+def test_nearest_neighbours() -> None:
+    x, y = (torch.randn(n, 128, device="cuda") for n in (300, 5000))
+    half = y.square().sum(1) / 2
+    before = mr._C.path_counts()
+    found = nearest(x, y, column={"half": half}).best
+    assert ran(before) == {"statistics_fold/cuda/planes/float32"}
+    exact = (x.double() @ y.double().T - half.double()).topk(5)
+    torch.testing.assert_close(found.value.double(), exact.values, rtol=1e-6, atol=1e-5)
+    assert torch.equal(found.index, exact.indices)
 
 
 def test_denormal_rows() -> None:

@@ -1,7 +1,7 @@
 // Log-probabilities of float32 operands: the fold, and dlogits.
 #include "../engine.h"
 #include "../log_probs_passes.cuh"
-#include "tile.h"
+#include "monoidreduce/launch/contraction_sm90.cuh"
 
 namespace monoidreduce::cuda::planes {
 

@@ -1,11 +1,14 @@
 // Linear cross entropy and logsumexp_matmul of float32 operands: the fold, and dlogits.
+#include "../../plan/tiles.h"
 #include "../cross_entropy_passes.cuh"
 #include "../engine.h"
-#include "tile.h"
+#include "monoidreduce/launch/contraction_sm90.cuh"
 
 namespace monoidreduce::cuda::planes {
 
 using namespace monoidreduce::sm90;
+
+static_assert(kSizesOf<PlaneTile<>> == tiles::kPlanesLoss);
 
 template <>
 void run(const CrossEntropyForward& x, const Plan&, const Launch& launch) {

@@ -2,10 +2,10 @@
 #include "../engine.h"
 #include "monoidreduce/device/contraction/product_epilogue_sm90.cuh"
 #include "monoidreduce/device/contraction/split_planes.cuh"
+#include "monoidreduce/launch/contraction_sm90.cuh"
 #include "monoidreduce/launch/dense_lines.h"
 #include "monoidreduce/launch/launch_kernel.cuh"
 #include "monoidreduce/ops/planes.h"
-#include "tile.h"
 
 namespace monoidreduce::cuda {
 namespace {
@@ -69,9 +69,9 @@ void run(const PlaneProduct& x, const Plan&, const Launch& launch) {
       contraction<float>(tile, p, FloatEpilogue{stores_for(tile, {out})}, nullptr, "plane_product", launch);
     }
   };
-  if (!x.scales.present()) return multiply(planes::PlaneTile<false>{}, planes_of_lines(x.a, terms));
+  if (!x.scales.present()) return multiply(PlaneTile<false>{}, planes_of_lines(x.a, terms));
   const std::int64_t rows = x.out.size[0];
-  multiply(planes::PlaneTile<true>{},
+  multiply(PlaneTile<true>{},
            OperandPlanes{x.a, plane_width(rows), static_cast<const float*>(x.scales.data), 1, rows});
 }
 

@@ -17,11 +17,13 @@ from monoidreduce._ops.engine import _C
 from monoidreduce._ops.memory import (
     accumulation_dtype,
     accumulator,
+    allows_planes,
     empty_statistics,
     launch_on,
     padded,
     padded_weight,
 )
+from monoidreduce._ops.planes import PlaneHead, split_rows
 from monoidreduce._ops.products import write_products
 from monoidreduce._ops.slices import Needed, columns_in
 from monoidreduce.folds.cuda.cuda_source import state_words
@@ -42,6 +44,7 @@ __all__ = [
 ]
 
 Results: TypeAlias = tuple[Tensor, Tensor, Tensor]
+_Planes: TypeAlias = tuple[Tensor | None, Tensor | None]
 
 _LEAST_COLUMNS = 256  # smallest slice of columns without tensor cores
 
@@ -53,6 +56,11 @@ def _as_kernels_read(operands: Operands, plan: _C.Plan) -> Operands:
     if other_a is None or other_b is None:
         return padded(a), padded_weight(b, plan), None, None
     return padded(a), padded_weight(b, plan), padded(other_a), padded_weight(other_b, plan)
+
+
+def _planes_of(operands: Operands, plan: _C.Plan) -> tuple[Tensor | None, Tensor | None]:
+    """The operands of the first score in planes, if the plan's kernels read them."""
+    return (split_rows(operands[0]), split_rows(operands[1])) if plan.planes else (None, None)
 
 
 def widths_of(operands: Operands) -> tuple[int, int]:
@@ -77,18 +85,20 @@ def fold(
 ) -> None:
     """Write the values, low words and indices of all rows."""
     a, words, most = operands[0], state_words(program), bool(parse(program).most)
-    plan = _C.plan_statistics_fold(*operands, state_words=words, finds_most=most)
+    plan = _C.plan_statistics_fold(*operands, state_words=words, finds_most=most, planes=allows_planes())
     kernels = fold_kernels(program, counts, a.dtype, plan, widths_of(operands), a.device.index)
     scratch = empty_statistics(a, plan.scratch)
     values, low, indices = results
+    read = _as_kernels_read(operands, plan)
     _C.statistics_fold(
-        *_as_kernels_read(operands, plan),
+        *read,
         *contiguous(data),
         *tables,
         values,
         low,
         indices,
         scratch,
+        *_planes_of(read, plan),
         kernels,
         words,
         most,
@@ -103,7 +113,8 @@ def finds_most(program: Program, operands: Operands) -> bool:
     variances."""
     if not operands[0].is_cuda or len(program.most) != 1 or program.variances:
         return False
-    return _C.plan_statistics_fold(*operands, state_words=state_words(program.text)).tensor_cores
+    words = state_words(program.text)
+    return _C.plan_statistics_fold(*operands, state_words=words, planes=allows_planes()).tensor_cores
 
 
 def backward(
@@ -133,7 +144,9 @@ def backward(
     if not plan.tensor_cores:
         return multiplied_by_torch((a, b, other_a, other_b), store, bytes, needed)
 
-    def head(rows: Tensor, columns: Tensor, needed: Needed) -> Head:
+    def head(rows: Tensor, columns: Tensor, needed: Needed) -> Head | PlaneHead:
+        if plan.planes:
+            return PlaneHead(rows, columns, needed, clusters=plan.clusters, workspace=bytes)
         own_columns = columns_in(bytes, len(rows))
         return Head(
             rows, columns, needed, clusters=plan.clusters, own_columns=own_columns, unrounded=unrounded
@@ -145,7 +158,9 @@ def backward(
         heads.append(head(other_a, other_b, Needed(*needed[2:4])))
 
     def store_for_heads(part: slice, slices: list[HeadSlice]) -> None:
-        store(part, slices[0].dlogits, slices[1].dlogits if of_other else None)
+        first = slices[0]
+        planes = (first.row_planes, first.column_planes) if factors is None else None
+        store(part, first.dlogits, slices[1].dlogits if of_other else None, planes)
 
     found = [
         t for of_head in multiply_dlogits(heads, store_for_heads) for t in (of_head.rows, of_head.columns)
@@ -275,23 +290,26 @@ def _local_gradients(
     bytes: int,
     of_other: bool,
     tables: Tables = NO_TABLES,
-) -> tuple[_C.Plan, Callable[[slice, Tensor | None, Tensor | None], None], Operands]:
-    """The plan; a function store(part, out, other_out) that writes local gradients; the operands as it reads
-    them.
+) -> tuple[_C.Plan, Callable[..., None], Operands]:
+    """The plan; a function store(part, out, other_out, planes) that writes local gradients; the operands as
+    it reads them.
 
     bytes: memory for the local gradients of each score. of_other: whether those of a second score are needed;
-    if not, there is no other_out on tensor cores.
+    if not, there is no other_out on tensor cores. planes: all rows of a and a part of b in planes, if the
+    caller has them.
     """
     kernels = _LocalGradients(program, operands, counts, scale, bytes, of_other, tables)
     read, (row, column, row_index, column_index) = _as_kernels_read(operands, kernels.plan), contiguous(known)
     a, b, other_a, other_b = read
 
-    def store(part: slice, out: Tensor | None, other_out: Tensor | None) -> None:
+    def store(
+        part: slice, out: Tensor | None, other_out: Tensor | None, planes: _Planes | None = None
+    ) -> None:
         of_columns = [None if t is None else t[:, part] for t in (column, column_index)]
         of_second = None if other_b is None else other_b[part]
         data = (row, of_columns[0], row_index, of_columns[1])
         assert out is not None
-        kernels.store((a, b[part], other_a, of_second), data, part, out, other_out)
+        kernels.store((a, b[part], other_a, of_second), data, part, out, other_out, planes)
 
     return kernels.plan, store, read
 
@@ -312,18 +330,28 @@ class _LocalGradients:
         """The arguments are those of `_local_gradients`."""
         self.scale, self.bytes, self.tables = scale, bytes, tables
         self.plan = _C.plan_statistics_local_gradient(
-            *operands, workspace=bytes, deterministic=torch.are_deterministic_algorithms_enabled()
+            *operands,
+            workspace=bytes,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            planes=allows_planes(),
         )
         a, _, other_a, _ = operands
         of_first = self.plan.tensor_cores and other_a is not None and not of_other
         self.handle = gradient_kernels(program, counts, a.dtype, self.plan, a.device.index, of_first)
 
     def store(
-        self, operands: Operands, data: Data, part: slice, out: Tensor, other_out: Tensor | None
+        self,
+        operands: Operands,
+        data: Data,
+        part: slice,
+        out: Tensor,
+        other_out: Tensor | None,
+        planes: _Planes | None = None,
     ) -> None:
         """Write the local gradients of all rows and the columns `part`.
 
-        operands, data: those of all rows, and of these columns alone.
+        operands, data: those of all rows, and of these columns alone. planes: a and b in planes, if the
+        caller has them.
         """
         _C.statistics_local_gradient(
             *operands,
@@ -331,6 +359,7 @@ class _LocalGradients:
             *self.tables,
             out,
             other_out,
+            *(_planes_of(operands, self.plan) if planes is None else planes),
             self.handle,
             part.start,
             self.scale,

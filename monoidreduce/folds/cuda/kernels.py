@@ -419,7 +419,8 @@ def unit(which: str, program: str, source: Source, tier: str, dtype: torch.dtype
     headers = [f"contraction/program_{tier}" if tensor_cores else "simt/program_simt"]
     if tensor_cores and which == _FOLD:
         headers.append("contraction/fold_epilogue")
-    of_tensor_cores = "ElementReal" if which == _FOLD else "GradientReal"
+    rounds = _ELEMENTS.get(dtype) is not None  # local gradients, to 16 bits
+    of_tensor_cores = "GradientReal" if which != _FOLD and rounds else "ElementReal"
     real = of_tensor_cores if tensor_cores else _real(dtype)
     checks = _state_check(program) if which == _FOLD else ""
     includes = "".join(f'#include "monoidreduce/device/{header}.cuh"\n' for header in headers)
@@ -439,7 +440,7 @@ def _instances(which: str, source: Source, tier: str, dtype: torch.dtype) -> lis
     here = _HERE
     if not _C.FAMILIES[tier].tensor_cores:
         return [f"{here}simt::{'fold' if which == _FOLD else 'pull'}_program<{here}P>"]
-    family, element = f"{here}{tier}::", _ELEMENTS[dtype]
+    family, element = f"{here}{tier}::", _ELEMENTS.get(dtype, "__half")  # float32 is multiplied in planes
     if which == _FOLD:
         tile = f"{family}ProgramFoldTile<{source.scores}>"
         return [
@@ -448,7 +449,7 @@ def _instances(which: str, source: Source, tier: str, dtype: torch.dtype) -> lis
         ]
     outs = 1 if which == _GRADIENT_OF_FIRST else source.scores
     tile = f"{family}ProgramGradientTile<{source.scores}, {outs}>"
-    epilogue = f"{here}ProgramGradient<{element}, {here}P, {tile}, {outs}>"
+    epilogue = f"{here}ProgramGradient<{_ELEMENTS.get(dtype, 'float')}, {here}P, {tile}, {outs}>"
     return [f"{family}contraction_kernel<{element}, {tile}, {epilogue}>"]
 
 

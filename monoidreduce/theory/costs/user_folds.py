@@ -86,7 +86,8 @@ def _of_statistics(launch: Launch, gpu: Hardware) -> Iterator[Work]:
         jobs = Counter({rows * columns: 1})
         yield Work(launch.name, kernel, width, 2.0, jobs, read, written, shared=1)
         return
-    yield contraction(launch.name, rows, columns, width, plan.tile or _FOLD_TILE, gpu, written)
+    tile = plan.tile or _FOLD_TILE
+    yield contraction(launch.name, rows, columns, width, tile, gpu, written, plan.planes)
     scratch = launch.arguments.get("scratch")
     if isinstance(scratch, Operand):  # partial states of rows
         yield moves("combine_partial", scratch.bytes, written - scratch.bytes)

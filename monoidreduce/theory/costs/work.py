@@ -440,13 +440,6 @@ def _contraction_read(rows: int, columns: int, width: int, tile: tuple[int, int]
 
 
 def contraction(
-    name: str, rows: int, columns: int, width: int, tile: tuple[int, int], gpu: Hardware, written: int
-) -> Work:
-    """A 16-bit product [rows, width] @ [columns, width]^T."""
-    return _contraction(name, rows, columns, width, tile, gpu, written, 1)
-
-
-def _contraction(
     name: str,
     rows: int,
     columns: int,
@@ -454,17 +447,14 @@ def _contraction(
     tile: tuple[int, int],
     gpu: Hardware,
     written: int,
-    planes: int,
+    planes: bool = False,
 ) -> Work:
-    """planes: 2 for float32 operands in planes, of which three products are computed."""
+    """A product [rows, width] @ [columns, width]^T in 16 bits, or of float32 in planes."""
     tiles = _tiles(rows, tile[0]) * _tiles(columns, tile[1])
-    read = int(_DRIFT * _contraction_read(rows, columns, planes * width, tile, gpu))
-    products, kernel = (1, name) if planes == 1 else (3, f"{name}/planes")
-    jobs, flops, l2 = (
-        Counter({1: tiles}),
-        2.0 * products * tile[0] * tile[1],
-        (2 * planes * width * sum(tile) * tiles, 0),
-    )
+    kernel, count, products = (f"{name}/planes", 2, 3) if planes else (name, 1, 1)
+    read = int(_DRIFT * _contraction_read(rows, columns, count * width, tile, gpu))
+    jobs, flops = Counter({1: tiles}), 2.0 * products * tile[0] * tile[1]
+    l2 = (2 * count * width * sum(tile) * tiles, 0)
     return Work(
         name, kernel, width, flops, jobs, read, written, workers=_C.CLUSTER_BLOCKS, overlapped=True, l2=l2
     )
@@ -503,8 +493,8 @@ def _local_scores(launch: Launch, gpu: Hardware) -> Iterator[Work]:
         if "gathered" in a:
             moved = x.dtype.itemsize * part * width
             yield moves("scale_rows", moved, moved)
-        planes = 2 if plan.planes else 1
-        yield _contraction(name, part, columns, width, plan.tile, gpu, written * part // rows, planes)
+        of_part = written * part // rows
+        yield contraction(name, part, columns, width, plan.tile, gpu, of_part, plan.planes)
         if launch.name.endswith("_forward"):
             states, results = _bytes(launch, "scratch"), _bytes(launch, _RESULTS)
             yield moves("combine_partial", states * part // rows, results * part // rows)
@@ -562,7 +552,7 @@ def _plane_product(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     """A product of float32 matrices in planes."""
     a = launch.arguments
     (rows, columns), depth, out = a["out"].shape, a["b"].shape[0], a["out"].bytes
-    work = _contraction(launch.name, rows, columns, depth, _PLANE_TILE, gpu, out, 2)
+    work = contraction(launch.name, rows, columns, depth, _PLANE_TILE, gpu, out, True)
     yield Work(**{**vars(work), "read": work.read + (out if a["adds"] else 0)})
 
 

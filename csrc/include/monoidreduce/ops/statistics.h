@@ -6,6 +6,7 @@
 #include "monoidreduce/describe.h"
 #include "monoidreduce/fold.h"
 #include "monoidreduce/ops/matrix.h"
+#include "monoidreduce/ops/planes.h"
 
 namespace monoidreduce {
 
@@ -61,7 +62,8 @@ constexpr auto describe(const X*) {
 struct StatisticsFold {
   TensorView a, b, other_a, other_b, row, column, row_index, column_index, table, table_index;
   TensorView values, low, indices;
-  TensorView scratch;  // size: Plan::scratch
+  TensorView scratch;                    // size: Plan::scratch
+  TensorView row_planes, column_planes;  // of a and b
   // kernels: handle of the first kernel. state_words: how many numbers a state has; 0 for a user's monoid in C++. finds_most:
   // the kernels also find the k largest values of each row (launch/most_sizes.h); not those for SIMT.
   std::int64_t kernels = 0, state_words = 0;
@@ -74,8 +76,9 @@ constexpr auto describe(const X*) {
               result("values", &X::values, "K N", Type::kAccumulation),
               result("low", &X::low, "L N", Type::kAccumulation),
               result("indices", &X::indices, "P N", Type::kInt64), scratch("scratch", &X::scratch),
-              option("kernels", &X::kernels), option("state_words", &X::state_words),
-              option("finds_most", &X::finds_most), option("scale", &X::scale));
+              planes_of_operands<X>("N", "V", "D"), option("kernels", &X::kernels),
+              option("state_words", &X::state_words), option("finds_most", &X::finds_most),
+              option("scale", &X::scale));
 }
 
 // The same on Hopper for a program with payload sums, or for several batches: all statistics, and the sums of some slabs of the
@@ -107,6 +110,7 @@ constexpr auto describe(const X*) {
 struct StatisticsLocalGradient {
   TensorView a, b, other_a, other_b, row, column, row_index, column_index, table, table_index;
   TensorView out, other_out;
+  TensorView row_planes, column_planes;  // of a and b
   std::int64_t kernels = 0, first_column = 0;
   double scale = 1;
   std::int64_t workspace = 0;  // bytes for these derivatives
@@ -116,8 +120,8 @@ constexpr auto describe(const X*) {
   return pass("statistics_local_gradient", kSimt | kSm80 | kSm90, statistics_operands<X>(),
               result("out", &X::out, "N V", Type::kSameOrAccumulation).strided(),
               result("other_out", &X::other_out, "N V", Type::kSameOrAccumulation).strided().maybe(),
-              option("kernels", &X::kernels), option("first_column", &X::first_column),
-              option("scale", &X::scale), workspace(&X::workspace));
+              planes_of_operands<X>("N", "V", "D"), option("kernels", &X::kernels),
+              option("first_column", &X::first_column), option("scale", &X::scale), workspace(&X::workspace));
 }
 
 // For narrow programs, in which threads own rows (Plan::owned_rows): the gradients of the rows' operands (d_a, d_other_a) and of
@@ -141,11 +145,13 @@ constexpr auto describe(const X*) {
 
 template <class Call>
 [[gnu::always_inline]] inline FoldProblem statistics_problem(const Call& x) {
-  return {.a = as_rows(x.a),
-          .b = as_rows(x.b),
-          .other_a = as_rows(x.other_a),
-          .other_b = as_rows(x.other_b),
-          .score = {.scale = x.scale}};
+  const FoldProblem p{.a = as_rows(x.a),
+                      .b = as_rows(x.b),
+                      .other_a = as_rows(x.other_a),
+                      .other_b = as_rows(x.other_b),
+                      .score = {.scale = x.scale}};
+  if constexpr (requires { x.row_planes; }) return with_planes(x, p);
+  return p;
 }
 
 }  // namespace monoidreduce

@@ -45,6 +45,11 @@ struct ContractionTile {
   }
 };
 
+// The tile of two planes. A stage has both planes of rows and columns, 64 KiB, and is multiplied three times. Wider tiles have no
+// registers for the sums of Multiplier::add_products_of_planes.
+template <bool kRowsTransposed = false>
+using PlaneTile = ContractionTile<128, 3, 1, kRowsTransposed, 2>;
+
 template <class T>
 concept ContractionTiling = requires {
   (T::kColumns, T::kScores, T::kStages, T::kPlanes, T::kRowsTransposed, T::kRowBlock, T::kBlocks,

@@ -130,7 +130,7 @@ struct ProgramRows {
   }
 };
 
-// The derivatives with respect to the scores, P::gradient(element), rounded to E. kOuts tensors [rows,
+// The derivatives with respect to the scores, P::gradient(element), rounded to E (float: not rounded). kOuts tensors [rows,
 // columns]: one for each score, or only the first one's, whose kernel computes nothing more.
 template <class E, class P, class Tile, int kOuts>
 struct ProgramGradient {
@@ -167,24 +167,40 @@ struct ProgramGradient {
     }();
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
-      std::uint32_t words[kOuts][kSlabElements / 2];
+      if constexpr (std::is_same_v<E, float>) {
+        static_assert(kOuts == 1);
+        float pulled[kSlabElements];
 #pragma unroll
-      for (int i = 0; i < kSlabElements / 2; ++i) {
-        const auto first = gradient(rows, dots, slab * kSlabElements + 2 * i, column0),
-                   second = gradient(rows, dots, slab * kSlabElements + 2 * i + 1, column0);
-        words[0][i] = arch::pack<E>(first.score, second.score);
-        if constexpr (kOuts == 2) words[1][i] = arch::pack<E>(first.other, second.other);
+        for (int i = 0; i < kSlabElements; ++i)
+          pulled[i] = gradient(rows, dots, slab * kSlabElements + i, column0).score;
+        stores.store_floats(pulled, 0, row0, column0 + slab * kSlab, memory, warpgroup);
+      } else {
+        store_rounded(rows, dots, slab, row0, column0, memory, warpgroup);
       }
-#pragma unroll
-      for (int n = 0; n < kOuts; ++n)
-        stores.template store<kSlabs * kOuts>(words[n], n, row0, column0 + slab * kSlab, slab * kOuts + n,
-                                              memory, warpgroup);
     }
   }
   __device__ __forceinline__ void end(const Work&, std::int64_t) const {}
   __device__ __forceinline__ void finish() const { stores.finish(); }
 
  private:
+  template <int kSize>
+  __device__ __forceinline__ void store_rounded(const Rows& rows, const float (&dots)[P::kScores][kSize],
+                                                int slab, int row0, int column0, Memory& memory,
+                                                int warpgroup) const {
+    constexpr int kSlabs = kSize / kSlabElements;
+    std::uint32_t words[kOuts][kSlabElements / 2];
+#pragma unroll
+    for (int i = 0; i < kSlabElements / 2; ++i) {
+      const auto first = gradient(rows, dots, slab * kSlabElements + 2 * i, column0),
+                 second = gradient(rows, dots, slab * kSlabElements + 2 * i + 1, column0);
+      words[0][i] = arch::pack<E>(first.score, second.score);
+      if constexpr (kOuts == 2) words[1][i] = arch::pack<E>(first.other, second.other);
+    }
+#pragma unroll
+    for (int n = 0; n < kOuts; ++n)
+      stores.template store<kSlabs * kOuts>(words[n], n, row0, column0 + slab * kSlab, slab * kOuts + n,
+                                            memory, warpgroup);
+  }
   __device__ __forceinline__ Rows rows_at(int row0) const {
     Rows rows;
     load_rows<P>(rows.at, data, row0);
