@@ -25,7 +25,7 @@ from monoidreduce.functional import logsumexp_matmul
 
 # What matplotlib draws to a file without further programs.
 PLOT_FORMATS = (".eps", ".jpeg", ".jpg", ".pdf", ".png", ".ps", ".svg", ".svgz", ".tif", ".tiff", ".webp")
-CUDA_TIERS = tuple(_C.FAMILIES)
+CUDA_TIERS = tuple(name for name, family in _C.FAMILIES.items() if not family.planes)
 
 # Up to the next table, `name` is that of the project.
 OWN_PYPROJECT = re.compile(r"^\[project\]\n(?:(?!\[).*\n)*?name = \"monoidreduce\"$", re.MULTILINE)

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from contextlib import ContextDecorator
 from contextvars import ContextVar, Token
+from typing import NamedTuple
 
 from monoidreduce._validate import check_choice
 
-__all__ = ["float32", "get_float32", "set_float32"]
+__all__ = ["Products", "float32", "float32_products", "get_float32", "set_float32"]
 
-_MODES = ("auto", "emulated", "simt")
+
+class Products(NamedTuple):
+    """How kernels may multiply float32 operands: rounded to tf32 if torch allows it; in planes of float16."""
+
+    tf32: bool
+    planes: bool
+
+
+_MODES = {"auto": Products(True, True), "emulated": Products(False, True), "simt": Products(False, False)}
 _process_wide = "auto"
 _scoped: ContextVar[str | None] = ContextVar("monoidreduce_float32", default=None)
 
@@ -20,13 +29,18 @@ def get_float32() -> str:
     return _process_wide if scoped is None else scoped
 
 
+def float32_products() -> Products:
+    """What the mode allows."""
+    return _MODES[get_float32()]
+
+
 def set_float32(mode: str) -> None:
     """Set the mode for all threads that are not inside `float32(mode)`.
 
     Raises ValueError unless `mode` is one of the modes of `float32`.
     """
     global _process_wide
-    check_choice("mode", mode, _MODES)
+    check_choice("mode", mode, (*_MODES,))
     _process_wide = mode
 
 
@@ -49,7 +63,7 @@ class float32(ContextDecorator):
     """
 
     def __init__(self, mode: str) -> None:
-        check_choice("mode", mode, _MODES)
+        check_choice("mode", mode, (*_MODES,))
         self._mode = mode
         self._token: Token[str | None] | None = None
 

@@ -75,6 +75,7 @@ void define_families(py::module_& m) {
       .def_readonly("name", &Capabilities::name)
       .def_readonly("tensor_cores", &Capabilities::tensor_cores)
       .def_readonly("clusters", &Capabilities::clusters)
+      .def_readonly("planes", &Capabilities::planes)
       .def_readonly("score_mod_variants", &Capabilities::score_mod_variants)
       .def_readonly("architecture", &Capabilities::architecture);
   py::dict families;

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from monoidreduce import _torch_private
 from monoidreduce._ops.engine import _C, streams
-from monoidreduce.precision import get_float32
+from monoidreduce.precision import float32_products
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -23,12 +23,12 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def allows_tf32(x: Tensor) -> bool:
     """Whether torch allows a GPU to round x to tf32 in matrix products."""
-    return x.dtype == torch.float32 and get_float32() == "auto" and _torch_private.allows_tf32()
+    return x.dtype == torch.float32 and float32_products().tf32 and _torch_private.allows_tf32()
 
 
 def allows_planes() -> bool:
     """Whether a GPU may multiply float32 operands in planes of float16 (planes.py)."""
-    return get_float32() != "simt"
+    return float32_products().planes
 
 
 def empty_statistics(like: Tensor, *shape: int) -> Tensor:

@@ -50,7 +50,8 @@ def test_a_family_that_is_asked_for_is_found(line: str) -> None:
 
 
 def test_capabilities_are_those_of_the_table() -> None:
-    assert [*_C.FAMILIES] == ["simt", "sm80", "sm90"]
+    assert [*_C.FAMILIES] == ["simt", "sm80", "sm90", "planes"]
     assert [family.name for family in _C.FAMILIES.values()] == [*_C.FAMILIES]
-    assert [family.tensor_cores for family in _C.FAMILIES.values()] == [False, True, True]
-    assert [family.architecture for family in _C.FAMILIES.values()] == [None, None, "sm_90a"]
+    assert [family.tensor_cores for family in _C.FAMILIES.values()] == [False, True, True, True]
+    assert [family.planes for family in _C.FAMILIES.values()] == [False, False, False, True]
+    assert [family.architecture for family in _C.FAMILIES.values()] == [None, None, "sm_90a", "sm_90a"]

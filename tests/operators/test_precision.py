@@ -1,0 +1,65 @@
+"""`mr.float32`: how GPUs multiply float32 operands."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import monoidreduce as mr
+
+
+def forward() -> str:
+    """The kernels that a float32 loss takes on an H100."""
+    x, weight = torch.zeros(128, 128), torch.zeros(300, 128)
+    target = torch.zeros(128, dtype=torch.int64)
+    return mr.explain("linear_cross_entropy", x, weight, target, hardware="h100").forward
+
+
+def test_modes() -> None:
+    assert mr.get_float32() == "auto"
+    assert forward() == "cross_entropy_forward/cuda/planes/float32"
+    with mr.float32("simt"):
+        assert forward() == "cross_entropy_forward/cuda/simt/float32"
+        with mr.float32("emulated"):
+            assert forward() == "cross_entropy_forward/cuda/planes/float32"
+        assert mr.get_float32() == "simt"
+    assert mr.get_float32() == "auto"
+
+
+def test_emulated_uses_no_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    q = torch.zeros(1, 2, 256, 64)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    assert mr.explain("attention", q, q, q, hardware="h100").forward.endswith("/sm80/float32")
+    for mode in ("emulated", "simt"):
+        with mr.float32(mode):
+            assert not mr.explain("attention", q, q, q, hardware="h100").forward.endswith("/sm80/float32")
+
+
+def test_a_block_is_of_its_thread_and_a_setting_of_all() -> None:
+    found = []
+    thread = threading.Thread(target=lambda: found.append(mr.get_float32()))
+    with mr.float32("simt"):
+        mr.set_float32("emulated")
+        try:
+            thread.start()
+            thread.join()
+        finally:
+            mr.set_float32("auto")
+    assert found == ["emulated"]
+
+
+@mr.float32("simt")
+def decorated() -> str:
+    return mr.get_float32()
+
+
+def test_a_decorated_function() -> None:
+    assert decorated() == "simt" and mr.get_float32() == "auto"
+
+
+@pytest.mark.parametrize("set_mode", (mr.float32, mr.set_float32))
+def test_another_mode_is_refused(set_mode: object) -> None:
+    with pytest.raises(ValueError, match=r"^mode: expected one of auto, emulated, simt, got"):
+        set_mode("exact")  # type: ignore[operator]
