@@ -84,13 +84,15 @@ def deterministic(contender: Contender) -> Contender:
 AUTOTUNED = "torch.compile, max-autotune"
 
 
-def compiled(function: Contender) -> dict[str, Contender]:
-    """torch.compile of a function, in its default mode and with matrix products chosen by trial.
+def compiled(function: Contender, tuned: bool = True) -> dict[str, Contender]:
+    """torch.compile of a function, in its default mode and, if `tuned`, with matrix products chosen by trial.
 
     The mode "max-autotune" also uses CUDA graphs, which keep the memory of a call.
     """
-    tuned = torch.compile(function, dynamic=False, mode="max-autotune-no-cudagraphs")
-    return {"torch.compile": torch.compile(function, dynamic=False), AUTOTUNED: tuned}
+    if not tuned:
+        return {"torch.compile": torch.compile(function, dynamic=False)}
+    by_trial = torch.compile(function, dynamic=False, mode="max-autotune-no-cudagraphs")
+    return {"torch.compile": torch.compile(function, dynamic=False), AUTOTUNED: by_trial}
 
 
 @dataclass(frozen=True)

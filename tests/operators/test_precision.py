@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -28,9 +29,17 @@ def test_modes() -> None:
     assert mr.get_float32() == "auto"
 
 
-def test_emulated_uses_no_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def tf32() -> Iterator[None]:
+    """torch allows tf32."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def test_emulated_uses_no_tf32(tf32: None) -> None:
     q = torch.zeros(1, 2, 256, 64)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
     assert mr.explain("attention", q, q, q, hardware="h100").forward.endswith("/sm80/float32")
     for mode in ("emulated", "simt"):
         with mr.float32(mode):
