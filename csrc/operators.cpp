@@ -83,7 +83,7 @@ void run_planned(const Call& x, const Launch& given, const Plan& plan) {
     if (family == Family::kSm80) return cuda::sm80::run(x, plan, launch);
   if constexpr (description.has(kSm90) && kWithSm90)
     if (family == Family::kSm90) return cuda::sm90::run(x, plan, launch);
-  if constexpr (requires { x.row_planes; } && kWithSm90)
+  if constexpr (description.has(kPlanes) && kWithSm90)
     if (family == Family::kPlanes) return cuda::planes::run(x, plan, launch);
   refuse(x, plan);
 }

@@ -72,10 +72,14 @@ void with_attention_rows(const AttentionForward& x, const FoldProblem& problem, 
   });
 }
 
-// Recomputes the rows that are not finite.
-inline void repair_attention(const AttentionForward& x, const FoldProblem& problem, const Launch& launch) {
+// Recomputes the rows whose log-sum-exp is NaN.
+inline void recompute_marked(const AttentionForward& x, const FoldProblem& problem, const Launch& launch) {
   const RepairedRows rows{data<float>(x.lse), data<float>(x.lse_low), data<const float>(x.sinks)};
   repair_forward(LogSumExp<double>{}, problem, rows, {x.out, x.out_low}, launch);
+}
+// Recomputes the rows that a masked element may have spoiled: those that are not finite.
+inline void repair_attention(const AttentionForward& x, const FoldProblem& problem, const Launch& launch) {
+  if (may_mask(problem)) recompute_marked(x, problem, launch);
 }
 
 // The scratch memory of the backward pass.
@@ -140,7 +144,7 @@ void attention_backward_passes(const AttentionBackward& x, const JobSharing& sha
   });
   const KnownRows rows = known_rows(x, scratch);
   sink_gradient(LogSumExp<float>{}, rows, x, launch);
-  repair_backward(LogSumExp<float>{}, problem, rows, wanted, scratch.marks, launch);
+  if (may_mask(problem)) repair_backward(LogSumExp<float>{}, problem, rows, wanted, scratch.marks, launch);
 }
 
 }  // namespace monoidreduce::cuda

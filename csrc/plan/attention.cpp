@@ -23,6 +23,7 @@ Call padded(const Call& given) {
 GradientSet computed(Family family, const FoldProblem& p, const AttentionBackward& x) {
   const GradientSet wanted{x.d_q.present(), x.d_k.present(), x.d_v.present()};
   if (!wanted.rows && !wanted.of_columns()) return {};
+  if (family == Family::kPlanes) return wanted;
   if (family != Family::kSm90 || p.bias.present()) return {};
   if (!one_kernel_backward(p)) return wanted;
   if (!wanted.rows) return {.rows = false};
@@ -50,6 +51,23 @@ std::int64_t row_numbers(const Call& x) {
   return 2 * x.q.size[0] * x.q.size[1] * x.q.size[2];
 }
 
+// Rows of so few columns have large weights. The SIMT kernels form their centres from the columns (docs/numerics.md).
+constexpr std::int64_t kFewColumns = 64;
+
+// Why Hopper's kernels for planes cannot take float32 operands.
+Reason planes_obstacle(const FoldProblem& p, const DeviceFacts& gpu) {
+  const std::int64_t width = p.width(), payload_width = p.payload_width();
+  if (std::max(width, payload_width) > tiles::kWidestPlanes)
+    return {"the inputs are float32, and a width is {}, more than {}", std::max(width, payload_width),
+            tiles::kWidestPlanes};
+  if (plane_width(width) != plane_width(payload_width))
+    return {"the inputs are float32, and of the widths {} and {} one is above 64", width, payload_width};
+  if (p.bias.present()) return {"the inputs are float32, and there is a bias of scores"};
+  if (p.score.softcap != 0) return {"the inputs are float32, and there is a softcap"};
+  if (pack_few_rows(p, 64, gpu.multiprocessors)) return {"the inputs are float32, and there are few rows"};
+  return {};
+}
+
 // Why Hopper's kernels cannot take attention with a user's score_mod or mask_mod.
 template <class Call>
 Limits modified_limits(const Call& x, bool in_order) {
@@ -66,7 +84,14 @@ template <>
 Plan plan(const AttentionForward& given, const DeviceFacts& gpu, const Launch& launch) {
   const AttentionForward x = padded(given);
   const FoldProblem p = attention_problem(x);
-  Plan plan = plan_of(given, x, choose_resident(p, {}, gpu, launch), launch);
+  const Limits limits{.has_planes = true, .planes = planes_obstacle(p, gpu)};
+  Plan plan = plan_of(given, x, choose_resident(p, limits, gpu, launch), launch);
+  if (plan.choice.family == Family::kPlanes) {
+    plan.tile = tiles::attention_planes(p.width());
+    plan.scratch = tiles::kCounterFloats;
+    for (const TensorView* t : {&x.q, &x.k, &x.v})
+      plan.scratch += t->size[0] * t->size[1] * t->size[2] * planes_width(p.width()) / 2;
+  }
   if (plan.choice.family != Family::kSm90) return plan;
   const int columns = tiles::by_width(tiles::kFewRowsColumns, std::max(p.width(), p.payload_width()));
   if (const auto packing = pack_few_rows(p, columns, gpu.multiprocessors)) {
@@ -89,7 +114,10 @@ template <>
 Plan plan(const AttentionBackward& given, const DeviceFacts& gpu, const Launch& launch) {
   const AttentionBackward x = padded(given);
   const FoldProblem p = attention_problem(x);
-  Limits limits{.widest_sm80 = widest_sm80_backward(p, gpu)};
+  Limits limits{.widest_sm80 = widest_sm80_backward(p, gpu), .has_planes = true};
+  limits.planes = planes_obstacle(p, gpu);
+  if (!limits.planes && p.columns() <= kFewColumns)
+    limits.planes = {"the inputs are float32, and there are {} columns or fewer", kFewColumns};
   if (!x.grad_out.present()) limits.both = {"only the log-sum-exp has a gradient"};
   if (p.bias.present() && std::max(p.width(), p.payload_width()) > 128)
     limits.sm90 = {"there is a bias of scores, and a width is more than 128"};
@@ -99,9 +127,12 @@ Plan plan(const AttentionBackward& given, const DeviceFacts& gpu, const Launch& 
   const Family family = plan.choice.family;
   plan.computed = computed(family, p, x);
   const bool at_once = one_kernel_backward(p) && plan.computed.of_columns();
-  plan.adds_rows = family != Family::kSm90 || (at_once && plan.computed.rows);
+  plan.adds_rows = family != Family::kPlanes && (family != Family::kSm90 || (at_once && plan.computed.rows));
   if (family == Family::kSimt) {
     plan.scratch = row_numbers(x);
+  } else if (family == Family::kPlanes) {
+    plan.streamed_tile = tiles::kPass;
+    for (const std::int64_t part : PlanesParts(x).floats) plan.scratch += part;
   } else {
     const TileSize tile = tiles::at_once(std::max(p.width(), p.payload_width()), p.bias.present());
     plan.sharing = backward_sharing(family, p, plan.computed, tile, p.range.all(), gpu, launch);

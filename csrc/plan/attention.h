@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "monoidreduce/ops/planes.h"
 #include "monoidreduce/plan.h"
 
 namespace monoidreduce {
@@ -23,6 +24,28 @@ struct BackwardParts {
     floats[0] = floats[1] = heads * padded_rows;
     floats[2] = heads * row_units, floats[3] = column_heads * column_units;
     floats[4] = sharing.floats, floats[5] = sharing.in_turn ? 1 + heads * (padded_rows / kInTurn) : 0;
+  }
+};
+
+// The same where float32 operands are read in planes: for each row its grad_lse and its centre, what kernels read of a row
+// (PlaneResiduals), marks of rows and of columns, and the planes of q, k, v and grad_out.
+struct PlanesParts {
+  static constexpr int kCount = 5, kUnit = 64, kResiduals = 3;
+  std::int64_t padded_rows, row_units, column_units, row_marks;
+  std::int64_t floats[kCount];
+
+  template <class Call>
+  explicit PlanesParts(const Call& x) {
+    const std::int64_t heads = x.q.size[0] * x.q.size[1], column_heads = x.k.size[0] * x.k.size[1];
+    const auto whole = [](std::int64_t floats) { return (floats + 3) / 4 * 4; };
+    row_units = (x.q.size[2] + kUnit - 1) / kUnit, column_units = (x.k.size[2] + kUnit - 1) / kUnit;
+    // Kernels read those of whole tiles, of two units.
+    padded_rows = (row_units + 1) / 2 * 2 * kUnit, row_marks = heads * row_units;
+    floats[0] = floats[1] = whole(heads * x.q.size[2]);
+    floats[2] = heads * padded_rows * kResiduals;
+    floats[3] = whole(row_marks + column_heads * column_units);
+    const std::int64_t lines = 2 * (heads * x.q.size[2] + column_heads * x.k.size[2]);
+    floats[4] = lines * planes_width(x.q.size[3]) / 2;
   }
 };
 

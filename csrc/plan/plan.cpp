@@ -98,9 +98,19 @@ std::int64_t widest_sm80_backward(const FoldProblem& p, const DeviceFacts& gpu) 
 
 Choice choose_resident(const FoldProblem& p, const Limits& limits, const DeviceFacts& gpu,
                        const Launch& launch) {
-  const Reason of_float32 = launch.tf32 ? Reason{} : Reason{"the inputs are float32, not multiplied in tf32"};
+  // Only where torch does not allow tf32, which is faster.
+  const bool planes =
+      p.a.dtype == DType::kFloat32 && limits.has_planes && !launch.tf32 && !hopper_obstacle(gpu);
+  const Reason of_float32 = launch.tf32 || (planes && launch.planes) ? Reason{}
+                            : planes ? Reason{"mr.float32 says simt"}
+                                     : Reason{"the inputs are float32, not multiplied in tf32"};
   Choice choice{.both = limits.both ? limits.both : common_obstacle(p, gpu, of_float32)};
+  if (planes && !choice.both) choice.both = limits.planes;
   if (choice.both) return choice;
+  if (planes) {
+    choice.family = Family::kPlanes;
+    return choice;
+  }
   choice.sm90 = sm90_obstacle(p, kFamilies[2].widest, gpu);
   if (!choice.sm90) choice.sm90 = limits.sm90;
   choice.sm80 = limits.sm80 ? limits.sm80 : width_obstacle(p, limits.widest_sm80);

@@ -47,6 +47,9 @@ enum class Planes { kNone, kUnwanted, kWanted };
 struct Limits {
   std::int64_t widest_sm80 = kFamilies[1].widest;
   Reason both = {}, sm80 = {}, sm90 = {};
+  // Whether there are kernels for float32 operands in planes, and what excludes them.
+  bool has_planes = false;
+  Reason planes = {};
 };
 // Whether one Hopper kernel computes all gradients of a fold with a payload. Its blocks add to the rows' gradients
 // (Plan::adds_rows). Wider folds have a kernel for each gradient.

@@ -10,7 +10,7 @@ from torch import Tensor
 from monoidreduce._ops.attention_mask import Mask
 from monoidreduce._ops.attention_passes import BackwardTensors
 from monoidreduce._ops.engine import _C
-from monoidreduce._ops.memory import aligned_bias, allows_tf32, launch_on
+from monoidreduce._ops.memory import aligned_bias, allows_planes, allows_tf32, launch_on
 
 __all__ = ["BuiltInScores"]
 
@@ -53,6 +53,7 @@ class BuiltInScores(NamedTuple):
             right,
             deterministic,
             allows_tf32(q),
+            planes=allows_planes(),
         )
 
     def plan_backward(
@@ -85,6 +86,7 @@ class BuiltInScores(NamedTuple):
             True,  # whole, which changes no plan
             torch.are_deterministic_algorithms_enabled(),
             allows_tf32(q),
+            planes=allows_planes(),
         )
 
     @property

@@ -28,8 +28,8 @@ def our_tiles(
         heads: number of heads; enough that no head is split between multiprocessors.
 
     Raises:
-        ValueError: `n`, `d` or `heads` is below 1; or the call has no such tiles: in float32, for heads wider
-            than 256, or for so few heads that they are split.
+        ValueError: `n`, `d` or `heads` is below 1; or the call has no such tiles: in float32, except for
+            heads up to 128 wide on Hopper; for heads wider than 256; or for so few heads that they are split.
     """
     check_sizes(n=n, d=d, heads=heads)
     tensors, options = call_of("attention", {"B": 1, "H": heads, "L": n, "d": d}, dtype)

@@ -29,6 +29,7 @@ std::string short_name(std::string name) {
 // Whether a kernel is persistent, with one block on each SM.
 bool stays(const std::string& kernel, const std::string& call) {
   return contains(kernel, "contraction_kernel<") || contains(kernel, "sm90::fold_forward_kernel<") ||
+         contains(kernel, "sm90::fold_forward_planes_kernel<") ||
          contains(kernel, "sm90::fold_few_rows_kernel<") ||
          (contains(kernel, "sm90::fold_backward_kernel<") && contains(call, "attention"));
 }

@@ -163,6 +163,20 @@ HOPPER = {
             "TileBiasedScores<Bits, E>, ResidentRows<M>>",
         ),
     ),
+    "sm90 resident forward of planes": Kernel(
+        "fold_forward_planes_sm90 split_heads",
+        (
+            "sm90::fold_forward_planes_kernel<sm90::PlanesTile<128, 2, 2>, M, S, ResidentRows<M>>",
+            "split_heads_kernel<128>",
+        ),
+    ),
+    "sm90 resident backward of planes": Kernel(
+        "fold_backward_planes_sm90",
+        (
+            "sm90::fold_backward_planes_kernel<sm90::PlanesPassTile<sm90::GradientOf::kRows, 64, 2>, M, S>",
+            "sm90::gather_residuals",
+        ),
+    ),
     "sm90 few rows": Kernel(
         "fold_few_rows_sm90",
         ("sm90::fold_few_rows_kernel<E, sm90::ForwardTile<64, 64, 128, 1, 4>, M, S, ResidentRows<M>>",),

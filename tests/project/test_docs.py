@@ -165,7 +165,7 @@ BOUND = {
         (
             "_C.cross_entropy_local_gradient",
             "csrc/include/monoidreduce/ops/cross_entropy.h",
-            '"cross_entropy_local_gradient", kSm80 | kSm90,',
+            '"cross_entropy_local_gradient", kSm80 | kSm90 | kPlanes,',
         ),
         ("_C.rows_product", "csrc/include/monoidreduce/ops/rows.h", 'helper("rows_product",'),
     ),

@@ -191,10 +191,11 @@ inline constexpr int kMostAxes = 16;  // the largest number of differently named
 
 // Which engines have kernels for a call: a bit for each namespace that defines run() for it (cpu/engine.h, cuda/engine.h).
 using KernelSet = unsigned;
-inline constexpr KernelSet kCpu = 1;                           // cpu::ISA, compiled for each instruction set
-inline constexpr KernelSet kAnyCpu = 2;                        // cpu, compiled once
-inline constexpr KernelSet kGpus = 4;                          // cuda, the same kernels for all GPUs
-inline constexpr KernelSet kSimt = 8, kSm80 = 16, kSm90 = 32;  // cuda::simt, sm80, sm90: by the plan's Family
+inline constexpr KernelSet kCpu = 1;     // cpu::ISA, compiled for each instruction set
+inline constexpr KernelSet kAnyCpu = 2;  // cpu, compiled once
+inline constexpr KernelSet kGpus = 4;    // cuda, the same kernels for all GPUs
+// cuda::simt, sm80, sm90, planes: by the plan's Family
+inline constexpr KernelSet kSimt = 8, kSm80 = 16, kSm90 = 32, kPlanes = 64;
 
 template <class Fields>
 struct Description {

@@ -207,9 +207,21 @@ class _Problem:
         return not self.band.all or (bias is not None and bias.dtype == torch.bool)
 
     @property
+    def repairs(self) -> bool:
+        """Whether attention's results that are not finite are computed again (repair.cuh)."""
+        return self.plan.planes or (self.partial and self.plan.tensor_cores)
+
+    @property
+    def multiplied(self) -> int:
+        """How many products of matrices the kernels compute for one: three of float32 operands in planes."""
+        return 3 if self.plan.planes else 1
+
+    @property
     def scores(self) -> str:
-        """Suffix of the kernel name for score options that make attention slower."""
+        """Suffix of the kernel name for operands and score options that make attention slower."""
         a = self.launch.arguments
+        if self.plan.planes:
+            return "/planes"
         return "/bias" if "bias" in a else "/softcap" if a.get("softcap") else ""
 
     def packed(self, packing: tuple[int, int, int], columns: int) -> Counter[int]:
@@ -360,6 +372,11 @@ def _streamed(fold: _Fold, stay: int, stream: int, gpu: Hardware) -> int:
     return int(read * weight) * heads // some
 
 
+def _split_heads(launch: Launch, operands: str) -> Work:
+    """The kernels that split attention's float32 operands into planes."""
+    return moves("split_heads", _bytes(launch, operands), _bytes(launch, operands))
+
+
 def _forward(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     """Kernels of the forward pass of attention or the MLP."""
     problem, scratch = _Problem.of(launch), _bytes(launch, "scratch")  # partial results of split-KV
@@ -367,10 +384,14 @@ def _forward(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     read = sum(problem.read(True, tile, "q x", "k v w1 w2", gpu)) + _bytes(launch, "bias bias1 bias2")
     written, name = _bytes(launch, "out lse lse_low out_low"), launch.name + problem.scores
     splits = 1 if problem.plan.packing is None else problem.plan.packing[2]
-    yield problem.work(name, tile, 2, True, "k v w1 w2", read, scratch if splits > 1 else written)
+    if problem.plan.planes:
+        yield _split_heads(launch, "q k v")
+    yield problem.work(
+        name, tile, 2 * problem.multiplied, True, "k v w1 w2", read, scratch if splits > 1 else written
+    )
     if splits > 1:
         yield Work("combine_splits", "", 0, 0.0, Counter(), scratch, written, steps=splits)
-    if "q" in launch.arguments and problem.partial and problem.plan.tensor_cores:
+    if "q" in launch.arguments and problem.repairs:
         yield moves("repair_forward", _bytes(launch, "lse"), 0)
 
 
@@ -381,12 +402,14 @@ def _backward(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     NaN.
     """
     problem, a = _Problem.of(launch), launch.arguments
-    repairs = "q" in a and problem.partial and problem.plan.tensor_cores
+    repairs = "q" in a and problem.repairs
     if "q" in a:
         statistics = _bytes(launch, "lse lse_low")
         yield moves("prepare_rows", _bytes(launch, "grad_out out out_low") + statistics, statistics)
     if repairs:
         yield moves("clear_marks", 0, 0)
+    if problem.plan.planes:
+        yield _split_heads(launch, "q k v grad_out")
     yield from _gradients(launch, problem, gpu)
     if repairs:
         yield moves("repair_backward", 0, 0)
@@ -397,7 +420,7 @@ def _gradients(launch: Launch, problem: _Problem, gpu: Hardware) -> Iterator[Wor
     a, name, plan = launch.arguments, launch.name + problem.scores, problem.plan
     of_rows, of_columns, biases = "q x grad_out", "k v w1 w2", _bytes(launch, "bias bias1")
     rows, *columns = ("dq", "dk", "dv") if "q" in a else ("dx", "dw1", "dw2")
-    if plan.adds_rows or (rows not in a and problem.width <= 128):
+    if plan.adds_rows or (rows not in a and problem.width <= 128 and not plan.planes):
         # dq/dx is summed in memory and streams too: parts of it are evicted, written, and read again.
         tile = None if plan.tile is None else (plan.tile[1], plan.tile[0])
         sums, streamed = _bytes(launch, rows), f"{of_rows} {rows}"
@@ -416,6 +439,7 @@ def _gradients(launch: Launch, problem: _Problem, gpu: Hardware) -> Iterator[Wor
         read = sum(problem.read(by_rows, tile, *operands, gpu)) + biases
         written = _bytes(launch, gradient)
         kernel = f"{name}/{gradient}{narrow}"
+        products *= problem.multiplied
         yield problem.work(kernel, tile, products, by_rows, operands[1], read, written)
 
 

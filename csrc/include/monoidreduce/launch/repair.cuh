@@ -10,11 +10,10 @@
 
 namespace monoidreduce {
 
-// Both functions launch nothing if no element can be masked.
+// Recomputes marked rows.
 template <class M, class Rows>
 void repair_forward(const M& m, const FoldProblem& p, const Rows& rows, const FoldOutput& to,
                     const Launch& launch) {
-  if (!may_mask(p)) return;
   const RepairArguments arguments{.rows = device_tensor(p.a),
                                   .columns = device_tensor(p.b),
                                   .payload = device_tensor(p.payload),
@@ -27,10 +26,10 @@ void repair_forward(const M& m, const FoldProblem& p, const Rows& rows, const Fo
                 0, launch.stream, arguments, m, Score<typename M::Real>(p.score), rows);
 }
 
+// Recomputes the gradients of marked rows and columns.
 template <class M, class Rows>
 void repair_backward(const M& m, const FoldProblem& p, const Rows& rows, const FoldGradients& wanted,
                      const RowMarks& marks, const Launch& launch) {
-  if (!may_mask(p)) return;
   const RepairArguments arguments{.rows = device_tensor(p.a),
                                   .columns = device_tensor(p.b),
                                   .payload = device_tensor(p.payload),

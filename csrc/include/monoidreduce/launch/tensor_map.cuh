@@ -13,7 +13,7 @@
 namespace monoidreduce::sm90 {
 
 // The map of a tensor [B, H, rows, width], in boxes of box_heads heads with box_rows lines each. A line of a box has line_bytes
-// bytes, 128 or 64, and has the swizzle for that size. Axes of stride 0 are broadcast.
+// bytes: 128 or 64, with the swizzle for that size, or 16, without one. Axes of stride 0 are broadcast.
 inline arch::TensorMap encode_map(const TensorView& t, int box_rows, int line_bytes, int box_heads = 1) {
   const cuuint64_t bytes = static_cast<cuuint64_t>(item_size(t.dtype));
   const auto size = [&](int d) { return static_cast<cuuint64_t>(t.size[d]); };
@@ -36,7 +36,9 @@ inline arch::TensorMap encode_map(const TensorView& t, int box_rows, int line_by
   static_assert(sizeof(map) == sizeof(CUtensorMap));
   const CUresult result = encode(reinterpret_cast<CUtensorMap*>(&map), type, 4, t.data, sizes, strides, box,
                                  steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                 line_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                                 line_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                                 : line_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                    : CU_TENSOR_MAP_SWIZZLE_NONE,
                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) throw Error(message("cuTensorMapEncodeTiled failed with code ", int(result)));
   return map;

@@ -88,8 +88,9 @@ struct AttentionForward {
 };
 template <std::same_as<AttentionForward> X>
 constexpr auto describe(const X*) {
-  return pass("attention_forward", kCpu | kSimt | kSm80 | kSm90, attention_operands<X>(), span_operands<X>(),
-              result("out", &X::out, "B H M D"), result("lse", &X::lse, "B H M", Type::kAccumulation),
+  return pass("attention_forward", kCpu | kSimt | kSm80 | kSm90 | kPlanes, attention_operands<X>(),
+              span_operands<X>(), result("out", &X::out, "B H M D"),
+              result("lse", &X::lse, "B H M", Type::kAccumulation),
               result("lse_low", &X::lse_low, "B H M", Type::kAccumulation),
               result("out_low", &X::out_low, "B H M D").maybe().where(&check_low_word<X>),
               scratch("scratch", &X::scratch), options(&X::options));
@@ -112,8 +113,8 @@ inline void check_cuda_scratch(const AttentionBackward& x) {
 template <std::same_as<AttentionBackward> X>
 constexpr auto describe(const X*) {
   return pass(
-      "attention_backward", kCpu | kSimt | kSm80 | kSm90, attention_operands<X>(), span_operands<X>(),
-      optional("grad_out", &X::grad_out, "B H M D"),
+      "attention_backward", kCpu | kSimt | kSm80 | kSm90 | kPlanes, attention_operands<X>(),
+      span_operands<X>(), optional("grad_out", &X::grad_out, "B H M D"),
       optional("grad_lse", &X::grad_lse, "B H M", Type::kAccumulation),
       tensor("out", &X::out, "B H M O").where(&check_output_width<X>),
       tensor("lse", &X::lse, "B H M", Type::kAccumulation).dense(),

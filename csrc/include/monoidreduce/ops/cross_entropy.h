@@ -160,7 +160,7 @@ void check_gathered(const char* name, const Call& x, const TensorView& gathered)
 }
 template <std::same_as<CrossEntropyForward> X>
 constexpr auto describe(const X*) {
-  return pass("cross_entropy_forward", kCpu | kSimt | kSm80 | kSm90, cross_entropy_operands<X>(),
+  return pass("cross_entropy_forward", kCpu | kSimt | kSm80 | kSm90 | kPlanes, cross_entropy_operands<X>(),
               tensor("target", &X::target, "N", Type::kInt64).where(&check_targets<X>), class_weight_of<X>(),
               result("loss", &X::loss, "N", Type::kAccumulation),
               result("loss_weight", &X::loss_weight, "N", Type::kAccumulation).maybe(),
@@ -243,7 +243,7 @@ constexpr auto logits_gradient() {
 template <std::same_as<CrossEntropyLocalGradient> X>
 constexpr auto describe(const X*) {
   return part<CrossEntropyBackward>(
-      "cross_entropy_local_gradient", kSm80 | kSm90, cross_entropy_operands<X>(),
+      "cross_entropy_local_gradient", kSm80 | kSm90 | kPlanes, cross_entropy_operands<X>(),
       tensor("target", &X::target, "N", Type::kInt64), class_weight_of<X>(), cross_entropy_residuals<X>(),
       logits_gradient<X>(), planes_of_operands<X>("N", "V", "D"), options(&X::options));
 }

@@ -100,7 +100,7 @@ inline void check_kept_weights(const LogProbsForward& x) {
 }
 template <std::same_as<LogProbsForward> X>
 constexpr auto describe(const X*) {
-  return pass("log_probs_forward", kCpu | kSimt | kSm80 | kSm90, log_probs_operands<X>(),
+  return pass("log_probs_forward", kCpu | kSimt | kSm80 | kSm90 | kPlanes, log_probs_operands<X>(),
               result("log_probs", &X::log_probs, "N", Type::kAccumulation).where(&check_targets<X>),
               result("entropy", &X::entropy, "N", Type::kAccumulation).where(&check_temperatures),
               result("top1", &X::top1, "N", Type::kInt64).maybe(),
@@ -159,7 +159,7 @@ constexpr auto describe(const X*) {
                           return (columns + 255) / 256;
                         }};
   return part<LogProbsBackward>(
-      "log_probs_local_gradient", kSm80 | kSm90, log_probs_operands<X>(), log_probs_residuals<X>(),
+      "log_probs_local_gradient", kSm80 | kSm90 | kPlanes, log_probs_operands<X>(), log_probs_residuals<X>(),
       logits_gradient<X>(),
       optional("frames", &X::frames, {Axis{.name = "N"}, kTiles}, Type::kAccumulation).dense(),
       optional("log_probs", &X::log_probs, "N", Type::kAccumulation).dense().where(&check_frames),

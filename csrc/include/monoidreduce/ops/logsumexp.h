@@ -18,7 +18,7 @@ struct LogSumExpForward {
 };
 template <std::same_as<LogSumExpForward> X>
 constexpr auto describe(const X*) {
-  return pass("logsumexp_forward", kCpu | kSimt | kSm80 | kSm90, tensor("a", &X::a, "M F"),
+  return pass("logsumexp_forward", kCpu | kSimt | kSm80 | kSm90 | kPlanes, tensor("a", &X::a, "M F"),
               tensor("b", &X::b, "N F"), result("lse", &X::lse, "M", Type::kAccumulation),
               result("lse_low", &X::lse_low, "M", Type::kAccumulation),
               result("mean", &X::mean, "M F").maybe(), scratch("scratch", &X::scratch),
@@ -57,8 +57,8 @@ struct LogSumExpLocalGradient {
 };
 template <std::same_as<LogSumExpLocalGradient> X>
 constexpr auto describe(const X*) {
-  return part<LogSumExpBackward>("logsumexp_local_gradient", kSm80 | kSm90, logsumexp_backward_operands<X>(),
-                                 result("out", &X::out, "M N").strided(),
+  return part<LogSumExpBackward>("logsumexp_local_gradient", kSm80 | kSm90 | kPlanes,
+                                 logsumexp_backward_operands<X>(), result("out", &X::out, "M N").strided(),
                                  planes_of_operands<X>("M", "N", "F"), option("scale", &X::scale));
 }
 

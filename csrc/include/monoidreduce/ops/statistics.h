@@ -72,7 +72,7 @@ struct StatisticsFold {
 };
 template <std::same_as<StatisticsFold> X>
 constexpr auto describe(const X*) {
-  return pass("statistics_fold", kSimt | kSm80 | kSm90, statistics_operands<X>(),
+  return pass("statistics_fold", kSimt | kSm80 | kSm90 | kPlanes, statistics_operands<X>(),
               result("values", &X::values, "K N", Type::kAccumulation),
               result("low", &X::low, "L N", Type::kAccumulation),
               result("indices", &X::indices, "P N", Type::kInt64), scratch("scratch", &X::scratch),
@@ -117,7 +117,7 @@ struct StatisticsLocalGradient {
 };
 template <std::same_as<StatisticsLocalGradient> X>
 constexpr auto describe(const X*) {
-  return pass("statistics_local_gradient", kSimt | kSm80 | kSm90, statistics_operands<X>(),
+  return pass("statistics_local_gradient", kSimt | kSm80 | kSm90 | kPlanes, statistics_operands<X>(),
               result("out", &X::out, "N V", Type::kSameOrAccumulation).strided(),
               result("other_out", &X::other_out, "N V", Type::kSameOrAccumulation).strided().maybe(),
               planes_of_operands<X>("N", "V", "D"), option("kernels", &X::kernels),

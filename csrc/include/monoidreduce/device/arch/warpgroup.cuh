@@ -46,5 +46,11 @@ __device__ __forceinline__ void pin(float (&accumulators)[kSize]) {
 #pragma unroll
   for (int i = 0; i < kSize; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
 }
+// The same for operands in registers.
+template <int kSize>
+__device__ __forceinline__ void pin(unsigned (&operand)[kSize]) {
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) asm volatile("" : "+r"(operand[i])::"memory");
+}
 
 }  // namespace monoidreduce::arch

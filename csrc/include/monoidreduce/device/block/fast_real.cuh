@@ -5,6 +5,8 @@
 // units of log 2, exp and log have base 2, and so have row maxima and log-sum-exps (natural = bits * ln 2).
 // The factor log2(e) is part of the scale of the scores.
 //
+// Full works in natural units and has float32's accuracy. Its logarithm has a second word (math.h).
+//
 // Fast<E> works in natural units. Its functions are as accurate as the element type E, to which weights are
 // rounded.
 #pragma once
@@ -47,6 +49,12 @@ struct FastReal {
   // is a larger error.
   __device__ __forceinline__ friend FastReal exp(FastReal a, FastReal) { return exp(a); }
   __device__ __forceinline__ friend FastReal log(FastReal a) { return Functions::log(a.x); }
+  __device__ __forceinline__ friend FastReal log_rest(FastReal a) {
+    if constexpr (requires { Functions::log_rest(a.x); })
+      return Functions::log_rest(a.x);
+    else
+      return 0.f;
+  }
   __device__ __forceinline__ friend FastReal tanh(FastReal a) { return Functions::tanh(a.x); }
   __device__ __forceinline__ friend FastReal sigmoid(FastReal a) { return Functions::sigmoid(a.x); }
   __device__ __forceinline__ friend FastReal erf(FastReal a) { return erff(a.x); }
@@ -77,6 +85,13 @@ template <>
 MR_HD Bits unit_of_scores<Bits>() {
   return kLn2;
 }
+
+struct NaturalInFull {
+  __device__ __forceinline__ static float exp(float x) { return arch::exp2(x * float(kLog2E)); }
+  __device__ __forceinline__ static float log(float x) { return ::logf(x); }
+  __device__ __forceinline__ static float log_rest(float x) { return monoidreduce::log_rest(x); }
+};
+using Full = FastReal<NaturalInFull>;
 
 template <class E>
 struct Natural {

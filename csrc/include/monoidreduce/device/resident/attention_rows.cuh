@@ -31,4 +31,21 @@ struct AttentionRows {
   __device__ __forceinline__ void output_of(float (&)[kSize], int) const {}
 };
 
+// The same where log-sum-exps have both words, in natural units.
+struct FullAttentionRows {
+  static constexpr bool kLowWords = false;
+  float *lse, *lse_low;  // [rows]
+  const float* sinks;    // [heads], or null
+  __device__ bool has_sinks() const { return sinks != nullptr; }
+  __device__ Full sink(std::int64_t head) const { return sinks[head]; }
+  __device__ void store(std::int64_t row, int, LogNumber<Full> p, bool right) const {
+    lse[row] = right ? p.high.x : NAN;
+    lse_low[row] = p.low.x;
+  }
+  template <int kSize>
+  __device__ __forceinline__ void output(float (&)[kSize]) const {}
+  template <int kSize>
+  __device__ __forceinline__ void output_of(float (&)[kSize], int) const {}
+};
+
 }  // namespace monoidreduce

@@ -360,7 +360,7 @@ struct Consumer {
       }
       arch::commit_stores();
     }
-    finish_states(m, state, sums, shape, job, first, rows);
+    finish_states(m, state, sums, shape.partial(), shape, job, first, rows);
     store_low_words<E, Rows>(sums, shape, job, first, p.out);
   }
 };

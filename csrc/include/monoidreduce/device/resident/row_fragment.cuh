@@ -116,13 +116,13 @@ __device__ __forceinline__ void end_rows(const M& m, typename M::State (&state)[
 }
 
 // Stores P_i (the log-sum-exp) of the lines [first, first + 64) of a job. state: of the whole rows; sums: as
-// they are written.
+// they are written. marks: whether results that are not finite are computed again.
 template <PayloadMonoid M, class Job, PayloadRows<M> Rows, int kSize>
 __device__ __forceinline__ void finish_states(const M& m, const typename M::State (&state)[2],
-                                              const float (&sums)[kSize], const FoldShape& shape,
+                                              const float (&sums)[kSize], bool marks, const FoldShape& shape,
                                               const Job& job, int first, const Rows& rows) {
   float probe[2] = {0.f, 0.f};  // NaN if a result is not finite
-  if (shape.partial()) {
+  if (marks) {
 #pragma unroll
     for (int i = 0; i < kSize; ++i) probe[row_of_element(i)] += sums[i] * 0.f;
   }
@@ -171,7 +171,7 @@ __device__ __forceinline__ void finish_rows(const M& m, typename M::State (&stat
                                             const FoldShape& shape, const Job& job, int first,
                                             const Rows& rows, const OutputRows& out) {
   end_rows(m, state, sums, shape, job, first, rows);
-  finish_states(m, state, sums, shape, job, first, rows);
+  finish_states(m, state, sums, shape.partial(), shape, job, first, rows);
   store_sums<E>(sums, shape, job, first, out, out.data);
   store_low_words<E, Rows>(sums, shape, job, first, out);
 }

@@ -1,0 +1,290 @@
+// One gradient of a fold with a payload on Hopper, for float32 operands of a width up to 128, with float32's
+// accuracy: by fp16 planes (block/planes_sm90.cuh).
+//
+// The lines whose gradient is computed stay in shared memory, the others stream, as in
+// fold_backward_pass_sm90.cuh, whose table says which product is made of what. A gradient has a single writer,
+// so its bits are the same in every run. Consumers take turns, as in fold_forward_planes_sm90.cuh.
+#pragma once
+
+#include "monoidreduce/device/block/planes_sm90.cuh"
+#include "monoidreduce/device/resident/fold_backward_pass_sm90.cuh"
+#include "monoidreduce/device/resident/row_fragment.cuh"
+
+namespace monoidreduce::sm90 {
+
+// kWidth: of all operands, a multiple of 64. There are two consumers: with a third one, the gradients of its lines
+// were wrong (docs/design/tried_and_dropped.md).
+template <GradientOf kOf_, int kWidth_, int kStages_>
+struct PlanesPassTile {
+  static constexpr GradientOf kOf = kOf_;
+  static constexpr bool kOfRows = kOf == GradientOf::kRows, kOfPayload = kOf == GradientOf::kPayload;
+  static constexpr int kWidth = kWidth_, kConsumers = 2, kStages = kStages_;
+  static constexpr int kStreamed = kPlaneLines, kStaying = kFragmentRows * kConsumers;
+  static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
+};
+
+// What the backward pass knows of each row: P_i (log-sum-exp) in two words, and RowPolicy::upstream (centre)
+// times the unit of the scores.
+struct PlaneResiduals {
+  static constexpr int kValues = 3;  // for each row
+  float* values;                     // [batch, heads, padded_rows / 64, kValues, 64]
+  int padded_rows;                   // a multiple of 64
+
+  // Those of 64 rows.
+  __device__ __forceinline__ float* of(std::int64_t batch_head, int row0) const {
+    return values + (batch_head * padded_rows + row0) * kValues;
+  }
+};
+
+struct PlanesPassArguments {
+  PlaneMaps staying[2], streamed[2];  // the second: of u; for the payload's gradient, what is summed
+  OutputRows gradient;                // float32
+  PlaneResiduals residuals;
+  RowMarks marks;
+  FoldShape shape;
+};
+
+template <class Tile>
+struct PlanesPassMemory {
+  using Operand = PlaneTile<Tile::kWidth>;
+  static constexpr int kOperands = Tile::kOfPayload ? 1 : 2;  // that stay
+  Operand staying[Tile::kConsumers][kOperands], first[Tile::kStages], second[Tile::kStages];
+  float residuals[Tile::kStages][PlaneResiduals::kValues][kPlaneLines];  // of the rows that stream
+  Ring<Tile::kStages, ReadBy::kThreads> first_ring, second_ring;
+  arch::Mbarrier stayed;
+};
+
+// The producer: loads the tiles of the job. Called by one thread.
+template <class Tile>
+__device__ __forceinline__ void produce_planes(const PlanesPassArguments& p, const PassJob<Tile>& job,
+                                               PlanesPassMemory<Tile>& memory) {
+  using Memory = PlanesPassMemory<Tile>;
+  using Operand = typename Memory::Operand;
+  constexpr int kResidualBytes = Tile::kOfRows ? 0 : sizeof memory.residuals[0];
+  arch::arrive_expect(&memory.stayed, Tile::kConsumers * Memory::kOperands * Operand::kBytes);
+  for (int w = 0; w < Tile::kConsumers; ++w)
+    for (int n = 0; n < Memory::kOperands; ++n)
+      memory.staying[w][n].load(p.staying[n], {0, job.line0 + w * kFragmentRows, job.staying_head, job.batch},
+                                &memory.stayed);
+  RingPosition<Tile::kStages> at;
+  for (int head = job.first_head; head < job.end_head; ++head) {
+#pragma unroll 1
+    for (int tile = job.first_tile; tile < job.end_tile; ++tile, at.advance()) {
+      const int line = tile * Tile::kStreamed;
+      const arch::Box box{0, line, head, job.batch};
+      const auto load_first = [&] {
+        arch::Mbarrier* const arrived = memory.first_ring.acquire(at, Operand::kBytes + kResidualBytes);
+        memory.first[at.stage].load(p.streamed[0], box, arrived);
+        if constexpr (!Tile::kOfRows)
+          arch::load(memory.residuals[at.stage],
+                     p.residuals.of(std::int64_t{job.batch} * p.shape.heads + head, line), kResidualBytes,
+                     arrived);
+      };
+      // In the order in which stages become free.
+      if constexpr (Tile::kOfPayload) load_first();
+      memory.second[at.stage].load(p.streamed[1], box, memory.second_ring.acquire(at, Operand::kBytes));
+      if constexpr (!Tile::kOfPayload) load_first();
+    }
+  }
+}
+
+template <class Tile, TileMonoid M, PassScores<M> Scores>
+struct PlanesPassConsumer {
+  using R = typename M::Real;
+  using Memory = PlanesPassMemory<Tile>;
+  using Operand = typename Memory::Operand;
+  static constexpr int kWidth = Tile::kWidth, kStreamed = Tile::kStreamed;
+  static constexpr int kTurns = 1;  // named barrier kTurns + w: consumer w may issue its products
+
+  const M& m;
+  const Scores& scores_of;
+  const PlanesPassArguments& p;
+  const PassJob<Tile>& job;
+  Memory& memory;
+  const int warpgroup;
+
+  float scores[kStreamed / 2], u[kStreamed / 2], sums[kWidth / 2];
+  float own_scale[2][2];  // of the operands that stay, and the thread's two rows of each
+  float own_residuals[PlaneResiduals::kValues][2];  // of the rows that stay
+
+  __device__ __forceinline__ int own_line() const { return job.line0 + warpgroup * kFragmentRows; }
+  __device__ __forceinline__ void wait_for_turn() const {
+    arch::sync_threads(kTurns + warpgroup, 2 * kWarpgroup);
+  }
+  __device__ __forceinline__ void end_turn() const {
+    arch::arrive_threads(kTurns + (warpgroup + 1) % Tile::kConsumers, 2 * kWarpgroup);
+  }
+
+  // dots = this consumer's staying lines . streamed^T
+  __device__ __forceinline__ void multiply(float (&dots)[kStreamed / 2], int which, const Operand& streamed) {
+    PlaneDots<kWidth> product;
+    wait_for_turn();
+    product.multiply(memory.staying[warpgroup][which], streamed);
+    end_turn();
+    arch::wait_wgmma<0>();
+    product.scaled(dots, own_scale[which], streamed.scales);
+  }
+
+  // Replaces scores and u by weights and dz, the derivative with respect to the dot product.
+  __device__ __forceinline__ void pull_tile(int stage, int line) {
+    if constexpr (Tile::kOfPayload) {
+#pragma unroll
+      for (float& x : u) x = 0.f;
+    }
+    const auto& streamed = memory.residuals[stage];
+    const auto residual = [&](int i) {
+      if constexpr (Tile::kOfRows) {
+        const int r = row_of_element(i);
+        return RowResidual<M>{{R(own_residuals[0][r]), R(own_residuals[1][r])}, R(own_residuals[2][r])};
+      } else {
+        const int row = fragment_column(i);
+        return RowResidual<M>{{R(streamed[0][row]), R(streamed[1][row])}, R(streamed[2][row])};
+      }
+    };
+    const FoldShape& shape = p.shape;
+    Kept kept[2];
+    bool full;
+    if constexpr (Tile::kOfRows) {
+      scores_of.prepare(scores, own_line(), line);
+      full = shape.keeps_all(own_line(), kFragmentRows, line, kStreamed);
+      if (!full) find_unmasked_columns(kept, shape, [&](int of) { return own_line() + of; }, line);
+    } else {
+      scores_of.prepare_transposed(scores, line, own_line());
+      full = shape.keeps_all(line, kStreamed, own_line(), kFragmentRows);
+      if (!full) find_unmasked_rows(kept, shape, line, own_line());
+    }
+    pull_fragment(m, scores_of, residual, scores, u);
+    if (!full) clear_fragment(kept, Tile::kOfPayload ? scores : u);
+    scores_of.finish_transposed(scores, u, line, own_line());
+  }
+
+  // sums += pulled . streamed
+  __device__ __forceinline__ void accumulate(float (&pulled)[kStreamed / 2], const Operand& streamed) {
+    PlaneWeights weights;
+    PlaneSums<kWidth> of_tile;
+    weights.split(pulled, streamed.scales);
+    wait_for_turn();
+    of_tile.multiply(weights, streamed);
+    end_turn();
+    arch::wait_wgmma<0>();
+    of_tile.add_to(sums, weights);
+  }
+
+  __device__ __forceinline__ void run() {
+#pragma unroll
+    for (float& sum : sums) sum = 0.f;
+    arch::wait(&memory.stayed, 0);
+#pragma unroll
+    for (int n = 0; n < Memory::kOperands; ++n) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        own_scale[n][r] = memory.staying[warpgroup][n].scales[fragment_row(r)].scale;
+    }
+    if constexpr (Tile::kOfRows) {
+      const float* const own =
+          p.residuals.of(std::int64_t{job.batch} * p.shape.heads + job.staying_head, own_line());
+#pragma unroll
+      for (int n = 0; n < PlaneResiduals::kValues; ++n) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) own_residuals[n][r] = own[n * kPlaneLines + fragment_row(r)];
+      }
+    }
+    if (warpgroup == Tile::kConsumers - 1) arch::arrive_threads(kTurns, 2 * kWarpgroup);
+    RingPosition<Tile::kStages> at;
+    for (int head = job.first_head; head < job.end_head; ++head) {
+#pragma unroll 1
+      for (int tile = job.first_tile; tile < job.end_tile; ++tile, at.advance()) {
+        const Operand &first = memory.first[at.stage], &second = memory.second[at.stage];
+        if constexpr (Tile::kOfPayload) {
+          memory.first_ring.wait(at);
+          multiply(scores, 0, first);
+          pull_tile(at.stage, tile * kStreamed);
+          memory.first_ring.release(at);
+          memory.second_ring.wait(at);
+          accumulate(scores, second);
+          memory.second_ring.release(at);
+        } else {
+          memory.second_ring.wait(at);
+          multiply(u, 1, second);
+          memory.second_ring.release(at);
+          memory.first_ring.wait(at);
+          multiply(scores, 0, first);
+          pull_tile(at.stage, tile * kStreamed);
+          accumulate(u, first);
+          memory.first_ring.release(at);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void finish() {
+    const int lines = Tile::kOfRows ? p.shape.rows : p.shape.columns;
+    if (!is_finite(sums) && own_line() < lines) {
+      const int heads = Tile::kOfRows ? p.shape.heads : p.shape.heads / p.shape.group;
+      const std::int64_t head = std::int64_t{job.batch} * heads + job.staying_head;
+      (Tile::kOfRows ? p.marks.row(head, own_line()) : p.marks.column(head, own_line())) = 1.f;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int line = own_line() + fragment_row(r);
+      if (line >= lines) continue;
+      const OutputRows& out = p.gradient;
+      float* const to = static_cast<float*>(out.data) + job.batch * out.stride[0] +
+                        job.staying_head * out.stride[1] + line * out.stride[2] + fragment_column(0);
+#pragma unroll
+      for (int i = 0; i < kWidth / 2; i += 4) {
+        if (2 * i < out.width) store_pair(to + 2 * i, sums[i + 2 * r], sums[i + 2 * r + 1]);
+      }
+    }
+  }
+};
+
+template <class Tile, class M, class Scores>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    fold_backward_planes_kernel(const __grid_constant__ PlanesPassArguments p, const __grid_constant__ M m,
+                                const __grid_constant__ Scores scores) {
+  extern __shared__ unsigned char shared_bytes[];
+  using Consumer = PlanesPassConsumer<Tile, M, Scores>;
+  auto& memory = *reinterpret_cast<typename Consumer::Memory*>(
+      shared_bytes + (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
+  if (threadIdx.x == 0) {
+    memory.first_ring.init(Tile::kConsumers);
+    memory.second_ring.init(Tile::kConsumers);
+    arch::init(&memory.stayed, 1);
+    arch::fence_init();
+  }
+  __syncthreads();
+
+  const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
+  const PassJob<Tile> job(p.shape, blockIdx.x);
+  if (warpgroup == Tile::kConsumers) {
+    arch::setmaxnreg_dec<24>();
+    if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect()) produce_planes(p, job, memory);
+  } else {
+    arch::setmaxnreg_inc<240>();
+    Consumer consumer{m, scores, p, job, memory, warpgroup};
+    consumer.run();
+    consumer.finish();
+  }
+}
+
+// Gathers the residuals of rows, 64 at a time. lse, lse_low, centre: [batch heads, rows]. Rows beyond the last,
+// and rows without columns, get weights of 0. One thread for each padded row.
+static __global__ void __launch_bounds__(256)
+    gather_residuals(const float* lse, const float* lse_low, const float* centre, float unit, int rows,
+                     std::int64_t padded, const __grid_constant__ PlaneResiduals to) {
+  const std::int64_t n = std::int64_t{blockIdx.x} * 256 + threadIdx.x;
+  if (n >= padded) return;
+  const std::int64_t batch_head = n / to.padded_rows;
+  const int row = static_cast<int>(n - batch_head * to.padded_rows);
+  float product = INFINITY, low = 0.f, upstream = 0.f;
+  if (row < rows) {
+    const std::int64_t at = batch_head * rows + row;
+    if (lse[at] != -INFINITY)
+      product = softmax_product(lse[at], centre[at]), low = lse_low[at], upstream = centre[at] * unit;
+  }
+  float* const own = to.of(batch_head, row / kPlaneLines * kPlaneLines) + row % kPlaneLines;
+  own[0] = product, own[kPlaneLines] = low, own[2 * kPlaneLines] = upstream;
+}
+
+}  // namespace monoidreduce::sm90

@@ -1,0 +1,220 @@
+// The forward fold on Hopper for float32 operands of a width up to 128, with float32's accuracy: by fp16 planes
+// (block/planes_sm90.cuh).
+//
+// The structure is that of fold_forward_sm90.cuh, but a tile's products take three times as long beside its
+// fold. So a consumer waits for its own products, and consumers take turns: while one folds, the others
+// multiply.
+#pragma once
+
+#include "monoidreduce/device/block/planes_sm90.cuh"
+#include "monoidreduce/device/block/ring.cuh"
+#include "monoidreduce/device/resident/row_fragment.cuh"
+#include "monoidreduce/device/schedule/schedule.cuh"
+
+namespace monoidreduce::sm90 {
+
+// kWidth: of rows, columns and payload, a multiple of 64. A thread of a consumer has kWidth / 2 registers of
+// sums and as many of a tile's product, and 32 for the scores of each 64 of the width.
+template <int kWidth_, int kConsumers_, int kStages_>
+struct PlanesTile {
+  static constexpr int kWidth = kWidth_, kColumns = kPlaneLines, kConsumers = kConsumers_, kStages = kStages_;
+  static constexpr int kRows = kFragmentRows * kConsumers;
+  static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
+};
+
+// Shapes as in FoldProblem and FoldOutput (fold.h).
+struct PlanesArguments {
+  PlaneMaps rows, columns, payload;
+  OutputRows out;               // float32
+  unsigned long long* counter;  // RowSchedule::counter
+  FoldShape shape;
+};
+
+template <class Tile>
+struct PlanesMemory {
+  using Operand = PlaneTile<Tile::kWidth>;
+  Operand rows[Tile::kConsumers], columns[Tile::kStages], payload[Tile::kStages];
+  RowJob job[Tile::kConsumers];                       // tiles < 0: there are no more jobs
+  Columns whole[Tile::kConsumers];                    // the columns that all rows of a consumer keep
+  Ring<Tile::kConsumers, ReadBy::kThreads> row_ring;  // a stage for each consumer
+  Ring<Tile::kStages, ReadBy::kThreads> column_ring, payload_ring;
+
+  // Called by one thread before any other uses the memory.
+  __device__ __forceinline__ void init() {
+    row_ring.init(1);
+    column_ring.init(Tile::kConsumers);
+    payload_ring.init(Tile::kConsumers);
+    arch::fence_init();
+  }
+};
+
+// The producer: loads the tiles of every job of the block. Called by one thread.
+template <class Tile, class Schedule>
+__device__ __forceinline__ void produce_planes(const PlanesArguments& p, const Schedule& schedule,
+                                               PlanesMemory<Tile>& memory) {
+  using Operand = typename PlanesMemory<Tile>::Operand;
+  RingPosition<Tile::kConsumers> row_at;
+  RingPosition<Tile::kStages> at;
+  for (int index = blockIdx.x; index < schedule.jobs(); index = schedule.next(index)) {
+    const RowJob job = schedule(index);
+    const int end_tile = job.first_tile + job.tiles, column_head = job.head / p.shape.group;
+    const auto load_columns = [&](int tile) {
+      const arch::Box box{0, tile * Tile::kColumns, column_head, job.batch};
+      memory.columns[at.stage].load(p.columns, box, memory.column_ring.acquire(at, Operand::kBytes));
+      memory.payload[at.stage].load(p.payload, box, memory.payload_ring.acquire(at, Operand::kBytes));
+      at.advance();
+    };
+    // The first columns come before the rows, whose buffers are in use until the last job ends.
+    if (job.tiles > 0) load_columns(job.first_tile);
+#pragma unroll 1
+    for (int w = 0; w < Tile::kConsumers; ++w, row_at.advance()) {
+      arch::Mbarrier* const arrived = memory.row_ring.acquire(row_at, Operand::kBytes, [&] {
+        memory.job[w] = job;
+        memory.whole[w] = kept_by_all(p.shape, job, w * kFragmentRows);
+      });
+      memory.rows[w].load(p.rows, {0, job.row0 + w * kFragmentRows, job.head, job.batch}, arrived);
+    }
+#pragma unroll 1
+    for (int tile = job.first_tile + 1; tile < end_tile; ++tile) load_columns(tile);
+  }
+#pragma unroll 1
+  for (int w = 0; w < Tile::kConsumers; ++w, row_at.advance())
+    memory.row_ring.acquire(row_at, 0, [&] { memory.job[w].tiles = -1; });
+}
+
+// A consumer warpgroup: folds its 64 rows of one job after another.
+template <class Tile, TileMonoid M, FragmentScores<M> Scores, PayloadRows<M> Rows>
+struct PlanesConsumer {
+  using R = typename M::Real;
+  static constexpr int kColumns = Tile::kColumns, kWidth = Tile::kWidth;
+  static constexpr int kTurns = 1;  // named barrier kTurns + w: consumer w may issue its products
+
+  const M& m;
+  const Scores& scores_of;
+  const FoldShape& shape;
+  PlanesMemory<Tile>& memory;
+  const int warpgroup;
+  RingPosition<Tile::kConsumers> row_at{warpgroup, 0};
+  RingPosition<Tile::kStages> at{};
+
+  float scores[kColumns / 2];
+  float sums[kWidth / 2];
+  typename M::State state[2];
+  float row_scale[2];
+
+  __device__ __forceinline__ RowJob receive() {
+    memory.row_ring.wait(row_at);
+    return memory.job[warpgroup];
+  }
+  __device__ __forceinline__ void release_rows() {
+    memory.row_ring.release(row_at);
+    row_at.parity ^= 1;
+  }
+  // A consumer issues its products when the one before has issued its own. Each takes a turn for its scores
+  // and one for its payload.
+  __device__ __forceinline__ void wait_for_turn() { arch::sync_threads(kTurns + warpgroup, 2 * kWarpgroup); }
+  __device__ __forceinline__ void end_turn() {
+    arch::arrive_threads(kTurns + (warpgroup + 1) % Tile::kConsumers, 2 * kWarpgroup);
+  }
+
+  // scores = rows . columns^T
+  __device__ __forceinline__ void multiply_scores() {
+    PlaneDots<kWidth> dots;
+    memory.column_ring.wait(at);
+    wait_for_turn();
+    dots.multiply(memory.rows[warpgroup], memory.columns[at.stage]);
+    end_turn();
+    arch::wait_wgmma<0>();
+    dots.scaled(scores, row_scale, memory.columns[at.stage].scales);
+    memory.column_ring.release(at);
+  }
+
+  // Replaces the scores of a tile by the payload's weights. A tile's mass is summed by itself, so that no
+  // mass is a long sequential sum. scale: by which the payload's sums so far must be multiplied.
+  __device__ __forceinline__ void fold(const RowJob& job, int tile, R (&scale)[2]) {
+    typename M::State of_tile[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) of_tile[r] = m.reframe(m.identity(), m.frame_of(state[r]));
+    const bool whole = memory.whole[warpgroup].have(tile * kColumns, kColumns);
+    fold_rows(m, of_tile, scores, scores_of, shape, job, warpgroup * kFragmentRows, tile * kColumns, whole,
+              scale);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) state[r] = m.add(m.reframe(state[r], m.frame_of(of_tile[r])), of_tile[r]);
+  }
+
+  // sums = scale sums + weights . payload
+  __device__ __forceinline__ void add_payload(const R (&scale)[2]) {
+    PlaneWeights weights;
+    PlaneSums<kWidth> of_tile;
+    memory.payload_ring.wait(at);
+    weights.split(scores, memory.payload[at.stage].scales);
+    wait_for_turn();
+    of_tile.multiply(weights, memory.payload[at.stage]);
+    end_turn();
+    rescale_fragment<M>(sums, scale);
+    arch::wait_wgmma<0>();
+    memory.payload_ring.release(at);
+    of_tile.add_to(sums, weights);
+  }
+
+  // Folds all column tiles of a job. Afterwards `state` has all columns of the rows.
+  __device__ __forceinline__ void run(const RowJob& job) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      state[r] = m.identity();
+      row_scale[r] = memory.rows[warpgroup].scales[fragment_row(r)].scale;
+    }
+#pragma unroll
+    for (float& sum : sums) sum = 0.f;
+#pragma unroll 1
+    for (int tile = job.first_tile; tile < job.first_tile + job.tiles; ++tile, at.advance()) {
+      R scale[2];
+      multiply_scores();
+      fold(job, tile, scale);
+      add_payload(scale);
+    }
+    join_lanes(m, state);
+  }
+
+  // All results that are not finite are marked (repair.cuh): the planes of an infinity or NaN spoil more than
+  // it would.
+  __device__ __forceinline__ void store(const RowJob& job, const Rows& rows, const OutputRows& out) {
+    const int first = warpgroup * kFragmentRows;
+    end_rows(m, state, sums, shape, job, first, rows);
+    finish_states(m, state, sums, true, shape, job, first, rows);
+    store_sums<float>(sums, shape, job, first, out, out.data);
+  }
+};
+
+template <class Tile, class M, class Scores, class Rows>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    fold_forward_planes_kernel(const __grid_constant__ PlanesArguments p, const __grid_constant__ M m,
+                               const __grid_constant__ Scores scores, const __grid_constant__ Rows rows) {
+  extern __shared__ unsigned char shared_bytes[];
+  using Worker = PlanesConsumer<Tile, M, Scores, Rows>;
+  using Schedule = RowSchedule<Tile::kRows, Tile::kColumns>;
+  auto& memory = *reinterpret_cast<PlanesMemory<Tile>*>(
+      shared_bytes + (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
+  if (threadIdx.x == 0) memory.init();
+  __syncthreads();
+
+  const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
+  if (warpgroup == Tile::kConsumers) {
+    arch::setmaxnreg_dec<Tile::kConsumers == 2 ? 24 : 32>();
+    if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect())
+      produce_planes(p, Schedule{p.shape, p.counter}, memory);
+  } else {
+    arch::setmaxnreg_inc<Tile::kConsumers == 2 ? 240 : 160>();
+    Worker consumer{m, scores, p.shape, memory, warpgroup};
+    if (warpgroup == Tile::kConsumers - 1) arch::arrive_threads(Worker::kTurns, 2 * kWarpgroup);
+    while (true) {
+      const RowJob job = consumer.receive();
+      if (job.tiles < 0) break;
+      consumer.run(job);
+      consumer.store(job, rows, p.out);
+      consumer.release_rows();
+    }
+  }
+}
+
+}  // namespace monoidreduce::sm90

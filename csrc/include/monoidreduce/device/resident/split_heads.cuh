@@ -1,0 +1,43 @@
+// Splits the rows of a tensor of heads into planes (contraction/split_planes.cuh has the format). Rows are narrow:
+// kWidth / 4 lanes share one.
+#pragma once
+
+#include "monoidreduce/device/contraction/split_planes.cuh"
+#include "monoidreduce/device/warp/lanes.cuh"
+
+namespace monoidreduce {
+
+// data: [batch, heads, rows, width] of float32, with 16-byte aligned rows; width is a multiple of 4. out: dense,
+// [batch, heads, rows, 2 kWidth + 8].
+struct HeadsToSplit {
+  const float* data;
+  std::int64_t stride[3];
+  int heads, rows, width;
+  std::int64_t lines;  // batch * heads * rows
+  __half* out;
+};
+
+template <int kWidth>
+inline constexpr int kLinesOfBlock = kPlaneThreads / (kWidth / 4);
+
+template <int kWidth>
+__global__ void __launch_bounds__(kPlaneThreads) split_heads_kernel(const __grid_constant__ HeadsToSplit p) {
+  constexpr int kLanes = kWidth / 4;
+  const std::int64_t line = std::int64_t{blockIdx.x} * kLinesOfBlock<kWidth> + threadIdx.x / kLanes;
+  const int column = threadIdx.x % kLanes * 4;
+  const bool there = line < p.lines;
+  float4 x{0.f, 0.f, 0.f, 0.f};
+  if (there && column < p.width) {
+    const std::int64_t head = line / p.rows, row = line - head * p.rows, batch = head / p.heads;
+    x = *reinterpret_cast<const float4*>(p.data + batch * p.stride[0] +
+                                         (head - batch * p.heads) * p.stride[1] + row * p.stride[2] + column);
+  }
+  const float scale =
+      plane_scale(reduce_lanes<kLanes>(largest_of(x), [](unsigned a, unsigned b) { return ::max(a, b); }));
+  if (!there) return;
+  __half* const high = p.out + line * (2 * kWidth + 8) + column;
+  store_split(x, {scale, scale, scale, scale}, high, high + kWidth);
+  if (column == 0) *reinterpret_cast<float*>(high + 2 * kWidth) = scale;
+}
+
+}  // namespace monoidreduce

@@ -1,0 +1,50 @@
+// Launches device/resident/fold_backward_planes_sm90.cuh.
+#pragma once
+
+#include <cstdint>
+
+#include "monoidreduce/device/resident/fold_backward_planes_sm90.cuh"
+#include "monoidreduce/fold.h"
+#include "monoidreduce/launch/fold_shape.cuh"
+#include "monoidreduce/launch/launch.h"
+#include "monoidreduce/launch/launch_kernel.cuh"
+#include "monoidreduce/launch/tensors.cuh"
+
+namespace monoidreduce::sm90 {
+
+// The operands of the backward pass, in planes.
+struct SplitOperands {
+  PlaneMaps rows, columns, payload, grad_out;
+};
+
+// Writes one gradient in float32, that of Tile::kOf.
+template <class Tile, class M, class Scores>
+void fold_backward_planes(const M& m, const Scores& scores, const FoldProblem& p, const SplitOperands& split,
+                          const FoldGradients& wanted, const PlaneResiduals& residuals, const RowMarks& marks,
+                          const Launch& launch) {
+  const std::int64_t group = p.heads() / p.column_heads(), lines = Tile::kOfRows ? p.rows() : p.columns();
+  const std::int64_t heads = Tile::kOfRows ? p.heads() : p.column_heads();
+  const std::int64_t streamed = Tile::kOfRows ? p.columns() : p.rows() * group;
+  constexpr std::int64_t kLineBytes = 2 * PlaneTile<Tile::kWidth>::kLineOfBoth;
+  PlanesPassArguments arguments{
+      .staying = {split.columns, split.payload},
+      .streamed = {split.rows, split.grad_out},
+      .gradient = output_rows({Tile::kOfRows      ? wanted.d_a
+                               : Tile::kOfPayload ? wanted.d_payload
+                                                  : wanted.d_b,
+                               {}}),
+      .residuals = residuals,
+      .marks = marks,
+      .shape = fold_shape(p, section_of(p, streamed * kLineBytes, Tile::kOfRows ? group : 1))};
+  if constexpr (Tile::kOfRows) {
+    arguments.staying[0] = split.rows, arguments.staying[1] = split.grad_out;
+    arguments.streamed[0] = split.columns, arguments.streamed[1] = split.payload;
+  }
+  const DeviceGuard device(p.a.cuda_device);
+  launch_kernel("fold_backward_planes_sm90", &fold_backward_planes_kernel<Tile, M, Scores>,
+                blocks_for(p.batch() * heads * ((lines + Tile::kStaying - 1) / Tile::kStaying)),
+                Tile::kThreads, sizeof(PlanesPassMemory<Tile>) + kSharedAlignment, launch.stream, arguments,
+                m, scores);
+}
+
+}  // namespace monoidreduce::sm90

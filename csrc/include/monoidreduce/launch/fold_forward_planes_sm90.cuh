@@ -1,0 +1,75 @@
+// Launches device/resident/fold_forward_planes_sm90.cuh.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "monoidreduce/device/resident/fold_forward_planes_sm90.cuh"
+#include "monoidreduce/device/resident/split_heads.cuh"
+#include "monoidreduce/fold.h"
+#include "monoidreduce/launch/dense_lines.h"
+#include "monoidreduce/launch/fold_shape.cuh"
+#include "monoidreduce/launch/launch.h"
+#include "monoidreduce/launch/launch_kernel.cuh"
+#include "monoidreduce/launch/tensor_map.cuh"
+#include "monoidreduce/launch/tensors.cuh"
+
+namespace monoidreduce::sm90 {
+
+// The size of an operand's planes, in floats; width: of a plane.
+inline std::int64_t planes_floats(const TensorView& heads, std::int64_t width) {
+  return heads.size[0] * heads.size[1] * heads.size[2] * (width + 4);
+}
+
+// Splits a float32 operand [B, H, rows, width] with readable lines (dense_lines.h) into planes at `to`, 16-byte aligned.
+template <int kWidth>
+PlaneMaps split_heads(const TensorView& x, float* to, const Launch& launch) {
+  require_readable_lines(x);
+  TensorView split{.data = to, .rank = 4, .dtype = DType::kFloat16, .cuda_device = x.cuda_device};
+  std::int64_t stride = 1;
+  for (int axis = 3; axis >= 0; --axis) {
+    split.size[axis] = axis == 3 ? 2 * kWidth + 8 : x.size[axis];
+    split.stride[axis] = stride, stride *= split.size[axis];
+  }
+  const HeadsToSplit heads{static_cast<const float*>(x.data), {x.stride[0], x.stride[1], x.stride[2]},
+                           static_cast<int>(x.size[1]),       static_cast<int>(x.size[2]),
+                           static_cast<int>(x.size[3]),       x.size[0] * x.size[1] * x.size[2],
+                           static_cast<__half*>(split.data)};
+  launch_kernel("split_heads", &split_heads_kernel<kWidth>,
+                blocks_for((heads.lines + kLinesOfBlock<kWidth> - 1) / kLinesOfBlock<kWidth>), kPlaneThreads,
+                0, launch.stream, heads);
+  return {tensor_map(split, kPlaneLines), encode_map(split, kPlaneLines, sizeof(RowScale))};
+}
+
+// A fold of float32 operands with readable lines. planes: memory for those of a, b and payload, one behind the other.
+// counter: as in fold_forward_sm90.cuh.
+template <class Tile, class M, class Scores, class Rows>
+void fold_forward_planes(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
+                         const FoldOutput& out, float* planes, unsigned long long* counter,
+                         const Launch& launch) {
+  const DeviceGuard device(p.a.cuda_device);
+  if (counter)
+    check_cuda(cudaMemsetAsync(counter, 0, sizeof *counter, static_cast<cudaStream_t>(launch.stream)),
+               "cudaMemsetAsync for fold_forward_planes_sm90");
+  const auto split = [&](const TensorView& x) {
+    float* const to = planes;
+    planes += planes_floats(x, Tile::kWidth);
+    return split_heads<Tile::kWidth>(x, to, launch);
+  };
+  constexpr std::int64_t kLineBytes = PlanesMemory<Tile>::Operand::kLineOfBoth;
+  const PlanesArguments arguments{
+      .rows = split(p.a),
+      .columns = split(p.b),
+      .payload = split(p.payload),
+      .out = output_rows(out),
+      .counter = counter,
+      .shape = fold_shape(p, section_of(p, p.columns() * 2 * kLineBytes, p.heads() / p.column_heads()))};
+  const std::int64_t row_tiles = (p.rows() + Tile::kRows - 1) / Tile::kRows;
+  const auto blocks = static_cast<unsigned>(
+      std::min<std::int64_t>(p.batch() * p.heads() * row_tiles, multiprocessors(p.a.cuda_device)));
+  launch_kernel("fold_forward_planes_sm90", &fold_forward_planes_kernel<Tile, M, Scores, Rows>, blocks,
+                Tile::kThreads, sizeof(PlanesMemory<Tile>) + kSharedAlignment, launch.stream, arguments, m,
+                scores, rows);
+}
+
+}  // namespace monoidreduce::sm90

@@ -1,0 +1,201 @@
+"""Float32 attention on Hopper, whose products are of planes of float16: as accurate as torch's in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from attention_calls import OPTIONS, inputs_of
+from calls import assert_same_bits, results, upstreams
+from paths import takes
+from specimens import Inputs, Specimen, attention_inputs, varlen_inputs
+from tolerance import check_operator
+from torch import Tensor
+
+import monoidreduce as mr
+from monoidreduce import reference
+
+pytestmark = pytest.mark.tiers("sm90")
+
+FORWARD, BACKWARD = (f"attention_{way}/cuda/planes/float32" for way in ("forward", "backward"))
+MASKS = {name: options for name, options in OPTIONS.items() if "softcap" not in name}
+# What planes take, and widths that are padded.
+SIZES = (
+    "one_tile",
+    "ragged",
+    "grouped",
+    "one_column_head",
+    "long",
+    "far_fewer_columns",
+    "padded_59",
+    "padded_100",
+)
+
+
+@pytest.fixture(autouse=True)
+def exact_products() -> None:
+    """What the tests compare with must not round to tf32."""
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
+def rows_times(factor: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Multiplies each row by a factor of its own, of a standard normal number."""
+    return lambda t: t * factor(torch.randn(*t.shape[:-1], 1, device=t.device))
+
+
+def as_it_is(t: Tensor) -> Tensor:
+    return t
+
+
+def of_far_apart(t: Tensor) -> Tensor:
+    """Every second row is 2^-40 times as large."""
+    factor = torch.ones(t.shape[2], 1, device=t.device)
+    factor[1::2] = 2.0**-40
+    return t * factor
+
+
+def with_heavy_tails(t: Tensor) -> Tensor:
+    return t.sign() * (3 * torch.randn_like(t)).exp()
+
+
+# How q, k and v are made of normal numbers.
+DRAWN: dict[str, tuple[Callable[[Tensor], Tensor], ...]] = {
+    "normal": (as_it_is,) * 3,
+    "sharp": (lambda q: 3 * q, as_it_is, as_it_is),
+    "lognormal_rows": (rows_times(lambda x: 0.1 * (3 * x).exp()),) * 2
+    + (rows_times(lambda x: (3 * x).exp()),),
+    "heavy_tails": (
+        lambda q: 0.01 * with_heavy_tails(q),
+        lambda k: 0.1 * with_heavy_tails(k),
+        with_heavy_tails,
+    ),
+    "rows_of_v_far_apart": (lambda q: 4 * q, as_it_is, of_far_apart),
+    "rows_of_k_far_apart": (as_it_is, of_far_apart, as_it_is),
+    "denormal_v": (as_it_is, as_it_is, lambda v: 1e-39 * v),
+    "denormal_k": (lambda q: 1e37 * q, lambda k: 1e-38 * k, as_it_is),
+}
+
+
+# Norms of gradients: elsewhere a few numbers decide, or numbers that have lost digits before any product.
+WITH_GRADIENTS = ("normal", "sharp", "rows_of_v_far_apart", "rows_of_k_far_apart")
+
+
+def error_norm(found: Tensor, exact: Tensor) -> float:
+    return float((found.double() - exact).norm() / exact.norm())
+
+
+def outputs_and_gradients(call: Callable[..., Any], inputs: Inputs, options: dict[str, Any]) -> list[Tensor]:
+    leaves = [t.detach().requires_grad_() for t in inputs.values()]
+    out = call(*leaves, **options)
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out)
+    return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+
+
+@pytest.mark.parametrize("mask", ("full", "causal", "window"))
+@pytest.mark.parametrize("drawn", DRAWN)
+@pytest.mark.parametrize("width", (64, 128))
+def test_error_norms(width: int, drawn: str, mask: str, gpu: torch.device) -> None:
+    """At most 1.25 times those of torch's products in float32."""
+    normal = attention_inputs(2, 12, 4, 500, 700, width, width, dtype=torch.float32, device=gpu)
+    inputs = {name: make(t) for make, (name, t) in zip(DRAWN[drawn], normal.items(), strict=True)}
+    in_double = {name: t.double() for name, t in inputs.items()}
+    with takes({FORWARD, BACKWARD}):
+        found = outputs_and_gradients(mr.attention, inputs, OPTIONS[mask])
+    exact = outputs_and_gradients(reference.attention, in_double, OPTIONS[mask])
+    base = outputs_and_gradients(reference.attention, inputs, OPTIONS[mask])
+    names = ("out", "d_q", "d_k", "d_v") if drawn in WITH_GRADIENTS else ("out",)
+    for name, y, ref, of_torch in zip(names, found, exact, base, strict=False):
+        ours, theirs = error_norm(y, ref), error_norm(of_torch, ref)
+        assert ours <= 1.25 * theirs, f"{name}: error norm {ours:.3g}, torch's {theirs:.3g}"
+
+
+def test_small_rows_of_v_keep_their_digits(gpu: torch.device) -> None:
+    """A query that sees one key returns its value, beside keys with values 2^40 times as large."""
+    inputs = attention_inputs(2, 40, 40, 256, 256, 64, 64, dtype=torch.float32, device=gpu)
+    v = inputs["v"] = of_far_apart(inputs["v"])
+    with takes({FORWARD}):
+        out = mr.attention(**inputs, window=(0, 0))
+    allowed = 2.0**-21 * v.abs() + 2.0**-38 * v.abs().amax(-1, keepdim=True)
+    assert bool(((out - v).abs() <= allowed).all())
+
+
+@pytest.mark.parametrize("options", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("size", SIZES)
+def test_masks_and_sizes(size: str, options: dict[str, Any], gpu: torch.device) -> None:
+    with takes({FORWARD, BACKWARD}):
+        check_operator("attention", inputs_of(size, torch.float32, gpu), {"return_lse": True, **options})
+
+
+def test_sinks(gpu: torch.device) -> None:
+    inputs = inputs_of("grouped", torch.float32, gpu)
+    inputs["sinks"] = torch.randn(inputs["q"].shape[1], device=gpu)
+    with takes({FORWARD, BACKWARD}):
+        check_operator("attention", inputs, {"return_lse": True, "causal": True})
+
+
+def test_packed_sequences(gpu: torch.device) -> None:
+    lengths = (300, 1, 64, 0, 517, 128)
+    inputs = varlen_inputs(lengths, None, 16, 4, 128, 128, dtype=torch.float32, device=gpu)
+    with takes({FORWARD, BACKWARD}):
+        check_operator("attention_varlen", inputs, {"causal": True, "return_lse": True})
+
+
+@pytest.mark.parametrize("layout", ("transposed", "every_second", "expanded"))
+def test_strides(layout: str, gpu: torch.device) -> None:
+    inputs = attention_inputs(2, 12, 12, 300, 400, 64, 64, dtype=torch.float32, device=gpu)
+    if layout == "transposed":
+        laid = {name: t.transpose(1, 2).contiguous().transpose(1, 2) for name, t in inputs.items()}
+    elif layout == "every_second":
+        laid = {name: t.repeat_interleave(2, -1)[..., ::2] for name, t in inputs.items()}
+    else:
+        inputs["k"] = inputs["k"][:1].repeat(2, 1, 1, 1)
+        laid = inputs | {"k": inputs["k"][:1].expand_as(inputs["k"])}
+    with takes({FORWARD}):
+        assert torch.equal(mr.attention(**laid), mr.attention(**inputs))
+
+
+@pytest.mark.parametrize("value", (torch.inf, -torch.inf, torch.nan))
+@pytest.mark.parametrize("place", ("q", "k", "v"))
+@pytest.mark.parametrize("option", ("full", "causal"))
+def test_what_is_not_finite(option: str, place: str, value: float, gpu: torch.device) -> None:
+    """In its place: an element of v that is not finite spoils one column of the output."""
+    inputs = inputs_of("small", torch.float32, gpu)
+    inputs[place][1, 2, 100, 7] = value
+    inputs[place][0, 1, 60, 3] = value
+    with takes({FORWARD, BACKWARD}):
+        check_operator("attention", inputs, {"return_lse": True, **OPTIONS[option]})
+
+
+def test_same_bits(gpu: torch.device) -> None:
+    inputs = inputs_of("long", torch.float32, gpu)
+    call = Specimen("attention", "attention", attention_inputs, options={"causal": True})
+    grads = upstreams(call, inputs)
+    assert_same_bits(results(call, inputs, grads), results(call, inputs, grads))
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "reason"),
+    (
+        ({"width": 192, "value_width": 192}, {}, "a width is 192, more than 128"),
+        ({"value_width": 128}, {}, "of the widths 64 and 128 one is above 64"),
+        ({"bias": (200, 300)}, {}, "there is a bias of scores"),
+        ({}, {"softcap": 5.0}, "there is a softcap"),
+        ({"m": 1}, {}, "there are few rows"),
+    ),
+)
+def test_other_calls_say_why(
+    change: dict[str, Any], options: dict[str, Any], reason: str, gpu: torch.device
+) -> None:
+    sizes = {"m": 200, "n": 300, "width": 64, "value_width": 64} | change
+    inputs = attention_inputs(2, 40, 40, dtype=torch.float32, device=gpu, **sizes)
+    explanation = mr.explain("attention", *list(inputs.values())[:3], bias=inputs.get("bias"), **options)
+    assert explanation.forward == "attention_forward/cuda/simt/float32"
+    assert any(f"the inputs are float32, and {reason}" in text for text in explanation.reasons)
+
+
+def test_is_explained(gpu: torch.device) -> None:
+    explanation = mr.explain("attention", *inputs_of("ragged", torch.float32, gpu).values())
+    assert (explanation.forward, explanation.backward) == (FORWARD, BACKWARD)
+    assert any("float32 as planes of float16" in reason for reason in explanation.reasons)
