@@ -142,19 +142,23 @@ struct PlanesPassConsumer {
       }
     };
     const FoldShape& shape = p.shape;
-    Kept kept[2];
-    bool full;
     if constexpr (Tile::kOfRows) {
       scores_of.prepare(scores, own_line(), line);
-      full = shape.keeps_all(own_line(), kFragmentRows, line, kStreamed);
-      if (!full) find_unmasked_columns(kept, shape, [&](int of) { return own_line() + of; }, line);
     } else {
       scores_of.prepare_transposed(scores, line, own_line());
-      full = shape.keeps_all(line, kStreamed, own_line(), kFragmentRows);
-      if (!full) find_unmasked_rows(kept, shape, line, own_line());
     }
     pull_fragment(m, scores_of, residual, scores, u);
-    if (!full) clear_fragment(kept, Tile::kOfPayload ? scores : u);
+    const bool full = Tile::kOfRows ? shape.keeps_all(own_line(), kFragmentRows, line, kStreamed)
+                                    : shape.keeps_all(line, kStreamed, own_line(), kFragmentRows);
+    if (!full) {
+      Kept kept[2];
+      if constexpr (Tile::kOfRows) {
+        find_unmasked_columns(kept, shape, [&](int of) { return own_line() + of; }, line);
+      } else {
+        find_unmasked_rows(kept, shape, line, own_line());
+      }
+      clear_fragment(kept, Tile::kOfPayload ? scores : u);
+    }
     scores_of.finish_transposed(scores, u, line, own_line());
   }
 
