@@ -18,7 +18,7 @@ class Products(NamedTuple):
     planes: bool
 
 
-_MODES = {"auto": Products(True, True), "emulated": Products(False, True), "simt": Products(False, False)}
+_MODES = {"auto": Products(True, False), "emulated": Products(False, True), "simt": Products(False, False)}
 _process_wide = "auto"
 _scoped: ContextVar[str | None] = ContextVar("monoidreduce_float32", default=None)
 
@@ -51,9 +51,9 @@ class float32(ContextDecorator):
     run.
 
     mode:
-        "auto": on tensor cores where there are kernels as accurate as float32 products that are summed in
-            float32 (docs/numerics.md). Attention and MLPs use tf32 instead if torch allows it.
-        "emulated": the same, but tf32 is not used.
+        "auto": on ordinary cores. Attention and MLPs use tensor cores, in tf32, if torch allows it.
+        "emulated": on Hopper's tensor cores where there are kernels for it, in planes of float16: several
+            times as fast, with errors of the size of float32's (docs/numerics.md). tf32 is not used.
         "simt": on ordinary cores, every product in float32.
 
     The mode is read when an operator runs. A block inside a function that torch.compile traces has no effect;

@@ -142,7 +142,7 @@ class CallFunctions {
       return made;
     };
     bind<Call, false>(("plan_" + std::string(kDescription<Call>.name)).c_str(), with_default, make,
-                      "deterministic"_a = false, "tf32"_a = false, "planes"_a = true, "gpu"_a = py::none());
+                      "deterministic"_a = false, "tf32"_a = false, "planes"_a = false, "gpu"_a = py::none());
   }
 
   static constexpr auto named = [](const auto& f) { return py::arg(f.name); };

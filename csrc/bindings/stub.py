@@ -49,6 +49,7 @@ class Capabilities:
     name: str
     tensor_cores: bool
     clusters: bool
+    planes: bool
     score_mod_variants: bool
     architecture: str | None
 
@@ -80,6 +81,7 @@ class Plan:
     tensor_cores: bool
     keeps: bool
     skips_rows: bool
+    planes: bool
     transposed: bool
     bias_in_tiles: bool
 
@@ -148,7 +150,12 @@ def functions(module: Any, name: str) -> Iterator[str]:
     yield function(name, [*arguments, "threads: int", "stream: int", *planned], "None")
     if hasattr(module, f"plan_{name}"):
         others = [f"{f.name}: {type_of(f, False)} = {f.default!r}" for f in fields[1:]]
-        mode = ["deterministic: bool = False", "tf32: bool = False", "gpu: DeviceFacts | None = None"]
+        mode = [
+            "deterministic: bool = False",
+            "tf32: bool = False",
+            "planes: bool = False",
+            "gpu: DeviceFacts | None = None",
+        ]
         yield function(f"plan_{name}", [arguments[0], *others, *mode], "Plan")
 
 

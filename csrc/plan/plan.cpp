@@ -101,9 +101,9 @@ Choice choose_resident(const FoldProblem& p, const Limits& limits, const DeviceF
   // Only where torch does not allow tf32, which is faster.
   const bool planes =
       p.a.dtype == DType::kFloat32 && limits.has_planes && !launch.tf32 && !hopper_obstacle(gpu);
-  const Reason of_float32 = launch.tf32 || (planes && launch.planes) ? Reason{}
-                            : planes ? Reason{"mr.float32 says simt"}
-                                     : Reason{"the inputs are float32, not multiplied in tf32"};
+  const Reason of_float32 = launch.tf32 || (planes && launch.planes)
+                                ? Reason{}
+                                : Reason{"the inputs are float32, not multiplied in tf32"};
   Choice choice{.both = limits.both ? limits.both : common_obstacle(p, gpu, of_float32)};
   if (planes && !choice.both) choice.both = limits.planes;
   if (choice.both) return choice;
@@ -121,9 +121,10 @@ Choice choose_resident(const FoldProblem& p, const Limits& limits, const DeviceF
 
 Choice choose_contraction(const FoldProblem& p, const DeviceFacts& gpu, Planes planes) {
   const bool float32 = p.a.dtype == DType::kFloat32;
-  const Reason of_float32 = planes == Planes::kNone       ? Reason{"the inputs are float32"}
-                            : planes == Planes::kUnwanted ? Reason{"mr.float32 says simt"}
-                                                          : Reason{};
+  const Reason of_float32 = planes == Planes::kNone ? Reason{"the inputs are float32"}
+                            : planes == Planes::kUnwanted
+                                ? Reason{"the inputs are float32, and mr.float32 does not say emulated"}
+                                : Reason{};
   Choice choice{.both = common_obstacle(p, gpu, of_float32)};
   if (!choice.both && float32) choice.both = hopper_obstacle(gpu);
   if (!choice.both) choice.both = width_obstacle(p, kAnyWidth);

@@ -89,6 +89,8 @@ def forward(
         kept,
         indices,
         empty_statistics(a, plan.scratch),
+        None,  # planes
+        None,
         loaded(FOLD, monoid, a.dtype, a.device.index),
         1,
         False,
@@ -140,6 +142,8 @@ def backward(
             None,
             out,
             other_out,
+            None,  # planes
+            None,
             kernel,
             part.start,
             scale,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,8 +14,15 @@ import monoidreduce as mr
 
 pytestmark = pytest.mark.tiers("sm90")
 
-# Of ours to torch's norm of the error (docs/numerics.md).
-BOUND = 1.25
+# Of ours to torch's norm of the error (docs/numerics.md). With heavy tails a few large numbers make up a dot
+# product, as if it had few terms.
+BOUND = {"normal": 1.25, "scaled_rows": 1.4, "heavy_tailed": 2.0}
+
+
+@pytest.fixture(autouse=True)
+def emulated() -> Iterator[None]:
+    with mr.float32("emulated"):
+        yield
 
 
 class Case(NamedTuple):
@@ -80,12 +87,14 @@ def errors(found: list[Tensor], exact: list[Tensor]) -> list[float]:
     return [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True)]
 
 
-def compare(found: list[Tensor], peer: list[Tensor], exact: list[Tensor], least: float) -> None:
+def compare(
+    found: list[Tensor], peer: list[Tensor], exact: list[Tensor], least: float, bound: float = BOUND["normal"]
+) -> None:
     """least: an error that any float32 result may have, because it is rounded itself."""
     for name, own, other in zip(
         ("result", "dx", "dweight"), errors(found, exact), errors(peer, exact), strict=True
     ):
-        assert own <= max(BOUND * other, least), f"{name}: {own:.3g} beside torch's {other:.3g}"
+        assert own <= max(bound * other, least), f"{name}: {own:.3g} beside torch's {other:.3g}"
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -99,7 +108,7 @@ def test_cross_entropy(data: Callable[..., Case], sizes: tuple[int, int, int]) -
     assert ran(before) == {f"cross_entropy_{which}/cuda/planes/float32" for which in ("forward", "backward")}
     peer = with_gradients(loss_of, case, upstream, target, dtype=torch.float32)
     exact = with_gradients(loss_of, case, upstream, target, dtype=torch.float64)
-    compare(found, peer, exact, 2.0**-24)
+    compare(found, peer, exact, 2.0**-24, BOUND[data.__name__])
 
 
 @mr.statistics
@@ -287,14 +296,18 @@ def test_slices_do_not_change_the_result() -> None:
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_simt_mode_also_holds_for_the_backward_pass() -> None:
+def test_a_mode_also_holds_for_the_backward_pass() -> None:
+    """Which runs in a thread of its own, outside of the block."""
     case, target = normal(128, 300, 128), torch.randint(300, (128,), device="cuda")
-    x, weight = (t.requires_grad_() for t in case)
-    before = mr._C.path_counts()
-    with mr.float32("simt"):
-        loss = mr.linear_cross_entropy(x, weight, target)
-    loss.backward()
-    assert ran(before) == {f"cross_entropy_{which}/cuda/simt/float32" for which in ("forward", "backward")}
+    for mode, tier in (("emulated", "planes"), ("simt", "simt"), ("auto", "simt")):
+        x, weight = (t.detach().requires_grad_() for t in case)
+        before = mr._C.path_counts()
+        with mr.float32(mode):
+            loss = mr.linear_cross_entropy(x, weight, target)
+        with mr.float32("auto"):
+            loss.backward()
+        found = {f"cross_entropy_{which}/cuda/{tier}/float32" for which in ("forward", "backward")}
+        assert ran(before) == found
 
 
 def test_gradients_of_narrow_operands_take_ordinary_cores() -> None:

@@ -179,42 +179,34 @@ def test_non_finite_inputs(value: float, place: str, gpu: torch.device) -> None:
     assert not found["out0"][-1, -1].isfinite().all() and found["out0"][-1, -1].isfinite().any()
 
 
-@pytest.fixture
-def exact(gpu: torch.device) -> str:
-    """The tier of attention in float32 without tf32."""
-    return "planes" if torch.cuda.get_device_capability(gpu) == (9, 0) else "simt"
-
-
 @pytest.mark.parametrize("operator", ("attention", "mlp"))
-def test_is_exact_where_torch_does_not_allow_tf32(operator: str, exact: str, gpu: torch.device) -> None:
+def test_is_exact_where_torch_does_not_allow_tf32(operator: str, gpu: torch.device) -> None:
     inputs_of = attention_inputs_of if operator == "attention" else mlp_inputs_of
     inputs = inputs_of("ragged", torch.float32, gpu)
     torch.backends.cuda.matmul.allow_tf32 = False
-    tier = exact if operator == "attention" else "simt"
-    check(operator, inputs, {}, tier=tier)
+    check(operator, inputs, {}, tier="simt")
     explanation = mr.explain(operator, *inputs.values())
-    assert explanation.forward.endswith(f"/cuda/{tier}/float32")
-    reason = "the inputs are float32, not multiplied in tf32" if tier == "simt" else "planes of float16"
-    assert any(reason in text for text in explanation.reasons)
+    assert explanation.forward.endswith("/cuda/simt/float32")
+    assert any("the inputs are float32, not multiplied in tf32" in reason for reason in explanation.reasons)
 
 
-@pytest.mark.parametrize(("precision", "tier"), (("highest", None), ("high", "sm80"), ("medium", "sm80")))
-def test_precision_by_its_name(precision: str, tier: str | None, exact: str, gpu: torch.device) -> None:
+@pytest.mark.parametrize(("precision", "tier"), (("highest", "simt"), ("high", "sm80"), ("medium", "sm80")))
+def test_precision_by_its_name(precision: str, tier: str, gpu: torch.device) -> None:
     torch.set_float32_matmul_precision(precision)  # the fixture's setting by another name
     path = mr.explain("attention", *attention_inputs_of("ragged", torch.float32, gpu).values()).forward
-    assert path == f"attention_forward/cuda/{tier or exact}/float32"
+    assert path == f"attention_forward/cuda/{tier}/float32"
 
 
 @pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch before 2.9")
-@pytest.mark.parametrize(("precision", "tier"), (("ieee", None), ("tf32", "sm80")))
-def test_precision_of_products(precision: str, tier: str | None, exact: str, gpu: torch.device) -> None:
+@pytest.mark.parametrize(("precision", "tier"), (("ieee", "simt"), ("tf32", "sm80")))
+def test_precision_of_products(precision: str, tier: str, gpu: torch.device) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cuda.matmul.fp32_precision = precision
     try:
         path = mr.explain("attention", *attention_inputs_of("ragged", torch.float32, gpu).values()).forward
     finally:
         torch.backends.cuda.matmul.fp32_precision = "ieee"
-    assert path == f"attention_forward/cuda/{tier or exact}/float32"
+    assert path == f"attention_forward/cuda/{tier}/float32"
 
 
 def test_is_explained(gpu: torch.device) -> None:

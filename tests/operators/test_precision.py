@@ -20,7 +20,7 @@ def forward() -> str:
 
 def test_modes() -> None:
     assert mr.get_float32() == "auto"
-    assert forward() == "cross_entropy_forward/cuda/planes/float32"
+    assert forward() == "cross_entropy_forward/cuda/simt/float32"
     with mr.float32("simt"):
         assert forward() == "cross_entropy_forward/cuda/simt/float32"
         with mr.float32("emulated"):

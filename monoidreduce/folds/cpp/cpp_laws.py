@@ -133,6 +133,8 @@ def _tried(monoid: str, device: torch.device) -> dict[str, Any] | None:
         none,
         none.long(),
         a.new_empty(0),
+        None,  # planes
+        None,
         loaded(LAWS, monoid, a.dtype, a.device.index),
         1,
         False,

@@ -13,7 +13,7 @@ struct Launch {
   // On CUDA, attention and the MLP may round float32 operands of matrix products to tf32.
   bool tf32 = false;
   // On CUDA, kernels may multiply float32 operands as planes of float16 (ops/planes.h).
-  bool planes = true;
+  bool planes = false;
 };
 
 // The facts of a GPU that schedules and plans depend on.
