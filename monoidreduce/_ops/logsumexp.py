@@ -58,7 +58,8 @@ def logsumexp_forward(
     a: Tensor, b: Tensor, scale: float, a_differentiated: bool, workspace: int | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     lse = empty_statistics(a, a.shape[0])
-    lse_low, plan, scratch, mean, planes = torch.empty_like(lse), None, None, None, (None, None)
+    lse_low, plan, scratch, mean = torch.empty_like(lse), None, None, None
+    row_planes = column_planes = None
     if a.is_cuda:
         planned_mean = a if a_differentiated else None
         plan = _C.plan_logsumexp_forward(a, b, mean=planned_mean, scale=scale, planes=allows_planes())
@@ -67,7 +68,9 @@ def logsumexp_forward(
             mean = empty_dense(a)
         elif plan.tensor_cores:
             a, b, scratch = padded(a), padded_weight(b, plan), empty_statistics(a, plan.scratch)
-            planes = (split_rows(a), split_rows(b)) if plan.planes else planes
+            if plan.planes:
+                row_planes, column_planes = split_rows(a), split_rows(b)
+    planes = row_planes, column_planes
     _C.logsumexp_forward(a, b, lse, lse_low, mean, scratch, *planes, scale, *launch_on(a), plan)
     return lse, lse_low, a.new_empty(0, 0) if mean is None else mean
 
