@@ -10,7 +10,7 @@
 namespace monoidreduce {
 
 template <class... Parameters, class... Arguments>
-void launch_kernel(const char* name, void (*kernel)(Parameters...), unsigned blocks, int threads,
+void launch_kernel(const char* name, void (*kernel)(Parameters...), dim3 blocks, int threads,
                    std::size_t shared_bytes, void* stream, const Arguments&... arguments) {
   launches::describe_parameters(reinterpret_cast<const void*>(kernel),
                                 {launches::parameter<Parameters>()...});
