@@ -405,6 +405,8 @@ Plan backward(const LinearCrossEntropy& c, const Tensors& t) {
                                   .sums = c.biased ? part_of(partial_sums, 1, 0, round_up(count, 256))
                                                    : TensorView{},
                                   .order = order,
+                                  .row_planes = {},
+                                  .column_planes = {},
                                   .options = options},
         launch, &plan);
     return local;
@@ -536,6 +538,8 @@ Plan backward(const LinearLogProbs& c, const Tensors& t) {
           .order = order,
           .frames = keeps ? t("frames", sums, {c.rows, round_up(at_once, 256) / 256}) : TensorView{},
           .log_probs = keeps ? t("log_probs", sums, {c.rows}) : TensorView{},
+          .row_planes = {},
+          .column_planes = {},
           .options = options},
       launch, &plan);
   if (plan.can().multiplies) multiply(t, local, rows, columns, order);
@@ -760,6 +764,8 @@ Plan backward(const LogSumExpOfProduct& c, const Tensors& t) {
                              .lse = x.lse,
                              .lse_low = x.lse_low,
                              .out = local,
+                             .row_planes = {},
+                             .column_planes = {},
                              .scale = c.scale},
       launch, &plan);
   if (plan.can().multiplies) multiply(t, local, x.a, columns, {});
