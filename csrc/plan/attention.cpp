@@ -57,6 +57,8 @@ constexpr std::int64_t kFewColumns = 64;
 // Why Hopper's kernels for planes cannot take float32 operands.
 Reason planes_obstacle(const FoldProblem& p, const DeviceFacts& gpu) {
   const std::int64_t width = p.width(), payload_width = p.payload_width();
+  const bool empty = p.batch() * p.heads() * p.rows() * p.columns() == 0;
+  if (empty || p.a.dtype != DType::kFloat32) return {};  // for which there are other reasons
   if (std::max(width, payload_width) > tiles::kWidestPlanes)
     return {"the inputs are float32, and a width is {}, more than {}", std::max(width, payload_width),
             tiles::kWidestPlanes};
