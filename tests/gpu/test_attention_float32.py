@@ -1,4 +1,4 @@
-"""Float32 attention on Hopper, whose products are of planes of float16: as accurate as torch's in float32."""
+"""Float32 attention in planes of float16 (`mr.float32("emulated")`), beside torch in float32 and float64."""
 
 from __future__ import annotations
 
