@@ -17,7 +17,7 @@ inline constexpr ContractionSizes kSm80Loss{1, 256, 128, 2, 0}, kSm90Loss{2, 256
 inline constexpr ContractionSizes kSm80Distillation{1, 256, 128, 2, 256 * 128},
     kSm90Distillation{2, 256, 192, 1, 0};
 
-// Products of planes sum at least so many terms. Sums of fewer are less accurate than those of float32: tensor cores align all
+// Kernels for planes take only products that sum at least this many terms. With fewer, float32 is more accurate: tensor cores align all
 // terms of an instruction with the largest one, and cut off the rest. Norms of errors of planes and of float32 products, one after
 // the other, on an H200: 8.0e-8 and 5.4e-8 for 8 terms, 9.0e-8 and 1.4e-7 for 64, 1.2e-7 and 4.1e-7 for 512.
 inline constexpr std::int64_t kFewestTerms = 64;

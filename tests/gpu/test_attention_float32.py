@@ -29,7 +29,7 @@ def passes(inputs: Inputs) -> set[str]:
 
 
 MASKS = {name: options for name, options in OPTIONS.items() if "softcap" not in name}
-# What planes take, and widths that are padded.
+# Sizes that the kernels for planes take. Two have widths that are padded.
 SIZES = (
     "one_tile",
     "ragged",

@@ -17,7 +17,7 @@ struct SplitOperands {
   PlaneMaps rows, columns, payload, grad_out;
 };
 
-// Writes one gradient in float32, that of Tile::kOf.
+// Computes one gradient (Tile::kOf says which) and writes it in float32.
 template <class Tile, class M, class Scores>
 void fold_backward_planes(const M& m, const Scores& scores, const FoldProblem& p, const SplitOperands& split,
                           const FoldGradients& wanted, const PlaneResiduals& residuals, const RowMarks& marks,

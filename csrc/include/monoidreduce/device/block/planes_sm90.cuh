@@ -37,7 +37,7 @@ struct alignas(16) RowScale {
   float scale, unused[3];
 };
 
-// Split rows in shared memory: the slabs of the high plane, then those of the low plane, and the scales.
+// A tile of float32 rows in shared memory: the high plane's slabs, then the low plane's slabs, then the rows' scales.
 template <int kWidth>
 struct alignas(1024) PlaneTile {
   using Planes = SharedTile<kPlaneLines, 2 * kWidth>;
