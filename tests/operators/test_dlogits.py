@@ -101,9 +101,9 @@ def products_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def written(heads: list[HeadSlice]) -> Tensor:
     """Where the dlogits of the only head go."""
-    ((_, _, dlogits, _),) = heads
-    assert dlogits is not None
-    return dlogits
+    (head,) = heads
+    assert head.dlogits is not None
+    return head.dlogits
 
 
 WANTED = {"both": [True, True], "rows": [True, False], "columns": [False, True], "none": [False, False]}
