@@ -64,7 +64,8 @@ def local_gradients(
         for number, out in zip(numbers, wanted, strict=False):
             out.copy_(found[number][:, part] * scale)
 
-    return SimpleNamespace(tensor_cores=True, clusters=0, transposed=False), store, operands
+    plan = SimpleNamespace(tensor_cores=True, clusters=0, transposed=False, planes=False)
+    return plan, store, operands
 
 
 @pytest.fixture(autouse=True)
