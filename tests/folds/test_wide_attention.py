@@ -58,11 +58,11 @@ def local_gradients(
     nodes: Any = of.nodes.nodes
     found = evaluate(nodes, numbers, with_scores(score, leaf), score)
 
-    def store(part: slice, *to: Tensor | None) -> None:
-        wanted = [out for out in to if out is not None]
+    def store(part: slice, out: Tensor, other_out: Tensor | None, _planes: Any = None) -> None:
+        wanted = [t for t in (out, other_out) if t is not None]
         assert len(wanted) == (2 if of_other else 1)
-        for number, out in zip(numbers, wanted, strict=False):
-            out.copy_(found[number][:, part] * scale)
+        for number, to in zip(numbers, wanted, strict=False):
+            to.copy_(found[number][:, part] * scale)
 
     plan = SimpleNamespace(tensor_cores=True, clusters=0, transposed=False, planes=False)
     return plan, store, operands
