@@ -98,6 +98,8 @@ class DryRun:
         peak: peak bytes beyond inputs, outputs and gradients, over all passes that ran.
         compulsory: bytes of inputs and upstream gradients, and of outputs and gradients.
         flops: FLOPs of matrix products by `monoidreduce.flops`, without recomputed scores.
+        units: what compiles each kernel of a user's function: a function and its arguments, in the order in
+            which the call asks for them.
     """
 
     differentiated: bool
@@ -107,6 +109,7 @@ class DryRun:
     peak: int = 0
     compulsory: int = 0
     flops: int = 0
+    units: list[tuple[Any, ...]] = field(default_factory=list)
 
 
 def _described(value: Any) -> Any:
@@ -261,7 +264,12 @@ def _substituted(notes: _Notes, gpu: _C.DeviceFacts | None, assumes_compiler: bo
     substitutes = {
         engine._C: calls,
         engine.streams: {"current": lambda index: 0},
-        engine.user_kernels: {"load": False, "assumed": assumes_compiler},
+        engine.user_kernels: {
+            "load": False,
+            "assumed": assumes_compiler,
+            "capability": None if gpu is None else (gpu.major, gpu.minor),
+            "units": notes.run.units,
+        },
     }
     before = {holder: dict(vars(holder)) for holder in substitutes}
     for holder, of_thread in substitutes.items():

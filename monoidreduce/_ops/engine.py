@@ -7,7 +7,7 @@ ops on tensors without memory, and records the calls. Setting an attribute affec
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from monoidreduce import _C as compiled
 from monoidreduce._torch_private import current_stream
@@ -25,14 +25,22 @@ streams = Streams()
 
 
 class UserKernels(threading.local):
-    """How kernels of users' functions are made for a GPU. A dry run changes both.
+    """How kernels of users' functions are made for a GPU. A dry run changes all but the last.
 
-    load: whether to compile and load them. assumed: whether to assume that the build has CUDA and that there
-    is a compiler, instead of looking.
+    Attributes:
+        load: whether to compile and load them.
+        assumed: whether to assume that the build has CUDA and that there is a compiler, instead of looking.
+        capability: the compute capability of the GPU; None: ask the device.
+        units: where kernels that are not loaded are noted; `DryRun.units`.
+        recorded: the op that this thread runs, its arguments, and which of these need gradients, while
+            autograd records it (folds/cuda/ahead.py).
     """
 
     load = True
     assumed = False
+    capability: tuple[int, int] | None = None
+    units: list[tuple[Any, ...]]
+    recorded: tuple[str, tuple[Any, ...], tuple[bool, ...]] | None = None
 
 
 user_kernels = UserKernels()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from monoidreduce import _C, _yards
 from monoidreduce._dynamo import are_symbols, as_tensor
+from monoidreduce._ops.engine import user_kernels
 from monoidreduce._ops.memory import no_gradient
 from monoidreduce._torch_private import (
     SingleLevelFunction,
@@ -230,6 +231,7 @@ def _autograd(
     obstacle: Callable[..., str | None],
     move: Callable[..., Any] | None,
     rewritten: Callable[..., Any] | None = None,
+    compiles: bool = False,
 ) -> Callable[..., Any]:
     """The Autograd kernel of `op`. It takes half the time of what `torch.library.register_autograd` makes.
 
@@ -247,6 +249,7 @@ def _autograd(
         tangents or None of the results.
     rewritten: a call written with ops that have forward mode and gradients of gradients. It is used for
         tangents, and where torch.func differentiates gradients.
+    compiles: as in `_register`.
 
     Inside, `plain` is whether nothing else is to intercept the call.
     """
@@ -259,10 +262,19 @@ def _autograd(
                 result = op(*args)
         return tuple(result) if isinstance(result, list) else result  # a Function ignores tensors in a list
 
+    def noted(ctx: Any, plain: bool, args: tuple[Any, ...]) -> Any:
+        if not (plain and compiles):
+            return below(plain, args)
+        user_kernels.recorded = name, args, ctx.needs_input_grad[2:]  # after `plain` and the options
+        try:
+            return below(plain, args)
+        finally:
+            user_kernels.recorded = None
+
     class Recorded(SingleLevelFunction):  # type: ignore[misc]
         @staticmethod
         def forward(ctx: Any, plain: bool, options: tuple[Any, ...], *given: Any) -> Any:
-            result = below(plain, given + options)
+            result = noted(ctx, plain, given + options)
             ctx.plain = plain
             save(ctx, given, options, result)
             return result
@@ -462,6 +474,7 @@ def _register(
     tangents: Callable[..., Sequence[Tensor]] | None = None,
     obstacle: Callable[..., str | None] | None = None,
     calls: str | None = None,
+    compiles: bool = False,
 ) -> None:
     """Defines the ops `name` and `name_backward`:
 
@@ -496,6 +509,8 @@ def _register(
             if it is there; otherwise forward mode is a NotImplementedError.
         obstacle: why a call has no forward mode, from its arguments; None if it has. Given with `tangents`.
         calls: the calls that run the op, for errors, if it does not have the name of one.
+        compiles: the op's kernels are compiled for a user's function. Those of the backward pass are compiled
+            beside those of the forward pass (folds/cuda/ahead.py).
     """
     if calls is not None:
         _calls[name] = calls
@@ -630,6 +645,7 @@ def _register(
                 obstacle_of,
                 move if tangents else None,
                 None if tangents else rewritten,
+                compiles,
             ),
         ),
         (

@@ -65,6 +65,7 @@ register(
         data=("row", "column"),
     ),
     backward_options=UNROUNDED,
+    compiles=True,
 )
 
 register(
@@ -81,6 +82,7 @@ register(
     fake=lambda *args: _modified_attention().results(*args),
     backward=lambda *args: _modified_attention().backward(*args),
     fold=Fold(a="q", b="k", payload="v", joined=("sinks",)),
+    compiles=True,
 )
 
 register(
@@ -96,4 +98,5 @@ register(
     backward=lambda *args: _cpp_monoid().backward(*args),
     fold=Fold(a="a", b="b", other_a="other_a", other_b="other_b"),
     backward_options=UNROUNDED,
+    compiles=True,
 )

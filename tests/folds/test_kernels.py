@@ -201,7 +201,7 @@ def test_a_line_where_it_takes_long(
             self.start, self.cancel = lambda: write(*arguments), lambda: None
 
     monkeypatch.setattr(kernels.threading, "Timer", Hurried)
-    with kernels._progress():
+    with kernels._progress(), kernels._progress():  # at once: one line
         pass
     monkeypatch.setenv("MONOIDREDUCE_PROGRESS", "0")
     with kernels._progress():

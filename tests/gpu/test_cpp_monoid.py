@@ -13,8 +13,8 @@ from torch import Tensor
 
 import monoidreduce as mr
 from monoidreduce import _C
-from monoidreduce.folds.cpp import cpp_kernels, cpp_laws
-from monoidreduce.folds.cuda import compiler
+from monoidreduce.folds.cpp import cpp_laws
+from monoidreduce.folds.cuda import compiler, kernels
 
 SCALE = 0.3
 TOLERANCE = {
@@ -176,6 +176,6 @@ def test_kernels_of_this_gpu_are_kept(gpu: torch.device, monkeypatch: pytest.Mon
     a, b = torch.randn(3, 4, device=gpu, requires_grad=True), torch.randn(5, 4, device=gpu)
     monoid(a, b).value.sum().backward()
     cpp_laws.check.cache_clear()
-    cpp_kernels._loaded.cache_clear()
+    kernels._loaded.cache_clear()
     monkeypatch.setattr(compiler.Compiler, "compile", lambda *_: pytest.fail("compiled"))
     monoid(a, b).value.sum().backward()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 
-from monoidreduce._ops.engine import _C, user_kernels
+from monoidreduce._ops.engine import _C
 from monoidreduce.folds.cpp.cpp_source import as_error, parse, unit
 from monoidreduce.folds.cuda import cache, compiler
 from monoidreduce.folds.cuda.cache import Image
 from monoidreduce.folds.cuda.compiler import CompilationError
-from monoidreduce.folds.cuda.kernels import capability_of, compiled_unit, hash_of_headers
+from monoidreduce.folds.cuda.kernels import capability_of, compiled_unit, handle_of, hash_of_headers
 from monoidreduce.folds.operands import Operands
 
 __all__ = [
@@ -35,15 +33,7 @@ _INCLUDES = "".join(f'#include "monoidreduce/{header}"\n' for header in _HEADERS
 
 def loaded(which: str, monoid: str, dtype: torch.dtype, device: int) -> int:
     """The handle of a kernel (see `compiled`), loaded for a GPU. device: its index."""
-    if not user_kernels.load:
-        return 0
-    return _loaded(which, monoid, dtype, capability_of(device))
-
-
-@lru_cache(1024)
-def _loaded(which: str, monoid: str, dtype: torch.dtype, capability: tuple[int, int]) -> int:
-    image = compiled(which, monoid, dtype, capability)
-    return _C.load_kernels(image.code, list(image.names))
+    return handle_of(compiled, which, monoid, dtype, capability_of(device))
 
 
 def compiled(which: str, monoid: str, dtype: torch.dtype, capability: tuple[int, int]) -> Image:

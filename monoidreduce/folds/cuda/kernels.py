@@ -1,6 +1,6 @@
 """The GPU kernels of a program: source, compiled once and cached on disk, loaded once per process.
 
-Program -> cuda_source (C++) -> compiler (NVRTC) -> cache (disk) -> _C.load_kernels
+Program -> cuda_source (C++) -> compiler (NVRTC) -> cache (disk) -> ahead (threads) -> _C.load_kernels
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from monoidreduce import _C
 from monoidreduce._ops.engine import user_kernels
 from monoidreduce._paths import get_include
-from monoidreduce.folds.cuda import cache, compiler
+from monoidreduce.folds.cuda import ahead, cache, compiler
 from monoidreduce.folds.cuda.cache import Image
 from monoidreduce.folds.cuda.cuda_source import (
     Source,
@@ -44,6 +44,7 @@ __all__ = [
     "compiled_unit",
     "fold_kernels",
     "gradient_kernels",
+    "handle_of",
     "hash_of_headers",
     "is_available",
     "payload_kernels",
@@ -76,7 +77,30 @@ _ANY_WIDTH = 0
 _LEAST_SCALE = 2.0**-32  # smallest scale that steps may be divided by
 
 
-capability_of = lru_cache(64)(torch.cuda.get_device_capability)
+_capability_of = lru_cache(64)(torch.cuda.get_device_capability)
+
+
+def capability_of(device: int) -> tuple[int, int]:
+    """The compute capability of a GPU; in a dry run that of the GPU that is planned for."""
+    return user_kernels.capability or _capability_of(device)
+
+
+def handle_of(*unit: Any) -> int:
+    """The handle of the first kernel of a unit, which is loaded once for all GPUs. A dry run notes the unit,
+    and returns 0.
+
+    unit: a function that returns an `Image`, such as `compiled`, and its arguments.
+    """
+    if user_kernels.load:
+        return _loaded(*unit)
+    user_kernels.units.append(unit)
+    return 0
+
+
+@lru_cache(1024)
+def _loaded(*unit: Any) -> int:
+    image = ahead.image_of(unit)
+    return _C.load_kernels(image.code, list(image.names))
 
 
 def is_available() -> bool:
@@ -88,11 +112,8 @@ def fold_kernels(
     program: str, counts: Counts, dtype: torch.dtype, plan: _C.Plan, widths: Widths, device: int
 ) -> int:
     """The handle of the kernel that folds rows; a second kernel, if any, combines partial states."""
-    if not user_kernels.load:
-        return 0
     owned = None if plan.owned_rows is None else _owned(widths, plan.owned_rows.lanes, dtype)
-    capability = capability_of(device)
-    return _loaded(_FOLD, program, counts, dtype, plan.tier, capability, owned)
+    return handle_of(compiled, _FOLD, program, counts, dtype, plan.tier, capability_of(device), owned)
 
 
 def gradient_kernels(
@@ -102,10 +123,8 @@ def gradient_kernels(
 
     of_first: only for the first of two scores, on tensor cores.
     """
-    if not user_kernels.load:
-        return 0
     which = _GRADIENT_OF_FIRST if of_first else _GRADIENT
-    return _loaded(which, program, counts, dtype, plan.tier, capability_of(device))
+    return handle_of(compiled, which, program, counts, dtype, plan.tier, capability_of(device))
 
 
 def payload_kernels(
@@ -119,15 +138,8 @@ def payload_kernels(
 ) -> int:
     """The handle of the first of the kernels that fold rows with payload sums. Arguments as in
     `compiled_payload`."""
-    if not user_kernels.load:
-        return 0
-    return _loaded_payload(program, counts, counted, slabs, dtype, plan.tier, capability_of(device))
-
-
-@lru_cache(1024)
-def _loaded_payload(*arguments: Any) -> int:
-    image = compiled_payload(*arguments)
-    return _C.load_kernels(image.code, list(image.names))
+    capability = capability_of(device)
+    return handle_of(compiled_payload, program, counts, counted, slabs, dtype, plan.tier, capability)
 
 
 def compiled_payload(
@@ -172,18 +184,10 @@ def row_gradient_kernel(
     device: int,
 ) -> int:
     """The handle of the kernel that sums gradients of rows. Arguments as in `compiled_row_gradient`."""
-    if not user_kernels.load:
-        return 0
     assert plan.owned_rows is not None
     owned = _owned(widths, plan.owned_rows.lanes, dtype)
-    capability = capability_of(device)
-    return _loaded_row_gradient(program, counts, of_columns, operands, data, dtype, owned, capability)
-
-
-@lru_cache(1024)
-def _loaded_row_gradient(*arguments: Any) -> int:
-    image = compiled_row_gradient(*arguments)
-    return _C.load_kernels(image.code, list(image.names))
+    of, capability = (of_columns, operands, data), capability_of(device)
+    return handle_of(compiled_row_gradient, program, counts, *of, dtype, owned, capability)
 
 
 def _owned(widths: Widths, lanes: int, dtype: torch.dtype) -> Owned:
@@ -191,20 +195,6 @@ def _owned(widths: Widths, lanes: int, dtype: torch.dtype) -> Owned:
     numbers = lanes * 16 // (8 if dtype == torch.float64 else 4)
     first, second = (-(-width // numbers) * numbers for width in widths)
     return first, second, lanes
-
-
-@lru_cache(1024)
-def _loaded(
-    which: str,
-    program: str,
-    counts: Counts,
-    dtype: torch.dtype,
-    tier: str,
-    capability: tuple[int, int],
-    owned: Owned | None = None,
-) -> int:
-    image = compiled(which, program, counts, dtype, tier, capability, owned)
-    return _C.load_kernels(image.code, list(image.names))
 
 
 def compiled(
@@ -291,21 +281,11 @@ def scores_kernel(
 
     Arguments as in `compiled_scores`. width: the larger width of the operands. scale: factor of dot products.
     """
-    if not user_kernels.load:
-        return 0
     family = _C.FAMILIES[tier]
     at_most = next(size for size in _WIDTHS if width <= size) if family.tensor_cores else _ANY_WIDTH
-    capability = capability_of(device)
     steps = family.score_mod_variants and scale >= _LEAST_SCALE and not weights
-    return _loaded_scores(
-        program, which, packed, dtype, at_most, tier, capability, steps, weights, most, tables
-    )
-
-
-@lru_cache(1024)
-def _loaded_scores(*arguments: Any) -> int:
-    image = compiled_scores(*arguments)
-    return _C.load_kernels(image.code, list(image.names))
+    of, capability = (steps, weights, most, tables), capability_of(device)
+    return handle_of(compiled_scores, program, which, packed, dtype, at_most, tier, capability, *of)
 
 
 def compiled_scores(
@@ -403,6 +383,7 @@ def compiled_unit(
     key = cache.key(text, *names, architecture, str(found.version), hash_of_headers())
     image = cache.load(key)
     if image is None:
+        ahead.compile_others()
         include = Path(get_include())
         options = ["--std=c++20", "-default-device", f"--include-path={include / 'monoidreduce' / 'rtc'}"]
         if architecture.startswith("sm_"):
@@ -478,10 +459,16 @@ def hash_of_headers() -> str:
     return total.hexdigest()
 
 
+_progresses = threading.Lock()
+
+
 @contextmanager
 def _progress() -> Iterator[None]:
-    """Print a line to stderr if the block takes more than a second; MONOIDREDUCE_PROGRESS=0 disables it."""
-    if os.environ.get("MONOIDREDUCE_PROGRESS") == "0":
+    """Print a line to stderr if the block takes more than a second; MONOIDREDUCE_PROGRESS=0 disables it.
+
+    Blocks that run at once print one line.
+    """
+    if os.environ.get("MONOIDREDUCE_PROGRESS") == "0" or not _progresses.acquire(blocking=False):
         yield
         return
     text = "monoidreduce: compiling the kernels of a function, once\n"
@@ -492,3 +479,4 @@ def _progress() -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+        _progresses.release()
