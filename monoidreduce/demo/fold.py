@@ -21,6 +21,7 @@ from monoidreduce import _C
 from monoidreduce.folds.cpu.bytecode import backward_code, forward_code
 from monoidreduce.folds.cuda import compiler, kernels
 from monoidreduce.folds.cuda.cuda_source import fold_source, gradient_source, state_words
+from monoidreduce.folds.operands import Counts
 from monoidreduce.folds.program.tracing import Traced, trace
 from monoidreduce.folds.torch.monoid import StatisticsMonoid
 from monoidreduce.laws import check_monoid
@@ -63,7 +64,7 @@ class Function:
     """The traced function, and the number of data arguments of each kind (row, row index, column, ...)."""
 
     traced: Traced
-    counts: kernels.Counts
+    counts: Counts
 
     @property
     def text(self) -> str:

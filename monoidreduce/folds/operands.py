@@ -1,13 +1,28 @@
-"""Types of the operands and data of a program's call."""
+"""What a program is folded over, as its passes read it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor
 
-__all__ = ["NO_TABLES", "Data", "Operands", "Tables", "place"]
+from monoidreduce.folds.program.program import Program, parse
+from monoidreduce.workspace import get_workspace
+
+__all__ = [
+    "NO_DATA",
+    "NO_TABLES",
+    "Counts",
+    "Data",
+    "Folded",
+    "Operands",
+    "ProgramCall",
+    "Tables",
+    "kept_data",
+    "place",
+]
 
 # a [N, D], b [V, D], other_a [N, E], other_b [V, E]
 Operands: TypeAlias = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
@@ -16,6 +31,71 @@ Tables: TypeAlias = tuple[Tensor | None, Tensor | None]
 NO_TABLES: Tables = (None, None)
 # Reals of rows, reals of columns, integers of rows, integers of columns; each [data, rows or V].
 Data: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+NO_DATA: Data = (None, None, None, None)
+Counts: TypeAlias = tuple[int, int, int, int]  # of row reals, row integers, column reals, column integers
+Folded: TypeAlias = tuple[Tensor, Tensor, Tensor]  # values, low words of log-sum-exps, indices
+
+
+class ProgramCall(NamedTuple):
+    """A program and what it is folded over.
+
+    Attributes:
+        program: its text (`Program.text`).
+        scores: for each score its rows [N, width] and columns [V, width].
+        scale: the factor of all scores.
+        workspace: bytes for what backward passes store of scores; None: `get_workspace()`.
+    """
+
+    program: str
+    scores: tuple[tuple[Tensor, Tensor], ...]
+    data: Data
+    scale: float
+    tables: Tables = NO_TABLES
+    workspace: int | None = None
+
+    @property
+    def parsed(self) -> Program:
+        return parse(self.program)
+
+    @property
+    def a(self) -> Tensor:
+        """The rows of the first score."""
+        return self.scores[0][0]
+
+    @property
+    def b(self) -> Tensor:
+        """The columns of the first score."""
+        return self.scores[0][1]
+
+    @property
+    def operands(self) -> Operands:
+        """Those of one or two scores, as kernels take them."""
+        (a, b), *others = self.scores
+        other_a, other_b = others[0] if others else (None, None)
+        return a, b, other_a, other_b
+
+    @property
+    def counts(self) -> Counts:
+        row, column, row_index, column_index = (0 if t is None else t.shape[0] for t in self.data)
+        return row, row_index, column, column_index
+
+    @property
+    def bytes(self) -> int:
+        return get_workspace() if self.workspace is None else self.workspace
+
+
+def kept_data(kept: Mapping[str, Sequence[int]], data: Data) -> Data:
+    """The data that a derived program uses. kept: their numbers, by kind."""
+    row, column, row_index, column_index = (
+        None if t is None or not kept[kind] else _chosen(t, kept[kind])
+        for kind, t in zip(("row", "column", "row_index", "column_index"), data, strict=True)
+    )
+    return row, column, row_index, column_index
+
+
+def _chosen(t: Tensor, numbers: Sequence[int]) -> Tensor:
+    """The rows of t with these indices. Not t[numbers]: a list is copied to the GPU, and the host waits."""
+    return t if list(numbers) == [*range(len(t))] else torch.stack([t[number] for number in numbers])
 
 
 def place(lines: Tensor, numbers: Sequence[int], to: Tensor) -> None:

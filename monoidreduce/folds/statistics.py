@@ -20,12 +20,13 @@ from monoidreduce._validate import mismatch
 from monoidreduce.explanation import Explanation
 from monoidreduce.folds.block_mask import BlockMask
 from monoidreduce.folds.explain import explain_fold
+from monoidreduce.folds.number_passes import obstacle
 from monoidreduce.folds.program.arguments import arguments
 from monoidreduce.folds.program.errors import TraceError
 from monoidreduce.folds.program.program import parse, with_sizes
 from monoidreduce.folds.program.tracing import STAND_INS, Traced, traced_in_graph, traced_now
 from monoidreduce.folds.statistics_call import Call, Options
-from monoidreduce.folds.statistics_op import AXES, ignored_rows, joined, leave_out, obstacle, parts_of
+from monoidreduce.folds.statistics_op import AXES, ignored_rows, joined, leave_out, parts_of
 from monoidreduce.folds.torch import reader
 from monoidreduce.functional import attention, workspace_bytes
 

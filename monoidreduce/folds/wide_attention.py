@@ -34,8 +34,9 @@ from monoidreduce._ops.dlogits import UNIT_UPSTREAM
 from monoidreduce._ops.sinks import join_sinks, sink_gradient
 from monoidreduce.folds import stat
 from monoidreduce.folds.cuda import cuda_passes
+from monoidreduce.folds.number_passes import fold
+from monoidreduce.folds.operands import Counts, ProgramCall
 from monoidreduce.folds.program.tracing import trace
-from monoidreduce.folds.statistics_op import fold
 
 __all__ = ["Band", "backward", "forward"]
 
@@ -117,7 +118,8 @@ def forward(
     assert out is not None and lse is not None and lse_low is not None
     program, factor = _programs(band is not None)[0], UNIT_UPSTREAM / scale
     for n, (rows, keys, values) in enumerate(_operands(q, k, v)):
-        found, low, _ = fold(program, (rows, keys, None, None), (None, None, index, None), scale)
+        call = ProgramCall(program, ((rows, keys),), (None, None, index, None), scale)
+        found, low, _ = fold(call)
         lse[n].copy_(found[0].view_as(lse[n])), lse_low[n].copy_(low[0].view_as(lse[n]))
         if sinks is not None:
             join_sinks(lse[n], lse_low[n], sinks.view(k.shape[1], -1)[n % k.shape[1]])
@@ -125,9 +127,8 @@ def forward(
             found = found.masked_fill(found == torch.inf, torch.nan)  # with a sink of +inf the output is NaN
         known = (torch.cat((found, low, torch.full_like(found, factor))), None, index, None)
         payload = values if band is None else _finite(values)
-        weighted = cuda_passes.rows_product(
-            program, rows, keys, known, counts, scale, attention_wide.WORKSPACE, payload
-        )
+        call = call._replace(data=known, workspace=attention_wide.WORKSPACE)
+        weighted = cuda_passes.rows_product(call, counts, payload)
         weighted = weighted.view_as(out[n])
         torch.mul(weighted, 1 / UNIT_UPSTREAM, out=out[n])
         if out_low is not None:
@@ -170,13 +171,17 @@ def backward(
         high, low, mean, of_score = (t.reshape(-1) for t in of_rows)
         # The fold scales the second score too, so its mean (delta) must be scaled as well.
         known = torch.stack((high, scale * mean, low, of_score, torch.full_like(high, 1 / scale)))
-        operands = (rows, keys, upstream.reshape(len(rows), -1), values)
+        upstream = upstream.reshape(len(rows), -1)
         wanted = [needed[0], needed[1], False, needed[2]]
-        factors = None if band is None else (_finite(rows), _finite(keys), _finite(operands[2]), values)
-        data = (known, None, index, None)
-        d_rows, d_keys, _, d_values = cuda_passes.backward(
-            program, operands, data, counts, scale, attention_wide.WORKSPACE, wanted, factors=factors
+        factors = None if band is None else (_finite(rows), _finite(keys), _finite(upstream), values)
+        call = ProgramCall(
+            program,
+            ((rows, keys), (upstream, values)),
+            (known, None, index, None),
+            scale,
+            workspace=attention_wide.WORKSPACE,
         )
+        d_rows, d_keys, _, d_values = cuda_passes.backward(call, counts, wanted, factors=factors)
         for gradients, gradient in zip(to, (d_rows, d_keys, d_values), strict=True):
             if gradients is not None and gradient is not None:
                 gradients[n].copy_(gradient.view_as(gradients[n]))
@@ -209,7 +214,7 @@ def _operands(q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor,
     return zip(rows, _heads(k), _heads(v), strict=True)
 
 
-def _integers(band: Band | None, q: Tensor, k: Tensor) -> tuple[Tensor | None, tuple[int, int, int, int]]:
+def _integers(band: Band | None, q: Tensor, k: Tensor) -> tuple[Tensor | None, Counts]:
     """The integer row data (bounds of the window, [2, rows]) for a key head, and the counts of data."""
     if band is None:
         return None, (0, 0, 0, 0)

@@ -11,9 +11,11 @@ from torch import Tensor
 import monoidreduce as mr
 from monoidreduce._ops.registry import call_op
 from monoidreduce.folds.cuda.cuda_attention import as_attention
+from monoidreduce.folds.operands import ProgramCall
 from monoidreduce.folds.program.payloads import is_mean_alone
 from monoidreduce.folds.program.program import parse
 from monoidreduce.folds.statistics_call import Call
+from monoidreduce.folds.statistics_op import Inputs
 
 stat, F64 = mr.stat, torch.float64
 ROWS, COLUMNS, SCALE = 40, 50, 0.7
@@ -49,8 +51,10 @@ def test_as_attention(of_rows: tuple[int, ...], of_columns: tuple[int, ...]) -> 
     traced, tensors = fold._traced(call)
     inputs, (text, widths, batches, sizes) = call.inputs(traced, tensors)
     assert is_mean_alone(parse(text)) and (parse(text).own_row is None) == (of_rows != of_columns)
-    operands, data, payload, tables = inputs[:4], inputs[4:6] + inputs[8:10], inputs[6], inputs[7::3]
-    found = as_attention(text, sizes, operands, data, payload, batches, SCALE, tables)
+    of, payload = Inputs(*inputs), inputs[6]
+    data = (of.row, of.column, of.row_index, of.column_index)
+    program = ProgramCall(text, ((of.a, of.b),), data, SCALE, (of.table, of.table_index))
+    found = as_attention(program, payload, batches, sizes)
     leaves = [t.requires_grad_() if t is not None and t.is_floating_point() else t for t in inputs]
     results = call_op("statistics", *leaves, text, widths, batches, sizes, SCALE, 1 << 20)
     with torch.no_grad():

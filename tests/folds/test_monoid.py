@@ -10,7 +10,7 @@ from folds import FOLDS, fold_inputs, leaves_of, outputs_of, program_of
 from torch import Tensor
 
 import monoidreduce as mr
-from monoidreduce.folds import statistics_op
+from monoidreduce.folds import number_passes
 from monoidreduce.folds.program.program import parse
 from monoidreduce.folds.torch.monoid import StatisticsMonoid
 
@@ -37,7 +37,7 @@ def test_laws(name: str) -> None:
 @pytest.mark.parametrize("name", FOLDS)
 def test_in_chunks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on devices that have no kernel: with room for few columns at a time, values and gradients."""
-    monkeypatch.setattr(statistics_op, "_has_kernels", lambda a: False)
+    monkeypatch.setattr(number_passes, "has_kernels", lambda a: False)
     fold, call = fold_inputs(name, (3,), 700)
     results = []
     for function, options in ((fold, {"workspace": 0}), (fold.reference, {})):

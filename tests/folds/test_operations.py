@@ -15,8 +15,10 @@ from test_statistics import assert_exact, with_gradients
 from torch import Tensor
 
 import monoidreduce as mr
-from monoidreduce.folds import distillation, statistics_op
+from monoidreduce.folds import distillation, number_passes
 from monoidreduce.folds.cpu import bytecode
+from monoidreduce.folds.number_passes import Wanted
+from monoidreduce.folds.operands import ProgramCall
 from monoidreduce.folds.program.arguments import ARGUMENTS
 from monoidreduce.folds.program.operations import OPERATIONS
 from monoidreduce.folds.program.program import Program, parse
@@ -78,14 +80,14 @@ def both(text: str, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
     expected = torch.autograd.grad(
         (values * upstream).sum(), exact, allow_unused=True, materialize_grads=True
     )
-    operands = (torch.eye(rows, dtype=dtype), score.T.contiguous(), None, None)
+    scores = ((torch.eye(rows, dtype=dtype), score.T.contiguous()),)
     data = (leaves.get("row"), leaves.get("column"), leaves.get("row_index"), None)
-    found, low, indices = statistics_op.fold(text, operands, data, 1.0)
-    needed = [False, True, False, False, True, True]
-    by = statistics_op.gradients(
-        text, operands, data, (found, low, indices), upstream, 1.0, None, needed, False
+    call = ProgramCall(text, scores, data, 1.0)
+    found, low, indices = number_passes.fold(call)
+    wanted = Wanted((False, True), row=True, column=True)
+    (_, by_columns), of_rows, of_columns, _ = number_passes.gradients(
+        call, (found, low, indices), upstream, wanted
     )
-    by_columns, of_rows, of_columns = by[1], *by[4:6]
     assert by_columns is not None
     of_data = [torch.zeros(n) if t is None else t[0] for t, n in ((of_rows, rows), (of_columns, columns))]
     gradients = [by_columns.T, *of_data]

@@ -20,6 +20,7 @@ from monoidreduce._ops import attention_wide
 from monoidreduce._ops.attention_mask import Mask
 from monoidreduce.folds import wide_attention
 from monoidreduce.folds.cuda import cuda_passes
+from monoidreduce.folds.operands import ProgramCall
 from monoidreduce.folds.program.derivative import gradient
 from monoidreduce.folds.torch.reader import evaluate, scores, with_scores
 from monoidreduce.folds.wide_attention import Band
@@ -43,13 +44,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def local_gradients(
-    program: str, operands: Any, known: Any, counts: Any, scale: float, bytes: int, of_other: bool, *_: Any
+    call: ProgramCall, counts: Any, bytes: int, of_other: bool
 ) -> tuple[Any, Callable[..., None], Any]:
     """In place of `cuda_passes._local_gradients`: of all columns, by torch."""
-    a, b, other_a, other_b = operands
-    of, score = gradient(program, *counts[:2]), scores(a, b, a.dtype, scale)
-    other: Any = None if other_a is None else scores(other_a, other_b, a.dtype, scale)
-    data = {"row": known[0], "row_index": known[2]}
+    score, *others = [scores(a, b, a.dtype, call.scale) for a, b in call.scores]
+    of, other = gradient(call.program, *counts[:2]), others[0] if others else None
+    data: dict[str, Any] = {"row": call.data[0], "row_index": call.data[2]}
 
     def leaf(node: Any) -> Tensor:
         return other if node[0] == "other" else data[node[0]][node[1]][:, None]
@@ -62,10 +62,10 @@ def local_gradients(
         wanted = [t for t in (out, other_out) if t is not None]
         assert len(wanted) == (2 if of_other else 1)
         for number, to in zip(numbers, wanted, strict=False):
-            to.copy_(found[number][:, part] * scale)
+            to.copy_(found[number][:, part] * call.scale)
 
     plan = SimpleNamespace(tensor_cores=True, clusters=0, transposed=False, planes=False)
-    return plan, store, operands
+    return plan, store, call.operands
 
 
 @pytest.fixture(autouse=True)

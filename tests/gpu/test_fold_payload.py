@@ -176,7 +176,7 @@ def folded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     programs: list[str] = []
     fold = cuda_payload.fold
     monkeypatch.setattr(
-        cuda_payload, "fold", lambda text, *rest: (programs.append(text), fold(text, *rest))[1]
+        cuda_payload, "fold", lambda call, *rest: (programs.append(call.program), fold(call, *rest))[1]
     )
     return programs
 
@@ -225,7 +225,7 @@ def test_accuracy(
     together: list[int] = []
     backward = cuda_passes.backward_of_batches
     monkeypatch.setattr(
-        cuda_passes, "backward_of_batches", lambda *args: (together.append(args[-2]), backward(*args))[1]
+        cuda_passes, "backward_of_batches", lambda *args: (together.append(args[-1]), backward(*args))[1]
     )
     check_draws(lambda: check(name, shape, dtype, gpu))
     assert bool(folded) == is_taken(name, shape)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import monoidreduce as mr
 from monoidreduce._ops.memory import accumulation_dtype
-from monoidreduce.folds import statistics_op
+from monoidreduce.folds import number_passes
 from monoidreduce.folds.cuda import cuda_source
 from monoidreduce.folds.torch.reader import scores
 
@@ -118,9 +118,9 @@ class HostKernels:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Make the passes of statistics run these kernels."""
-        monkeypatch.setattr(statistics_op, "forward_code", lambda *program: program)
-        monkeypatch.setattr(statistics_op, "backward_code", lambda *program: program)
-        monkeypatch.setattr(statistics_op, "_C", self)
+        monkeypatch.setattr(number_passes, "forward_code", lambda *program: program)
+        monkeypatch.setattr(number_passes, "backward_code", lambda *program: program)
+        monkeypatch.setattr(number_passes, "_C", self)
 
     def statistics_forward(self, *arguments: Any) -> None:
         *operands, row, column, row_index, column_index = arguments[:8]

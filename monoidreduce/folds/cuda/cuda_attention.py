@@ -17,7 +17,7 @@ from torch import Tensor
 from monoidreduce._ops.attention_mask import Mask
 from monoidreduce._ops.attention_passes import backward_pass, empty_low, forward_pass, in_full
 from monoidreduce.folds.cuda import kernels
-from monoidreduce.folds.operands import Data, Operands, Tables
+from monoidreduce.folds.operands import ProgramCall
 from monoidreduce.folds.program.graph import Expression, Graph
 from monoidreduce.folds.program.operations import LEAVES
 from monoidreduce.folds.program.payloads import is_mean_alone, may_exclude
@@ -78,56 +78,40 @@ class Attention(NamedTuple):
 
 
 def attention_of(
-    program: str,
-    sizes: Sequence[int],
-    operands: Operands,
-    data: Data,
-    payload: Tensor | None,
-    batches: int,
-    scale: float,
-    tables: Tables,
+    call: ProgramCall, payload: Tensor | None, batches: int, sizes: Sequence[int]
 ) -> Attention | None:
     """The call as one of attention; None if it is none, or if the tensor cores of a GPU do not take it.
 
-    Arguments are those of the op `statistics`. sizes: of the captured tensors.
+    payload, batches, sizes (of the captured tensors): as in the op `statistics`.
     """
-    a, b, *_ = operands
+    a, b = call.a, call.b
     if payload is None or not a.is_cuda or payload.dtype != a.dtype or a.dtype.itemsize != 2:
         return None
-    if not is_mean_alone(parse(program)) or min(len(a), len(b), batches) == 0 or scale == 0:
+    if not is_mean_alone(call.parsed) or min(len(a), len(b), batches) == 0 or call.scale == 0:
         return None
     if torch.are_deterministic_algorithms_enabled() or not kernels.is_available():
         return None
-    if may_exclude(program, 0):  # kernels of folds do not let a vector of log weight -inf reach the mean
+    if may_exclude(call.program, 0):  # kernels of folds do not let a vector of log weight -inf reach the mean
         return None
-    found = as_attention(program, sizes, operands, data, payload, batches, scale, tables)
+    found = as_attention(call, payload, batches, sizes)
     if len(found.scores.sizes) > MOST_SIZES or not found.scores.plan_forward(*found[1:]).tensor_cores:
         return None
     return found
 
 
-def as_attention(
-    program: str,
-    sizes: Sequence[int],
-    operands: Operands,
-    data: Data,
-    payload: Tensor,
-    batches: int,
-    scale: float,
-    tables: Tables,
-) -> Attention:
+def as_attention(call: ProgramCall, payload: Tensor, batches: int, sizes: Sequence[int]) -> Attention:
     """The call of a program that `is_mean_alone`, on any device."""
-    a, b, *_ = operands
-    _, _, row_index, column_index = data
+    a, b, table, table_index = call.a, call.b, *call.tables
+    _, _, row_index, column_index = call.data
     q, k, v = (t.reshape(batches, 1, len(t) // batches, t.shape[1]) for t in (a, b, payload))
-    integers = [t.reshape(-1) for t in (tables[1], row_index, column_index) if t is not None]
-    gathered, of_rows = (0 if t is None else t.numel() for t in (tables[1], row_index))
+    integers = [t.reshape(-1) for t in (table_index, row_index, column_index) if t is not None]
+    gathered, of_rows = (0 if t is None else t.numel() for t in (table_index, row_index))
     own = [q.shape[2], k.shape[2], len(a), len(b), gathered, gathered + of_rows]
     scores = ProgramScores(
-        scale,
+        call.scale,
         Mask(),
-        _scores_program(program, len(sizes)),
-        tables[0],
+        _scores_program(call.program, len(sizes)),
+        table,
         torch.cat(integers) if integers else None,
         [*sizes, *own],
     )

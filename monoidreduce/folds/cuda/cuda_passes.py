@@ -27,9 +27,8 @@ from monoidreduce._ops.planes import PlaneHead, split_rows
 from monoidreduce._ops.products import write_products
 from monoidreduce._ops.slices import Needed, columns_in
 from monoidreduce.folds.cuda.cuda_source import state_words
-from monoidreduce.folds.cuda.kernels import Counts, fold_kernels, gradient_kernels
-from monoidreduce.folds.operands import NO_TABLES, Data, Operands, Tables
-from monoidreduce.folds.program.program import Program, parse
+from monoidreduce.folds.cuda.kernels import fold_kernels, gradient_kernels
+from monoidreduce.folds.operands import Counts, Data, Folded, Operands, ProgramCall
 
 __all__ = [
     "backward",
@@ -43,7 +42,6 @@ __all__ = [
     "widths_of",
 ]
 
-Results: TypeAlias = tuple[Tensor, Tensor, Tensor]
 _Planes: TypeAlias = tuple[Tensor | None, Tensor | None]
 
 _LEAST_COLUMNS = 256  # smallest slice of columns without tensor cores
@@ -74,72 +72,62 @@ def contiguous(data: Data) -> Data:
     return row, column, row_index, column_index
 
 
-def fold(
-    program: str,
-    operands: Operands,
-    data: Data,
-    counts: Counts,
-    results: Results,
-    scale: float,
-    tables: Tables,
-) -> None:
+def fold(call: ProgramCall, results: Folded) -> None:
     """Write the values, low words and indices of all rows."""
-    a, words, most = operands[0], state_words(program), bool(parse(program).most)
-    plan = _C.plan_statistics_fold(*operands, state_words=words, finds_most=most, planes=allows_planes())
-    kernels = fold_kernels(program, counts, a.dtype, plan, widths_of(operands), a.device.index)
+    words, most = state_words(call.program), bool(call.parsed.most)
+    plan = _C.plan_statistics_fold(*call.operands, state_words=words, finds_most=most, planes=allows_planes())
+    a, widths = call.a, widths_of(call.operands)
+    kernels = fold_kernels(call.program, call.counts, a.dtype, plan, widths, a.device.index)
     scratch = empty_statistics(a, plan.scratch)
-    values, low, indices = results
-    read = _as_kernels_read(operands, plan)
+    read = _as_kernels_read(call.operands, plan)
     _C.statistics_fold(
         *read,
-        *contiguous(data),
-        *tables,
-        values,
-        low,
-        indices,
+        *contiguous(call.data),
+        *call.tables,
+        *results,
         scratch,
         *_planes_of(read, plan),
         kernels,
         words,
         most,
-        scale,
+        call.scale,
         *launch_on(a),
         plan,
     )
 
 
-def finds_most(program: Program, operands: Operands) -> bool:
+def finds_most(call: ProgramCall) -> bool:
     """Whether the kernels of a program find its k largest values: on tensor cores, of one function, beside no
     variances."""
-    if not operands[0].is_cuda or len(program.most) != 1 or program.variances:
+    of = call.parsed
+    if not call.a.is_cuda or len(of.most) != 1 or of.variances:
         return False
-    words = state_words(program.text)
-    return _C.plan_statistics_fold(*operands, state_words=words, planes=allows_planes()).tensor_cores
+    words = state_words(call.program)
+    return _C.plan_statistics_fold(*call.operands, state_words=words, planes=allows_planes()).tensor_cores
 
 
 def backward(
-    program: str,
-    operands: Operands,
-    known: Data,
+    call: ProgramCall,
     counts: Counts,
-    scale: float,
-    workspace: int,
-    needed: list[bool],
+    needed: Sequence[bool],
     unrounded: bool = False,
     factors: Operands | None = None,
-    tables: Tables = NO_TABLES,
 ) -> list[Tensor | None]:
-    """The gradients of the operands, in their dtypes or as unrounded sums.
+    """The gradients of the four operands, in their dtypes or as unrounded sums.
 
-    known: the data, including what `derivative.gradient` adds. counts: numbers of data without that. needed:
-    for each operand. unrounded: return gradients in the accumulation dtype where they are summed in it.
-    factors: tensors that the products read in place of the operands, with the same shapes.
+    The call's data include what `derivative.gradient` adds.
+
+    Args:
+        counts: of data without that.
+        needed: for each operand.
+        unrounded: return gradients in the accumulation dtype where they are summed in it.
+        factors: tensors that the products read in place of the operands, with the same shapes.
     """
     if not any(needed):
         return [None] * 4
-    of_other = _reads_other(operands, needed)
-    bytes = workspace // (2 if of_other else 1)
-    plan, store, read = _local_gradients(program, operands, known, counts, scale, bytes, of_other, tables)
+    of_other = _reads_other(call, needed)
+    bytes = call.bytes // (2 if of_other else 1)
+    plan, store, read = _local_gradients(call, counts, bytes, of_other)
     a, b, other_a, other_b = read if factors is None else _as_kernels_read(factors, plan)
     if not plan.tensor_cores:
         return multiplied_by_torch((a, b, other_a, other_b), store, bytes, needed)
@@ -169,26 +157,18 @@ def backward(
 
 
 def backward_of_batches(
-    program: str,
-    operands: Operands,
-    known: Data,
-    counts: Counts,
-    scale: float,
-    workspace: int,
-    needed: Sequence[bool],
-    unrounded: bool,
-    batches: int,
-    tables: Tables,
+    call: ProgramCall, counts: Counts, needed: Sequence[bool], unrounded: bool, batches: int
 ) -> list[Tensor | None]:
     """`backward` of several batches, of which at least two fit into the workspace (`fits_batches`).
 
     A kernel stores the local gradients of each batch; one product multiplies those of all that fit.
     """
-    of_other = _reads_other(operands, needed)
-    bytes = workspace // (2 if of_other else 1)
-    a, b, other_a, other_b = _of_batch(operands, 0, 0, batches)
-    kernels = _LocalGradients(program, (a, b, other_a, other_b), counts, scale, bytes, of_other, tables)
-    read, data = [None if t is None else padded(t) for t in operands], contiguous(known)
+    of_other = _reads_other(call, needed)
+    bytes = call.bytes // (2 if of_other else 1)
+    first_batch = call._replace(scores=_scores_of_batch(call, 0, batches))
+    a, b = first_batch.scores[0]
+    kernels = _LocalGradients(first_batch, counts, bytes, of_other)
+    read, data = [None if t is None else padded(t) for t in call.operands], contiguous(call.data)
     at_once, shape = min(bytes // _bytes_of_scores(a, b), batches), (len(a), len(b) + -len(b) % 8)
     local = [a.new_empty(at_once, *shape)[..., : len(b)] for _ in range(1 + of_other)]
     found: list[Tensor | None] = [
@@ -217,25 +197,28 @@ def backward_of_batches(
     return found
 
 
-def fits_batches(operands: Operands, workspace: int, needed: Sequence[bool], batches: int) -> bool:
+def fits_batches(call: ProgramCall, needed: Sequence[bool], batches: int) -> bool:
     """Whether tensor cores compute the gradients, and those of two batches' scores fit into the workspace.
 
     The gradients of larger batches are computed one batch after the other: they fill a GPU.
     """
-    if operands[0].dtype.itemsize != 2 or not any(needed[:4]):
+    if call.a.dtype.itemsize != 2 or not any(needed[:4]):
         return False
-    a, b, other_a, other_b = _of_batch(operands, 0, 0, batches)
-    bytes = workspace // (2 if _reads_other(operands, needed) else 1)
-    deterministic = torch.are_deterministic_algorithms_enabled()
+    of_batch = call._replace(scores=_scores_of_batch(call, 0, batches))
+    bytes = call.bytes // (2 if _reads_other(call, needed) else 1)
     plan = _C.plan_statistics_local_gradient(
-        a, b, other_a, other_b, workspace=bytes, deterministic=deterministic
+        *of_batch.operands, workspace=bytes, deterministic=torch.are_deterministic_algorithms_enabled()
     )
-    return plan.tensor_cores and 2 * _bytes_of_scores(a, b) <= bytes
+    return plan.tensor_cores and 2 * _bytes_of_scores(*of_batch.scores[0]) <= bytes
 
 
-def _reads_other(operands: Operands, needed: Sequence[bool]) -> bool:
+def _reads_other(call: ProgramCall, needed: Sequence[bool]) -> bool:
     """Whether local gradients of a second score are needed."""
-    return operands[2] is not None and any(needed[2:4])
+    return len(call.scores) > 1 and any(needed[2:4])
+
+
+def _scores_of_batch(call: ProgramCall, batch: int, batches: int) -> tuple[tuple[Tensor, Tensor], ...]:
+    return tuple(tuple(_of_batch(pair, 0, batch, batches)) for pair in call.scores)
 
 
 def _of_batch(tensors: Sequence[Tensor | None], axis: int, batch: int, batches: int) -> Any:
@@ -251,29 +234,20 @@ def _bytes_of_scores(a: Tensor, b: Tensor) -> int:
     return len(a) * (len(b) + -len(b) % 8) * a.dtype.itemsize
 
 
-def rows_product(
-    program: str,
-    a: Tensor,
-    b: Tensor,
-    known: Data,
-    counts: Counts,
-    scale: float,
-    workspace: int,
-    payload: Tensor,
-) -> Tensor:
+def rows_product(call: ProgramCall, counts: Counts, payload: Tensor) -> Tensor:
     """sum_j g_ij payload_j in float32, on tensor cores; g_ij is the local gradient of a program of one score.
 
-    known, counts: as in `backward`. payload: [columns, width], 16-bit; the width is a multiple of 8.
+    call, counts: as in `backward`. payload: [columns, width], 16-bit; the width is a multiple of 8.
     """
-    operands = (a, b, None, None)
-    plan, store, _ = _local_gradients(program, operands, known, counts, scale, workspace, False)
-    rows = payload.new_empty(1, payload.shape[1]).expand(len(a), -1)  # dummy: its product is not needed
+    bytes = call.bytes
+    plan, store, _ = _local_gradients(call, counts, bytes, False)
+    rows = payload.new_empty(1, payload.shape[1]).expand(len(call.a), -1)  # dummy: its product is not needed
     head = Head(
         rows,
         payload,
         Needed(rows=True, columns=False),
         clusters=plan.clusters,
-        own_columns=columns_in(workspace, len(a)),
+        own_columns=columns_in(bytes, len(call.a)),
         unrounded=True,
     )
     (found,) = multiply_dlogits([head], lambda part, slices: store(part, slices[0].dlogits, None))
@@ -282,14 +256,7 @@ def rows_product(
 
 
 def _local_gradients(
-    program: str,
-    operands: Operands,
-    known: Data,
-    counts: Counts,
-    scale: float,
-    bytes: int,
-    of_other: bool,
-    tables: Tables = NO_TABLES,
+    call: ProgramCall, counts: Counts, bytes: int, of_other: bool
 ) -> tuple[_C.Plan, Callable[..., None], Operands]:
     """The plan; a function store(part, out, other_out, planes) that writes local gradients; the operands as
     it reads them.
@@ -298,9 +265,9 @@ def _local_gradients(
     if not, there is no other_out on tensor cores. planes: all rows of a and a part of b in planes, if the
     caller has them.
     """
-    kernels = _LocalGradients(program, operands, counts, scale, bytes, of_other, tables)
-    read, (row, column, row_index, column_index) = _as_kernels_read(operands, kernels.plan), contiguous(known)
-    a, b, other_a, other_b = read
+    kernels = _LocalGradients(call, counts, bytes, of_other)
+    read = _as_kernels_read(call.operands, kernels.plan)
+    (a, b, other_a, other_b), (row, column, row_index, column_index) = read, contiguous(call.data)
 
     def store(
         part: slice, out: Tensor | None, other_out: Tensor | None, planes: _Planes | None = None
@@ -317,27 +284,17 @@ def _local_gradients(
 class _LocalGradients:
     """The kernels that store the local gradients of a call, or of one of its batches."""
 
-    def __init__(
-        self,
-        program: str,
-        operands: Operands,
-        counts: Counts,
-        scale: float,
-        bytes: int,
-        of_other: bool,
-        tables: Tables,
-    ) -> None:
-        """The arguments are those of `_local_gradients`."""
-        self.scale, self.bytes, self.tables = scale, bytes, tables
+    def __init__(self, call: ProgramCall, counts: Counts, bytes: int, of_other: bool) -> None:
+        """The arguments are those of `_local_gradients`; the call's data are not read."""
+        self.scale, self.bytes, self.tables = call.scale, bytes, call.tables
         self.plan = _C.plan_statistics_local_gradient(
-            *operands,
+            *call.operands,
             workspace=bytes,
             deterministic=torch.are_deterministic_algorithms_enabled(),
             planes=allows_planes(),
         )
-        a, _, other_a, _ = operands
-        of_first = self.plan.tensor_cores and other_a is not None and not of_other
-        self.handle = gradient_kernels(program, counts, a.dtype, self.plan, a.device.index, of_first)
+        a, of_first = call.a, self.plan.tensor_cores and len(call.scores) > 1 and not of_other
+        self.handle = gradient_kernels(call.program, counts, a.dtype, self.plan, a.device.index, of_first)
 
     def store(
         self,
@@ -370,7 +327,7 @@ class _LocalGradients:
 
 
 def multiplied_by_torch(
-    operands: Operands, store: Callable[..., None], bytes: int, needed: list[bool]
+    operands: Operands, store: Callable[..., None], bytes: int, needed: Sequence[bool]
 ) -> list[Tensor | None]:
     """The gradients of the operands without tensor cores: torch multiplies, in the accumulation dtype.
 

@@ -20,9 +20,9 @@ from monoidreduce._ops.memory import empty_statistics, launch_on, padded
 from monoidreduce.folds.cuda import kernels
 from monoidreduce.folds.cuda.cuda_passes import contiguous
 from monoidreduce.folds.cuda.cuda_source import state_words
-from monoidreduce.folds.operands import Data, Operands, Tables
+from monoidreduce.folds.operands import Operands, ProgramCall
 from monoidreduce.folds.program.payloads import counting_excluded
-from monoidreduce.folds.program.program import Program, parse
+from monoidreduce.folds.program.program import Program
 
 __all__ = ["fold", "plan_of"]
 
@@ -32,60 +32,49 @@ _SLAB = 64  # columns of the payload
 _KERNELS = 2  # at most: each computes the scores, and with more of them stored weights need fewer products
 
 
-def plan_of(
-    program: str, operands: Operands, payload: Tensor | None, widths: Sequence[int], batches: int
-) -> _C.Plan | None:
+def plan_of(call: ProgramCall, payload: Tensor | None, widths: Sequence[int], batches: int) -> _C.Plan | None:
     """The plan of a call that `fold` takes; None if it takes none."""
-    a, of = operands[0], parse(program)
+    a, of = call.a, call.parsed
     slabs = sum(-(-width // _SLAB) for width in widths)
     if not a.is_cuda or (slabs == 0 and batches == 1) or of.most or of.variances:
         return None
     if (payload is not None and payload.dtype != a.dtype) or not kernels.is_available():
         return None
-    plan = _C.plan_statistics_fold(*operands, state_words=state_words(program))
+    plan = _C.plan_statistics_fold(*call.operands, state_words=state_words(call.program))
     return plan if plan.payload_slabs and slabs <= _KERNELS * plan.payload_slabs else None
 
 
 def fold(
-    program: str,
-    operands: Operands,
-    data: Data,
-    payload: Tensor | None,
-    widths: Sequence[int],
-    batches: int,
-    scale: float,
-    plan: _C.Plan,
-    tables: Tables,
+    call: ProgramCall, payload: Tensor | None, widths: Sequence[int], batches: int, plan: _C.Plan
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Values, payload sums, low words of log-sum-exps, and indices.
 
     payload: [V, sum of widths], the vectors of all payload sums. batches: as in the op `statistics`. Rows and
-    columns are at least one of each. tables: reals and integers that the program gathers from.
+    columns are at least one of each.
     """
-    of, rows = parse(program), operands[0].shape[0]
+    of, rows = call.parsed, len(call.a)
     of_slabs = [n for n, width in enumerate(widths) for _ in range(0, width, _SLAB)]
-    results = _results(of, operands[0], len(of_slabs) * _SLAB)
-    call = _Call(operands, [*widths], of_slabs, batches, scale, plan, tables)
+    results = _results(of, call.a, len(of_slabs) * _SLAB)
+    kernel = _Kernel(of_slabs, batches, plan)
     values, low, indices, sums = results
     if payload is None:
-        call.launch(program, (), data, None, None, results)
+        kernel.launch(call, (), None, None, results)
         return values, sums, low, indices
-    vectors = torch.split(payload, call.widths, 1)
+    vectors = torch.split(payload, [*widths], 1)
     whole = payload if all(width % _SLAB == 0 for width in widths) else _in_slabs(vectors)
-    call.launch(program, (), data, whole, None, results)
+    kernel.launch(call, (), whole, None, results)
     # 0 times a vector that is not finite is NaN. If there is one, a second launch counts the rows in which it
     # has a weight, and multiplies another in its place.
-    text, counted = counting_excluded(program, 0 if data[1] is None else data[1].shape[0])
+    row, column, row_index, column_index = call.data
+    text, counted = counting_excluded(call.program, 0 if column is None else column.shape[0])
     if counted:
         # A vector times 0 is 0 or NaN. With isfinite().all(1) torch took 0.25 ms of a call of 2.7 (H200).
         spoiled = torch.stack([vectors[n] @ vectors[n].new_zeros(widths[n]) for n in counted]) != 0
-        row, column, row_index, column_index = data
         column = torch.cat([t for t in (column, spoiled.to(torch.float32)) if t is not None])
-        of_counts = operands[0].new_empty(of.indices + len(counted), rows, dtype=torch.int64)
-        call.launch(
-            text,
+        of_counts = call.a.new_empty(of.indices + len(counted), rows, dtype=torch.int64)
+        kernel.launch(
+            call._replace(program=text, data=(row, column, row_index, column_index)),
             counted,
-            (row, column, row_index, column_index),
             whole.nan_to_num(0, 0, 0),
             spoiled.any().to(torch.int64)[None],
             (values, low, of_counts, sums),
@@ -111,61 +100,44 @@ def _in_slabs(vectors: Sequence[Tensor]) -> Tensor:
     return torch.cat([F.pad(t, (0, -t.shape[1] % _SLAB)) for t in vectors], 1)
 
 
-class _Call(NamedTuple):
+class _Kernel(NamedTuple):
     """What both launches have in common. of_slabs: the number of each slab's payload sum."""
 
-    operands: Operands
-    widths: list[int]
     of_slabs: list[int]
     batches: int
-    scale: float
     plan: _C.Plan
-    tables: Tables
 
     def launch(
         self,
-        program: str,
+        call: ProgramCall,
         counted: tuple[int, ...],
-        data: Data,
         payload: Tensor | None,
         wanted: Tensor | None,
         results: _Results,
     ) -> None:
         """counted: as in `cuda_source.fold_source`. wanted: kernels do nothing if this number is 0."""
-        a = self.operands[0]
-        row, column, row_index, column_index = contiguous(data)
-        of_row, of_row_index, of_column, of_column_index = (
-            0 if t is None else t.shape[0] for t in (row, row_index, column, column_index)
-        )
-        counts = of_row, of_row_index, of_column, of_column_index
-        slabs = len(self.of_slabs)
+        slabs, device = len(self.of_slabs), call.a.device
         parts = max(-(-slabs // self.plan.payload_slabs), 1)
         bounds = [*pairwise(slabs * i // parts for i in range(parts + 1))]
         of_kernels = tuple(tuple(self.of_slabs[slice(*bound)]) for bound in bounds)
         kernel = kernels.payload_kernels(
-            program, counts, counted, of_kernels, a.dtype, self.plan, a.device.index
+            call.program, call.counts, counted, of_kernels, call.a.dtype, self.plan, device.index
         )
-        a, b, *others = self.operands
-        a, b = padded(a), padded(b)
+        a, b, *others = call.operands
         other_a, other_b = (None if t is None else padded(t) for t in others)
+        read: Operands = padded(a), padded(b), other_a, other_b
         for number, (first_slab, _) in enumerate(bounds):
             _C.statistics_payload(
-                a,
-                b,
-                other_a,
-                other_b,
-                row,
-                column,
-                row_index,
-                column_index,
-                *self.tables,
+                *read,
+                *contiguous(call.data),
+                *call.tables,
                 None if payload is None else padded(payload),
                 wanted,
                 *results,
                 kernel + number,
                 self.batches,
                 first_slab,
-                self.scale,
-                *launch_on(a),
+                call.scale,
+                *launch_on(call.a),
                 self.plan,
             )

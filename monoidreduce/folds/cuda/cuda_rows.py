@@ -6,82 +6,66 @@ exchanged. No local gradients are stored, and no sum depends on the order in whi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.memory import empty_statistics, launch_on
 from monoidreduce.folds.cuda.cuda_passes import contiguous, widths_of
-from monoidreduce.folds.cuda.kernels import Counts, row_gradient_kernel
-from monoidreduce.folds.operands import NO_TABLES, Data, Operands, Tables, place
+from monoidreduce.folds.cuda.kernels import row_gradient_kernel
+from monoidreduce.folds.operands import Counts, ProgramCall, place
 from monoidreduce.folds.program.derivative import gradient
 
 __all__ = ["backward", "takes"]
 
 
-def takes(operands: Operands, workspace: int) -> bool:
+def takes(call: ProgramCall) -> bool:
     """Whether the rows are narrow enough for these kernels."""
-    return _C.plan_statistics_row_gradient(*operands, workspace=workspace).owned_rows is not None
+    return _C.plan_statistics_row_gradient(*call.operands, workspace=call.bytes).owned_rows is not None
 
 
 def backward(
-    program: str,
-    operands: Operands,
-    known: Data,
-    counts: Counts,
-    scale: float,
-    workspace: int,
-    needed: list[bool],
-    tables: Tables = NO_TABLES,
-) -> list[Tensor | None]:
-    """The gradients of the four operands, the row data and the column data, in the accumulation dtype.
+    call: ProgramCall, counts: Counts, needed: Sequence[bool], of_row: bool, of_column: bool
+) -> tuple[list[Tensor | None], Tensor | None, Tensor | None]:
+    """The gradients of the four operands, of the row data and of the column data, in the accumulation dtype.
 
-    known: the data, including what `derivative.gradient` adds. counts: numbers of data without that. needed:
-    for each of the six.
+    The call's data include what `derivative.gradient` adds.
+
+    Args:
+        counts: of data without that.
+        needed: for each operand.
+        of_row, of_column: whether those of data are needed.
     """
-    of = gradient(program, *counts[:2])
+    of = gradient(call.program, *counts[:2])
     by_rows, by_columns = (
         tuple(number for number, by in enumerate(all) if by is not None) for all in (of.rows, of.columns)
     )
-    a, b, other_a, other_b = operands
-    row, column, row_index, column_index = known
-    of_rows, of_columns = needed[0:6:2], needed[1:6:2]
-    d_a, d_other_a, d_row = _sums(
-        program, operands, known, tables, counts, False, by_rows, of_rows, scale, workspace
-    )
-    position = torch.arange(len(b), device=b.device)[None]
+    row, column, row_index, column_index = call.data
+    d_a, d_other_a, d_row = _sums(call, counts, False, by_rows, [*needed[0:4:2], of_row])
+    position = torch.arange(len(call.b), device=call.b.device)[None]
     numbered = position if column_index is None else torch.cat((column_index, position))
-    exchanged = (b, a, other_b, other_a), (column, row, numbered, row_index)
-    d_b, d_other_b, d_column = _sums(
-        program, *exchanged, tables, counts, True, by_columns, of_columns, scale, workspace
+    exchanged = call._replace(
+        scores=tuple((columns, rows) for rows, columns in call.scores),
+        data=(column, row, numbered, row_index),
     )
-    return [
-        d_a,
-        d_b,
-        d_other_a,
-        d_other_b,
+    d_b, d_other_b, d_column = _sums(exchanged, counts, True, by_columns, [*needed[1:4:2], of_column])
+    return (
+        [d_a, d_b, d_other_a, d_other_b],
         None if d_row is None else _placed(d_row, by_rows, counts[0]),
         None if d_column is None else _placed(d_column, by_columns, counts[2]),
-    ]
+    )
 
 
 def _sums(
-    program: str,
-    operands: Operands,
-    data: Data,
-    tables: Tables,
-    counts: Counts,
-    of_columns: bool,
-    by: tuple[int, ...],
-    needed: list[bool],
-    scale: float,
-    workspace: int,
+    call: ProgramCall, counts: Counts, of_columns: bool, by: tuple[int, ...], needed: list[bool]
 ) -> list[Tensor | None]:
     """Gradients of everything that belongs to rows: operands [rows, width], and row data [len(by), rows].
 
     by: numbers of the data. of_columns: rows and columns are exchanged.
     """
-    a = operands[0]
+    operands, a, workspace = call.operands, call.a, call.bytes
     by = by if needed[2] else ()
     of_operands = needed[0] or needed[1]
     plan = _C.plan_statistics_row_gradient(*operands, workspace=workspace)
@@ -94,18 +78,26 @@ def _sums(
     found = [None if shape is None else empty_statistics(a, splits, *shape) for shape in shapes]
     if of_operands or by:
         kernel = row_gradient_kernel(
-            program, counts, of_columns, of_operands, by, a.dtype, plan, widths_of(operands), a.device.index
+            call.program,
+            counts,
+            of_columns,
+            of_operands,
+            by,
+            a.dtype,
+            plan,
+            widths_of(operands),
+            a.device.index,
         )
         d_a, d_other_a, sums = found
         _C.statistics_row_gradient(
             *operands,
-            *contiguous(data),
-            *tables,
+            *contiguous(call.data),
+            *call.tables,
             d_a,
             d_other_a,
             sums,
             kernel,
-            scale,
+            call.scale,
             workspace,
             *launch_on(a),
             plan,

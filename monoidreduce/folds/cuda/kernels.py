@@ -30,6 +30,7 @@ from monoidreduce.folds.cuda.cuda_source import (
     scores_source,
     state_words,
 )
+from monoidreduce.folds.operands import Counts
 from monoidreduce.folds.program.integers import FEW
 
 __all__ = [
@@ -52,7 +53,6 @@ __all__ = [
     "scores_kernel",
 ]
 
-Counts = tuple[int, int, int, int]  # numbers of row reals, row integers, column reals, column integers
 Widths = tuple[int, int]  # widths of the operands of both scores; 0 for the second if there is only one
 Owned = tuple[int, int, int]  # for kernels whose threads own rows: both widths, and lanes that share a row
 

@@ -15,13 +15,11 @@ from torch import Tensor
 
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._ops.products import without_autocast
-from monoidreduce.folds.operands import NO_TABLES, Tables
+from monoidreduce.folds.operands import Counts, ProgramCall
 from monoidreduce.folds.program.derivative import gradient
 from monoidreduce.folds.program.graph import Node
-from monoidreduce.folds.program.program import parse
 from monoidreduce.folds.torch.monoid import StatisticsMonoid
 from monoidreduce.folds.torch.reader import evaluate, largest_in_order, with_scores
-from monoidreduce.workspace import get_workspace
 
 __all__ = ["LEAST_COLUMNS", "Chunked", "product"]
 
@@ -33,32 +31,16 @@ _SCORES = ("score", "other", "third")
 
 
 class Chunked:
-    """A call.
+    """A call of up to three scores."""
 
-    operands: a pair for each of up to three scores. data: row reals, column reals, row integers, column
-    integers.
-    """
-
-    def __init__(
-        self,
-        program: str,
-        operands: tuple[Tensor | None, ...],
-        data: tuple[Tensor | None, ...],
-        scale: float,
-        workspace: int | None,
-        tables: Tables = NO_TABLES,
-    ) -> None:
-        self.text, self.program = program, parse(program)
-        a, b, *_ = operands
-        assert a is not None and b is not None
-        self.operands, self.scale = operands, scale
-        self.rows, self.columns = a.shape[0], b.shape[0]
-        self.dtype = accumulation_dtype(a.dtype)
-        self.data = dict(zip(("row", "column", "row_index", "column_index"), data, strict=True))
-        self.tables = dict(zip(("gather", "index_gather"), tables, strict=True))
-        bytes = get_workspace() if workspace is None else workspace
+    def __init__(self, call: ProgramCall) -> None:
+        self.call, self.program, self.scale = call, call.parsed, call.scale
+        self.rows, self.columns = len(call.a), len(call.b)
+        self.dtype = accumulation_dtype(call.a.dtype)
+        self.data = dict(zip(("row", "column", "row_index", "column_index"), call.data, strict=True))
+        self.data |= zip(("gather", "index_gather"), call.tables, strict=True)
         of_element = 24 if self.program.most else 8  # scores, and what torch makes of them at a time
-        most = bytes // (of_element * max(self.rows, 1))
+        most = call.bytes // (of_element * max(self.rows, 1))
         self.at_once = max(
             most // LEAST_COLUMNS * LEAST_COLUMNS, LEAST_COLUMNS
         )  # aligned, for torch's products
@@ -69,22 +51,19 @@ class Chunked:
             part = slice(first, min(first + self.at_once, self.columns))
             yield part, self._scores(0, part), self._leaf(part)
 
-    def _scores(self, of: int, part: slice) -> Tensor:
-        rows, columns = self.operands[of : of + 2]
-        assert rows is not None and columns is not None
+    def _scores(self, number: int, part: slice) -> Tensor:
+        rows, columns = self.call.scores[number]
         return product(rows, columns[part].T, self.dtype) * self.scale
 
     def _leaf(self, part: slice) -> Callable[[Node], Tensor]:
         def leaf(node: Node) -> Tensor:
             name, *number = node
             if name in _SCORES:
-                return self._scores(2 * _SCORES.index(name), part)
-            if name in self.tables:
-                table = self.tables[name]
-                assert table is not None
-                return table
+                return self._scores(_SCORES.index(name), part)
             vectors = self.data[name]
             assert vectors is not None
+            if name in ("gather", "index_gather"):
+                return vectors
             vector = vectors[number[0]]
             return vector[:, None] if name.startswith("row") else vector[part]
 
@@ -111,7 +90,7 @@ class Chunked:
 
     def forward(self) -> tuple[Tensor, Tensor, Tensor]:
         """Values, low words of log-sum-exps (0 here), and indices."""
-        monoid = StatisticsMonoid(self.text)
+        monoid = StatisticsMonoid(self.call.program)
         state = None
         for part, score, leaf in self.parts():
             of_part = monoid.of_scores(score, leaf, part.start)
@@ -136,25 +115,34 @@ class Chunked:
 
     def backward(
         self,
-        known: Tensor | None,
-        known_index: Tensor | None,
-        counts: tuple[int, int],
-        needed: Sequence[bool],
+        counts: Counts,
+        of_scores: Sequence[bool],
+        of_row: bool,
+        of_column: bool,
         of_most: tuple[Tensor, Tensor] | None = None,
-    ) -> list[Tensor | None]:
-        """The gradients of the operands and of the data, in the accumulation dtype.
+    ) -> tuple[list[Tensor | None], Tensor | None, Tensor | None]:
+        """The gradients of the operands, of the row data and of the column data, in the accumulation dtype.
 
-        known, known_index: row data including what `derivative.gradient` adds. counts: numbers of data
-            without that. of_most: the gradients of the k largest values, and their columns, [sum of k, rows].
+        The call's data include what `derivative.gradient` adds.
+
+        Args:
+            counts: of data without that.
+            of_scores, of_row, of_column: which are computed; the others are None.
+            of_most: the gradients of the k largest values, and their columns, [sum of k, rows].
         """
-        of = gradient(self.text, *counts)
-        of_rows, of_columns = self.data["row"], self.data["column"]
-        inputs = (*self.operands, of_rows, of_columns)
+        of = gradient(self.call.program, *counts[:2])
+        operands = [t for pair in self.call.scores for t in pair]
         found = [
-            torch.zeros_like(t, dtype=self.dtype) if t is not None and wanted else None
-            for t, wanted in zip(inputs, needed, strict=False)
+            torch.zeros_like(t, dtype=self.dtype) if wanted else None
+            for t, wanted in zip(operands, of_scores, strict=True)
         ]
-        self.data |= {"row": known, "row_index": known_index}
+        d_row, d_column = (
+            operands[0].new_zeros(count, n, dtype=self.dtype) if wanted and count else None
+            for wanted, count, n in (
+                (of_row, counts[0], self.rows),
+                (of_column, counts[2], self.columns),
+            )
+        )
         by_scores = (of.score, of.other, of.third)
         roots = [i for i in (*by_scores, *of.rows, *of.columns) if i is not None]
         for part, score, leaf in self.parts():
@@ -162,37 +150,28 @@ class Chunked:
                 leaf = self._with_upstream(leaf, part, *of_most)
             values = evaluate(of.nodes.nodes, roots, with_scores(score, leaf, part.start), score)
             elements = {i: values[i].expand(score.shape) for i in roots}
-            for at, number in zip((0, 2, 4), by_scores, strict=True):
+            for n, ((rows, columns), number) in enumerate(zip(self.call.scores, by_scores, strict=False)):
                 if number is None:
                     continue
-                rows, columns = self.operands[at : at + 2]
-                assert rows is not None and columns is not None
                 local = elements[number] * self.scale
-                d_rows, d_columns = found[at : at + 2]
+                d_rows, d_columns = found[2 * n : 2 * n + 2]
                 if d_rows is not None:
                     d_rows += product(local, columns[part], self.dtype)
                 if d_columns is not None:
                     d_columns[part] = product(local.T, rows, self.dtype)
-            for total, axis, numbers in ((found[-2], 1, of.rows), (found[-1], 0, of.columns)):
+            for total, axis, numbers in ((d_row, 1, of.rows), (d_column, 0, of.columns)):
                 for k, number in enumerate(numbers):
                     if total is not None and number is not None:
                         where = total[k] if axis == 1 else total[k, part]
                         where += elements[number].sum(axis)
-        return found
+        return found, d_row, d_column
 
-    def of_table(
-        self,
-        known: Tensor | None,
-        known_index: Tensor | None,
-        counts: tuple[int, int],
-        of_most: tuple[Tensor, Tensor] | None = None,
-    ) -> Tensor | None:
+    def of_table(self, counts: Counts, of_most: tuple[Tensor, Tensor] | None = None) -> Tensor | None:
         """The gradient of the table of reals; None if it is 0. Arguments as in `backward`."""
-        of, table = gradient(self.text, *counts), self.tables["gather"]
+        of, table = gradient(self.call.program, *counts[:2]), self.call.tables[0]
         if table is None or not of.gathers:
             return None
         found = torch.zeros_like(table, dtype=self.dtype)
-        self.data |= {"row": known, "row_index": known_index}
         roots = [i for pair in of.gathers for i in pair]
         for part, score, leaf in self.parts():
             if of_most is not None:
