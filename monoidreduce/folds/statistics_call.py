@@ -15,9 +15,10 @@ from monoidreduce._results import RESULTS
 from monoidreduce._validate import INTEGERS, check_axes, check_factor, check_like, check_tensor, mismatch
 from monoidreduce.folds.block_mask import BlockMask, as_block_mask, check_block_mask
 from monoidreduce.folds.program.arguments import ARGUMENTS, VECTOR, kind_of
+from monoidreduce.folds.program.captures import described
 from monoidreduce.folds.program.mods import learned, tables
 from monoidreduce.folds.program.program import without_own_row
-from monoidreduce.folds.program.tracing import Masking, Source, Traced, described
+from monoidreduce.folds.program.tracing import Masking, Source, Traced
 from monoidreduce.folds.stat import Extremum
 from monoidreduce.folds.torch.reader import evaluate
 from monoidreduce.functional import _like_rows, _operands, _per_row, _rows, check_index

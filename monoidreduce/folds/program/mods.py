@@ -26,6 +26,7 @@ from monoidreduce._dynamo import at_compile_time, found, read
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._validate import mismatch
 from monoidreduce.folds.program.arguments import definition
+from monoidreduce.folds.program.captures import Captures, described
 from monoidreduce.folds.program.errors import TraceError
 from monoidreduce.folds.program.graph import Expression, Graph, Node
 from monoidreduce.folds.program.integers import MOST
@@ -35,10 +36,8 @@ from monoidreduce.folds.program.sequences import in_sequences
 from monoidreduce.folds.program.tracing import (
     KINDS,
     OF_MODS,
-    Captures,
     Trace,
     called,
-    described,
     is_value,
     kept_by,
     named_value,
