@@ -19,6 +19,7 @@ __all__ = [
     "Folded",
     "Operands",
     "ProgramCall",
+    "Results",
     "Tables",
     "kept_data",
     "place",
@@ -34,6 +35,7 @@ Data: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | No
 NO_DATA: Data = (None, None, None, None)
 Counts: TypeAlias = tuple[int, int, int, int]  # of row reals, row integers, column reals, column integers
 Folded: TypeAlias = tuple[Tensor, Tensor, Tensor]  # values, low words of log-sum-exps, indices
+Results: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]  # the same, with payload sums behind the values
 
 
 class ProgramCall(NamedTuple):

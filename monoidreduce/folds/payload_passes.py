@@ -13,7 +13,7 @@ from torch import Tensor
 
 from monoidreduce._ops.memory import accumulation_dtype, empty_statistics
 from monoidreduce.folds.number_passes import Gradients, Wanted, added, empty_results, gradients, numbers
-from monoidreduce.folds.operands import Folded, ProgramCall, kept_data
+from monoidreduce.folds.operands import Folded, ProgramCall, Results, kept_data
 from monoidreduce.folds.program.payloads import is_mean, may_exclude, weights, with_score
 
 __all__ = ["payload_gradients", "payload_sums"]
@@ -76,10 +76,8 @@ def payload_gradients(
     call: ProgramCall,
     payload: Tensor,
     widths: Sequence[int],
-    grad_values: Tensor,
-    grad_sums: Tensor,
-    folded: Folded,
-    sums: Tensor,
+    upstream: tuple[Tensor, Tensor],
+    results: Results,
     wanted: Wanted,
     of_payload: bool,
     unrounded: bool,
@@ -90,22 +88,22 @@ def payload_gradients(
     Each payload sum is one more score: its statistic is the mean or the total of <upstream, vector>. The
     gradients by the numbers come with the first.
 
-    wanted, unrounded, batches: as in `gradients`. sums: the payload sums.
+    upstream: the gradients of values and of payload sums. wanted, unrounded, batches: as in `gradients`.
     """
-    (values, low, indices), data = folded, call.data
+    (grad_values, grad_sums), (values, sums, low, indices), data = upstream, results, call.data
     call = _in_dtype_of_sums(call, payload)
     of_data = (wanted.row and data[0] is not None) or (wanted.column and data[1] is not None)
     found = Gradients([None] * len(wanted.scores))
     d_payload = torch.zeros_like(payload, memory_format=torch.contiguous_format)
     parts = (torch.split(t, [*widths], 1) for t in (payload.to(call.a.dtype), grad_sums, sums, d_payload))
-    for number, (vectors, upstream, total, d_vectors) in enumerate(zip(*parts, strict=True)):
+    for number, (vectors, grad_sum, total, d_vectors) in enumerate(zip(*parts, strict=True)):
         if vectors.shape[1] == 0:
             continue
         text, at = with_score(call.program, number)
-        of_sum = call._replace(program=text, scores=(*call.scores, (upstream.to(vectors.dtype), vectors)))
+        of_sum = call._replace(program=text, scores=(*call.scores, (grad_sum.to(vectors.dtype), vectors)))
         # The fold scales all scores, so this one's mean and its gradient make up for that.
-        mean = (upstream * total).sum(1)[None] * call.scale
-        by = torch.full_like(upstream[:, :1].mT, 1 / call.scale)
+        mean = (grad_sum * total).sum(1)[None] * call.scale
+        by = torch.full_like(grad_sum[:, :1].mT, 1 / call.scale)
         if of_data and vectors.dtype.itemsize == 2:
             # Gradients of data are as accurate as float32 sums; a mean by weights in 16 bits is too coarse.
             mean = numbers(of_sum)[0][at : at + 1]

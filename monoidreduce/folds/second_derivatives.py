@@ -20,21 +20,22 @@ from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._ops.registry import any_requires_grad, call_op
 from monoidreduce.folds.program.program import parse
 from monoidreduce.folds.program.tangent import tangent
+from monoidreduce.folds.statistics_op import Inputs, Options
 
 __all__ = ["gradients_of_gradients", "obstacle", "tangents"]
 
-Inputs = Sequence[Tensor | None]  # those of the op
-_FLOATING = 8  # the inputs with gradients: a, b, other_a, other_b, row, column, payload, table
+Tensors = Sequence[Tensor | None]
+_FLOATING = 8  # the first inputs of the op have gradients
 
 
-def obstacle(inputs: Inputs, program: str) -> str | None:
+def obstacle(inputs: Sequence[Any], program: str) -> str | None:
     """Why a call of the op has no derivative in a direction that is a fold; None if it has one."""
-    _, _, other_a, _, _, _, payload, *_ = inputs
+    of = Inputs(*inputs)
     if parse(program).most:
         return "largest(f, k) and smallest(f, k) have none"
-    if other_a is None:
+    if of.other_a is None:
         return None
-    if payload is not None:
+    if of.payload is not None:
         return "that of a fold of two scores and payloads is a fold of four scores"
     # The Jensen-Shannon divergence detaches what has no part in its gradient, but in the gradient of that.
     if any(name == "detach" for name, *_ in parse(program).nodes):
@@ -42,7 +43,7 @@ def obstacle(inputs: Inputs, program: str) -> str | None:
     return None
 
 
-def tangents(directions: Inputs, results: Sequence[Tensor], *arguments: Any) -> tuple[Tensor, Tensor]:
+def tangents(directions: Tensors, results: Sequence[Tensor], *arguments: Any) -> tuple[Tensor, Tensor]:
     """How the values and the payload sums of the op `statistics` move if its inputs move in a direction.
 
     They are differentiable in the inputs and the directions.
@@ -53,11 +54,11 @@ def tangents(directions: Inputs, results: Sequence[Tensor], *arguments: Any) -> 
     """
     if torch.is_grad_enabled() and any_requires_grad(arguments):
         results = call_op("statistics", *arguments)
-    return _Direction(directions, results, *arguments).moved
+    return _Direction(directions, results, Inputs(*arguments[:11]), Options(*arguments[11:])).moved
 
 
 def gradients_of_gradients(
-    cotangents: Inputs, wanted: Sequence[bool], *arguments: Any
+    cotangents: Tensors, wanted: Sequence[bool], *arguments: Any
 ) -> list[Tensor | None]:
     """The gradients of the op `statistics_backward`: of its results times cotangents, by each argument.
 
@@ -70,13 +71,13 @@ def gradients_of_gradients(
     Raises:
         RuntimeError: the program has two scores and payloads, so its derivative has four scores.
     """
-    grads, inputs, results = arguments[:2], arguments[2:13], arguments[13:17]
-    options, needed = arguments[17:23], arguments[23]
+    grads, inputs, results = arguments[:2], Inputs(*arguments[2:13]), arguments[13:17]
+    options, needed = Options(*arguments[17:23]), arguments[23]
     of_needed = zip(cotangents, needed, strict=False)
     directions = [u if wanted else None for u, wanted in of_needed][:_FLOATING]
     found: list[Tensor | None] = [None] * len(arguments)
     if any(u is not None for u in directions):
-        direction = _Direction(directions, results, *inputs, *options)
+        direction = _Direction(directions, results, inputs, options)
         found[:2] = [None if g is None else moved for g, moved in zip(grads, direction.moved, strict=True)]
         found[2 : 2 + _FLOATING] = direction.gradients(grads[0], grads[1], wanted[2 : 2 + _FLOATING])
     return found
@@ -95,34 +96,33 @@ class _Direction:
         moved: how the values and the payload sums move.
     """
 
-    def __init__(self, directions: Inputs, results: Sequence[Tensor], *arguments: Any) -> None:
-        self.inputs, self.results, self.options = arguments[:-6], results, arguments[-6:]
-        program, widths, batches, sizes, self.scale, workspace = self.options
-        a, b, other_a, other_b, row, column, payload, table, row_index, column_index, of_integers = (
-            self.inputs
-        )
+    def __init__(
+        self, directions: Tensors, results: Sequence[Tensor], inputs: Inputs, options: Options
+    ) -> None:
+        self.inputs, self.results, self.options, self.scale = inputs, results, options, options.scale
+        a, b, other_a, other_b, row, column, payload, table, row_index, column_index, _ = inputs
         *_, d_row, d_column, d_payload, d_table = directions[:_FLOATING]
-        if why := obstacle(self.inputs, program):
+        if why := obstacle(inputs, options.program):
             raise RuntimeError(
                 f"these statistics can be differentiated once: {why}. Do without create_graph=True, or call "
                 "the function's `reference`"
             )
-        self.program, self.widths = parse(program), list(widths or ())
+        self.program, self.widths = parse(options.program), list(options.widths or ())
+        sizes = options.sizes or []
         self.products = [_Product(a, b, *directions[:2])]
-        if other_a is not None:
+        if other_a is not None and other_b is not None:
             self.products.append(_Product(other_a, other_b, *directions[2:4]))
         counts = [0 if t is None else t.shape[0] for t in (row, row_index, column)]
         moves = [product.moves and self.scale != 0 for product in (self.products[0], self.products[-1])]
         moves += [d is not None for d in (d_row, d_column, d_table)]
-        self.derived = tangent(program, *counts, len(sizes or ()), tuple(moves))
+        self.derived = tangent(options.program, *counts, len(sizes), tuple(moves))
         if d_table is not None:
             assert table is not None
-            table, sizes = torch.cat((table, d_table)), [*(sizes or ()), len(table)]
-        scores: Any = [*self.inputs[:4]]
+            table, sizes = torch.cat((table, d_table)), [*sizes, len(table)]
         if other_a is None:
-            scores[2:] = self.products[0].rows, self.products[0].columns
+            other_a, other_b = self.products[0].rows, self.products[0].columns
         if parse(self.derived.text).scores == 1:
-            scores[2:] = None, None
+            other_a = other_b = None
         vectors, self.derived_widths = None, [w for w in self.widths for _ in "dv"]
         if payload is not None:
             d_payload = torch.zeros_like(payload) if d_payload is None else d_payload
@@ -133,18 +133,22 @@ class _Direction:
             of_sums = [self.products[score].columns.to(real) for _, score in self.derived.by_scores]
             vectors, self.derived_widths = torch.cat(of_sums, 1), [t.shape[1] for t in of_sums]
         values, _, _, indices = results
-        self.derived_inputs = (
-            *scores,
+        self.derived_inputs = Inputs(
+            a,
+            b,
+            other_a,
+            other_b,
             self._kept("row", row, _or_zeros(d_row, row), values),
             self._kept("column", column, _or_zeros(d_column, column)),
             vectors,
             table,
             self._kept("row_index", row_index, indices[: len(self.program.largest)]),
             self._kept("column_index", column_index),
-            of_integers,
+            inputs.table_index,
         )
-        of_folds = self.derived_widths, batches, sizes
-        self.derived_options = self.derived.text, *of_folds, self.scale, workspace
+        self.derived_options = options._replace(
+            program=self.derived.text, widths=self.derived_widths, sizes=sizes
+        )
         self.found = call_op("statistics", *self.derived_inputs, *self.derived_options)
         self.moved = self._moved(*self.found[:2])
 
@@ -193,7 +197,7 @@ class _Direction:
         """
         if not any(wanted):
             return [None] * _FLOATING
-        row, column = self.inputs[4:6]
+        row, column, table = self.inputs.row, self.inputs.column, self.inputs.table
         values, sums, *_ = self.results
         of_found: dict[int, Tensor] = {}  # upstream gradients of the derived program's values, by place
         of_sums: list[Tensor] = []  # of its payload sums
@@ -231,7 +235,6 @@ class _Direction:
             needed = [*wanted[:4], True, wanted[5], parts[1] or parts[3], wanted[7]]
         found = _backward(upstream, self.derived_inputs, self.found, self.derived_options, needed)
         gradients = [*found[:4], None, None, None, None]
-        table = self.inputs[7]
         if table is not None and found[7] is not None:  # behind it is that of the direction
             gradients[7] = found[7].narrow(0, 0, table.shape[0])
         if len(self.products) == 1:
@@ -315,7 +318,7 @@ def _stacked(rows: dict[int, Tensor], like: Tensor) -> Tensor:
 
 
 def _backward(
-    upstream: Inputs, inputs: Inputs, results: Any, options: Any, wanted: Sequence[bool]
+    upstream: Tensors, inputs: Inputs, results: Any, options: Options, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
     """The gradients of a call of the op by its floating inputs; None where they are not wanted."""
     needed = [want and t is not None for want, t in zip(wanted, inputs, strict=False)] + [False] * 3

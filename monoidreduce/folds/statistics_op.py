@@ -17,14 +17,13 @@ from torch import Tensor
 
 from monoidreduce._ops.memory import empty_statistics, rounded_gradients
 from monoidreduce.folds.cuda import cuda_passes, cuda_payload, kernels
-from monoidreduce.folds.cuda.cuda_attention import Attention, attention_of
-from monoidreduce.folds.number_passes import Gradients, Wanted, empty_results, gradients, numbers
-from monoidreduce.folds.operands import ProgramCall
+from monoidreduce.folds.cuda.cuda_attention import attention_of
+from monoidreduce.folds.number_passes import Wanted, empty_results, gradients, numbers
+from monoidreduce.folds.operands import ProgramCall, Results
 from monoidreduce.folds.payload_passes import payload_gradients, payload_sums
 from monoidreduce.folds.program.integers import most_numbers
 from monoidreduce.folds.program.program import Program, parse, with_sizes
 
-Results = tuple[Tensor, Tensor, Tensor, Tensor]  # values, payload sums, low words of log-sum-exps, indices
 # For each input of the op, the axis of its rows or columns, along which batches are split; None for tables,
 # which all batches share. Then the same for each result.
 AXES = (0, 0, 0, 0, 1, 1, 0, None, 1, 1, None)
@@ -208,53 +207,36 @@ def leave_out(program: Program, ignored: Tensor, values: Tensor, sums: Tensor, i
         sums.masked_fill_(ignored[:, None], 0)
 
 
-class _Upstream(NamedTuple):
-    """What a backward pass knows: the upstream gradients (None if they are 0) and the results of forward."""
-
-    grad_values: Tensor | None
-    grad_sums: Tensor | None
-    values: Tensor
-    sums: Tensor
-    low: Tensor
-    indices: Tensor
-
-
 def backward(*arguments: Any) -> list[Tensor]:
     """The gradients of all inputs. An input that needs none has an empty tensor.
 
     arguments: upstream gradients of values and sums, inputs, results, options, which of the inputs need a
     gradient, and whether those of rows keep the dtype in which they were summed.
     """
-    inputs, options = Inputs(*arguments[2:13]), Options(*arguments[17:23])
-    known, (needed, *rest) = _Upstream(*arguments[:2], *arguments[13:17]), arguments[23:]
+    upstream, inputs, results = arguments[:2], Inputs(*arguments[2:13]), arguments[13:17]
+    options, (needed, *rest) = Options(*arguments[17:23]), arguments[23:]
     unrounded, batches = bool(rest and rest[0]), options.batches
     call = _call(inputs, options)
     attention = attention_of(call, inputs.payload, batches, options.sizes or [])
     if attention is not None:
-        found = _by_attention(attention, known, needed, unrounded)
+        by = [needed[i] for i in (0, 1, 6, 7)]
+        (grad_values, grad_sums), (values, sums, low, _) = upstream, results
+        of_attention = attention.backward(grad_values, grad_sums, values, sums, low, by, unrounded)
+        d_a, d_b, d_payload, d_table = of_attention
+        found = [d_a, d_b, *[None] * 4, d_payload, d_table]
         return rounded_gradients(found, inputs[:_FLOATING], needed[:_FLOATING], unrounded)
     options = _with_sizes(options)
     call = call._replace(program=options.program)
     if batches == 1 or _at_once(call, inputs.payload, needed, batches):
-        return _backward(call, inputs, known, options, needed, unrounded, batches)
+        return _backward(inputs, options, upstream, results, needed, unrounded, batches)
     axes = (*AXES, *_AXES_OF_RESULTS[:2], *_AXES_OF_RESULTS)
-    parts = []
-    for part in parts_of((*inputs, *known), axes, batches):
-        of_batch = Inputs(*part[:11])
-        of_known = _Upstream(*part[11:])
-        parts.append(_backward(_call(of_batch, options), of_batch, of_known, options, needed, unrounded, 1))
+    parts = [
+        _backward(Inputs(*part[:11]), options, part[11:13], part[13:], needed, unrounded, 1)
+        for part in parts_of((*inputs, *upstream, *results), axes, batches)
+    ]
     # A gradient that is not needed has one axis, of no elements.
     of_gradients = zip(AXES, parts[0], strict=False)
     return list(joined(parts, [axis if axis is None else min(axis, t.dim() - 1) for axis, t in of_gradients]))
-
-
-def _by_attention(
-    attention: Attention, known: _Upstream, needed: Sequence[bool], unrounded: bool
-) -> list[Tensor | None]:
-    upstream, of_forward = (known.grad_values, known.grad_sums), (known.values, known.sums, known.low)
-    by = [needed[i] for i in (0, 1, 6, 7)]
-    d_a, d_b, d_payload, d_table = attention.backward(*upstream, *of_forward, by, unrounded)
-    return [d_a, d_b, None, None, None, None, d_payload, d_table]
 
 
 def _at_once(call: ProgramCall, payload: Tensor | None, needed: Sequence[bool], batches: int) -> bool:
@@ -278,50 +260,41 @@ def _at_once(call: ProgramCall, payload: Tensor | None, needed: Sequence[bool], 
 
 
 def _backward(
-    call: ProgramCall,
     inputs: Inputs,
-    known: _Upstream,
     options: Options,
+    upstream: Sequence[Tensor | None],
+    results: Results,
     needed: Sequence[bool],
     unrounded: bool,
     batches: int,
 ) -> list[Tensor]:
     """The gradients of one batch, or of several that `_at_once` takes."""
-    of, payload, grad_sums = call.parsed, inputs.payload, known.grad_sums
+    call, payload, (grad_values, grad_sums) = _call(inputs, options), inputs.payload, upstream
+    of, (values, _, low, indices) = call.parsed, results
     if of.ignored is not None:  # their local gradients are 0, and 0 * NaN is NaN
         ignored = ignored_rows(of, inputs.row_index)[:, None]
-        scores = tuple((rows.masked_fill(ignored, 0), columns) for rows, columns in call.scores)
-        call = call._replace(scores=scores)
+        call = call._replace(
+            scores=tuple((rows.masked_fill(ignored, 0), columns) for rows, columns in call.scores)
+        )
         grad_sums = None if grad_sums is None else grad_sums.masked_fill(ignored, 0)
-    folded = known.values, known.low, known.indices
-    grad_values = torch.zeros_like(known.values) if known.grad_values is None else known.grad_values
+    if grad_values is None:
+        grad_values = torch.zeros_like(values)
     wanted = Wanted(tuple(needed[: 2 * len(call.scores)]), needed[4], needed[5], needed[7])
-    d_payload = None
-    found: Gradients
     if payload is None or grad_sums is None or payload.shape[1] == 0:
-        found = gradients(call, folded, grad_values, wanted, unrounded, batches)
+        found = gradients(call, (values, low, indices), grad_values, wanted, unrounded, batches)
         d_payload = None if payload is None else torch.zeros_like(payload)
     else:
-        upstream = grad_values, grad_sums
+        widths, of_results = options.widths or [], (grad_values, grad_sums)
         found, d_payload = payload_gradients(
-            call,
-            payload,
-            options.widths or [],
-            *upstream,
-            folded,
-            known.sums,
-            wanted,
-            needed[6],
-            unrounded,
-            batches,
+            call, payload, widths, of_results, results, wanted, needed[6], unrounded, batches
         )
     of_scores = [*found.scores, *[None] * (4 - len(found.scores))]
-    d_table = found.table
-    if d_table is None and inputs.table is not None:
-        d_table = torch.zeros_like(inputs.table)
     if of.ignored is not None:
         for of_rows in of_scores[::2]:
             if of_rows is not None:
                 of_rows.masked_fill_(ignored, 0)
+    d_table = found.table
+    if d_table is None and inputs.table is not None:
+        d_table = torch.zeros_like(inputs.table)
     all_gradients = [*of_scores, found.row, found.column, d_payload, d_table]
     return rounded_gradients(all_gradients, inputs[:_FLOATING], needed[:_FLOATING], unrounded)
