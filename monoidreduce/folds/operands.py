@@ -72,18 +72,22 @@ class ProgramCall(NamedTuple):
     @property
     def operands(self) -> Operands:
         """Those of one or two scores, as kernels take them."""
-        (a, b), *others = self.scores
-        other_a, other_b = others[0] if others else (None, None)
-        return a, b, other_a, other_b
+        if len(self.scores) == 1:
+            return *self.scores[0], None, None
+        return *self.scores[0], *self.scores[1]
 
     @property
     def counts(self) -> Counts:
-        row, column, row_index, column_index = (0 if t is None else t.shape[0] for t in self.data)
-        return row, row_index, column, column_index
+        row, column, row_index, column_index = self.data
+        return _count(row), _count(row_index), _count(column), _count(column_index)
 
     @property
     def bytes(self) -> int:
         return get_workspace() if self.workspace is None else self.workspace
+
+
+def _count(data: Tensor | None) -> int:
+    return 0 if data is None else data.shape[0]
 
 
 def kept_data(kept: Mapping[str, Sequence[int]], data: Data) -> Data:

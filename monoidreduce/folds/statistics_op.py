@@ -131,8 +131,9 @@ def forward(*arguments: Any) -> Results:
     attention = attention_of(call, inputs.payload, batches, options.sizes or [])
     if attention is not None:
         return attention.forward()
-    options = _with_sizes(options)
-    call = call._replace(program=options.program)
+    if options.sizes:
+        options = _with_sizes(options)
+        call = _call(inputs, options)
     plan = cuda_payload.plan_of(call, inputs.payload, widths, batches)
     found: Any
     if plan is not None:
@@ -152,14 +153,12 @@ def forward(*arguments: Any) -> Results:
 
 def _with_sizes(options: Options) -> Options:
     """The options with the sizes of captured tensors in the program."""
-    if not options.sizes:
-        return options
-    return options._replace(program=with_sizes(options.program, tuple(options.sizes)))
+    return options._replace(program=with_sizes(options.program, tuple(options.sizes or ())))
 
 
 def _check(of: Program, inputs: Inputs, widths: list[int]) -> None:
     """Check what a hand-written call of the op might get wrong."""
-    if {inputs.other_a is not None, inputs.other_b is not None} != {of.scores == 2}:
+    if not (of.scores == 2) == (inputs.other_a is not None) == (inputs.other_b is not None):
         raise ValueError("other_a, other_b: expected them for a program of two scores, and for no other")
     if len(widths) != len(of.payloads) or sum(widths) != (
         0 if inputs.payload is None else inputs.payload.shape[1]
@@ -167,7 +166,7 @@ def _check(of: Program, inputs: Inputs, widths: list[int]) -> None:
         raise ValueError(
             "widths: expected one for each payload sum of the program, of the columns of payload"
         )
-    most_numbers("a, b", len(inputs.a), len(inputs.b))
+    most_numbers("a, b", inputs.a.shape[0], inputs.b.shape[0])
 
 
 def _forward(call: ProgramCall, payload: Tensor | None, widths: Sequence[int]) -> Results:
@@ -176,7 +175,7 @@ def _forward(call: ProgramCall, payload: Tensor | None, widths: Sequence[int]) -
     folded = numbers(call) if of.values or of.indices else empty_results(of, call.a)
     values, low, indices = folded
     if payload is None:
-        return values, empty_statistics(call.a, len(call.a), 0), low, indices
+        return values, empty_statistics(call.a, call.a.shape[0], 0), low, indices
     return values, payload_sums(call, payload, widths, folded), low, indices
 
 
@@ -225,15 +224,16 @@ def backward(*arguments: Any) -> list[Tensor]:
         d_a, d_b, d_payload, d_table = of_attention
         found = [d_a, d_b, *[None] * 4, d_payload, d_table]
         return rounded_gradients(found, inputs[:_FLOATING], needed[:_FLOATING], unrounded)
-    options = _with_sizes(options)
-    call = call._replace(program=options.program)
+    if options.sizes:
+        options = _with_sizes(options)
+        call = _call(inputs, options)
     if batches == 1 or _at_once(call, inputs.payload, needed, batches):
-        return _backward(inputs, options, upstream, results, needed, unrounded, batches)
+        return _backward(call, inputs, options, upstream, results, needed, unrounded, batches)
     axes = (*AXES, *_AXES_OF_RESULTS[:2], *_AXES_OF_RESULTS)
-    parts = [
-        _backward(Inputs(*part[:11]), options, part[11:13], part[13:], needed, unrounded, 1)
-        for part in parts_of((*inputs, *upstream, *results), axes, batches)
-    ]
+    parts = []
+    for part in parts_of((*inputs, *upstream, *results), axes, batches):
+        of_batch, by, found = Inputs(*part[:11]), part[11:13], part[13:]
+        parts.append(_backward(_call(of_batch, options), of_batch, options, by, found, needed, unrounded, 1))
     # A gradient that is not needed has one axis, of no elements.
     of_gradients = zip(AXES, parts[0], strict=False)
     return list(joined(parts, [axis if axis is None else min(axis, t.dim() - 1) for axis, t in of_gradients]))
@@ -260,6 +260,7 @@ def _at_once(call: ProgramCall, payload: Tensor | None, needed: Sequence[bool], 
 
 
 def _backward(
+    call: ProgramCall,
     inputs: Inputs,
     options: Options,
     upstream: Sequence[Tensor | None],
@@ -269,7 +270,7 @@ def _backward(
     batches: int,
 ) -> list[Tensor]:
     """The gradients of one batch, or of several that `_at_once` takes."""
-    call, payload, (grad_values, grad_sums) = _call(inputs, options), inputs.payload, upstream
+    payload, (grad_values, grad_sums) = inputs.payload, upstream
     of, (values, _, low, indices) = call.parsed, results
     if of.ignored is not None:  # their local gradients are 0, and 0 * NaN is NaN
         ignored = ignored_rows(of, inputs.row_index)[:, None]

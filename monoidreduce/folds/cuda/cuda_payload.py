@@ -34,9 +34,11 @@ _KERNELS = 2  # at most: each computes the scores, and with more of them stored 
 
 def plan_of(call: ProgramCall, payload: Tensor | None, widths: Sequence[int], batches: int) -> _C.Plan | None:
     """The plan of a call that `fold` takes; None if it takes none."""
-    a, of = call.a, call.parsed
-    slabs = sum(-(-width // _SLAB) for width in widths)
-    if not a.is_cuda or (slabs == 0 and batches == 1) or of.most or of.variances:
+    a = call.a
+    if not a.is_cuda:
+        return None
+    of, slabs = call.parsed, sum(-(-width // _SLAB) for width in widths)
+    if (slabs == 0 and batches == 1) or of.most or of.variances:
         return None
     if (payload is not None and payload.dtype != a.dtype) or not kernels.is_available():
         return None
