@@ -18,7 +18,7 @@ def token_stats(score: Tensor, column: Tensor, label: Tensor) -> dict[str, Any]:
     p = mr.stat.softmax(score)
     target = mr.stat.total(torch.where(column == label, score, 0.0))
     return dict(
-        lse=p.logsumexp, mean=p.mean(score), target=target, best=mr.stat.largest(score)
+        lse=p.logsumexp, entropy=p.entropy, target=target, best=mr.stat.largest(score)
     )
 
 
@@ -32,7 +32,7 @@ def fused(
     hidden: Tensor, weight: Tensor, token: Tensor, old: Tensor, advantage: Tensor
 ) -> Tensor:
     s = token_stats(hidden, weight, label=token)
-    return ppo(s.target - s.lse, s.lse - s.mean, old, advantage)
+    return ppo(s.target - s.lse, s.entropy, old, advantage)
 
 
 def plain(

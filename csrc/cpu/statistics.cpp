@@ -41,7 +41,8 @@ struct StatisticsRows : ProgramRows<ProgramFold<T>> {
     });
     for (int k = s.first_total(); k < s.first_largest(); ++k) put(value, p.field[k]);
     for (int k = s.first_largest(); k < s.first_count(); k += 2) put(value, p.field[k]), put_index(k + 1);
-    for (int k = s.first_count(); k < s.fields(); ++k) put_index(k);
+    for (int k = s.first_count(); k < s.first_entropy(); ++k) put_index(k);
+    for (int k = s.first_entropy(); k < s.fields(); ++k) put(value, p.field[k]);
   }
 };
 

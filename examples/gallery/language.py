@@ -79,7 +79,7 @@ def mixture_of_softmaxes(hidden, head, token, log_mix):
 @mr.statistics
 def prediction(score):
     p = mr.stat.softmax(score)
-    return dict(lse=p.logsumexp, mean=p.mean(score), best=mr.stat.largest(score))
+    return dict(lse=p.logsumexp, entropy=p.entropy, best=mr.stat.largest(score))
 
 
 def calibration_error(hidden, head, token, bins=15):
@@ -88,7 +88,7 @@ def calibration_error(hidden, head, token, bins=15):
     confidence, hit = (s.best.value - s.lse).exp(), s.best.index == token
     part = (confidence * bins).long().clamp(0, bins - 1)
     gap = confidence.new_zeros(bins).index_add(0, part, confidence - 1.0 * hit)
-    return gap.abs().sum() / len(token), (s.lse - s.mean).mean()
+    return gap.abs().sum() / len(token), s.entropy.mean()
     # --8<-- [end:calibration]
 
 

@@ -132,13 +132,13 @@ class _Direction:
             real = accumulation_dtype(a.dtype)  # not rounded beside operands of 16 bits
             of_sums = [self.products[score].columns.to(real) for _, score in self.derived.by_scores]
             vectors, self.derived_widths = torch.cat(of_sums, 1), [t.shape[1] for t in of_sums]
-        values, _, _, indices = results
+        values, _, low, indices = results
         self.derived_inputs = Inputs(
             a,
             b,
             other_a,
             other_b,
-            self._kept("row", row, _or_zeros(d_row, row), values),
+            self._kept("row", row, _or_zeros(d_row, row), values, low),
             self._kept("column", column, _or_zeros(d_column, column)),
             vectors,
             table,
@@ -163,12 +163,9 @@ class _Direction:
         moved = {k: found[place] for k, place in enumerate(self.derived.values) if place is not None}
         for (k, score), whole in self._by_scores(found_sums):
             moved[k] = _sum(moved.get(k), self.scale * (self.products[score].rows * whole).sum(1))
-        lse = 0  # the place of a log-sum-exp; its means follow
-        for values_of in map(len, self.program.softmaxes):
-            for k in range(lse + 1, lse + values_of):
-                if lse in moved and k in moved:
-                    moved[k] = moved[k] - found[self.derived.deviations[k]] * moved[lse]
-            lse += values_of
+        for k, (lse, deviation) in self.derived.deviations.items():
+            if lse in moved and k in moved:
+                moved[k] = moved[k] - found[deviation] * moved[lse]
         moved_values = _stacked(moved, values)
         if not self.widths:
             return moved_values, torch.zeros_like(sums)
@@ -256,10 +253,10 @@ class _Direction:
             gradients[5] = _stacked(from_columns, column)
         if self.widths and found[6] is not None:
             gradients[6] = torch.cat(torch.split(found[6], self.derived_widths, 1)[1::2], 1)
-        # The derived program's row data are, in this order: the program's row data, their directions, and the
-        # program's values.
+        # The derived program's row data are, in this order: the program's row data, their directions, the
+        # program's values, and the low words of log-sum-exps, which are constants.
         before = 0 if row is None else 2 * row.shape[0]
-        of_values = {k - before: g for k, g in from_rows.items() if k >= before}
+        of_values = {k - before: g for k, g in from_rows.items() if before <= k < before + len(values)}
         if of_values or of_program is not None:
             upstream = _stacked(of_values, values), of_program
             more = _backward(upstream, self.inputs, self.results, self.options, wanted)

@@ -3,6 +3,7 @@
     softmax(log_weight).logsumexp       log sum_j exp(log_weight_j)
     softmax(log_weight).mean(f)         sum_j exp(log_weight_j) f_j / sum_j exp(log_weight_j)
     softmax(log_weight).variance(f)     the mean of (f - mean of f)^2, in a second pass
+    softmax(log_weight).entropy         -sum_j p_j log p_j, p_j = exp(log_weight_j - logsumexp)
     total(f)                            sum_j f_j
     largest(f), smallest(f)             the value, and the first column that has it
     largest(f, k), smallest(f, k)       the k largest or smallest values in order, and their columns
@@ -15,8 +16,8 @@ In `mean` and `total`, f may also be a payload: a datum of columns that has a ve
 number of the element times it. The result is then a vector.
 
 Log weights may be of any size, because exponentials are relative to the largest one. An element with log
-weight -inf is excluded. Without columns a log-sum-exp is -inf; a mean, a variance, a total and a count are 0;
-a largest value is -inf and its column -1.
+weight -inf is excluded. Without columns a log-sum-exp is -inf; a mean, a variance, an entropy, a total and a
+count are 0; a largest value is -inf and its column -1.
 """
 
 from __future__ import annotations
@@ -159,10 +160,18 @@ class Softmax(_KnownLater):
         """The logarithm of the sum of the weights."""
         return Statistic("logsumexp", self._log_weight, self._log_weight)
 
+    @property
+    def entropy(self) -> Any:
+        """The entropy of the weights' distribution, in nats.
+
+        However large the log weights are, it has the digits that `logsumexp` less their mean would lose.
+        """
+        return Statistic("entropy", self._log_weight, self._log_weight)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        _refuse(f"a softmax has no {name}; it has logsumexp, mean(f) and variance(f)")
+        _refuse(f"a softmax has no {name}; it has logsumexp, entropy, mean(f) and variance(f)")
 
     def mean(self, f: Any) -> Any:
         """The mean of f by the weights. f may be a payload: then the mean is a vector."""

@@ -188,7 +188,7 @@ def ignored_rows(program: Program, row_index: Tensor | None) -> Tensor:
 
 def leave_out(program: Program, ignored: Tensor, values: Tensor, sums: Tensor, indices: Tensor) -> None:
     """Write the results of an empty fold to the ignored rows."""
-    largest, counts, end = len(program.largest), len(program.counts), program.first_variance
+    largest, counts, end = len(program.largest), len(program.counts), program.first_entropy
     log_sum_exps = accumulate((len(softmax) for softmax in program.softmaxes[:-1]), initial=0)
     lowest = (*(log_sum_exps if program.softmaxes else ()), *range(end - largest, end))
     if len(lowest) < program.first_of_most:

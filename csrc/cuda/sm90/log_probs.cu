@@ -25,7 +25,7 @@ struct LogProbsTerms {
   __device__ EntropyTerms terms(std::int64_t row) const {
     const LogProbsStatistics<float> p = rows.product(row);
     const LogProbsUpstream<float> u = rows.upstream(row);
-    const float unit = rows.factor(row) * slope, log_prob = LogProbsRule<float>::finite(log_probs[row]);
+    const float unit = rows.factor(row) * slope, log_prob = Entropy<float>::finite(log_probs[row]);
     const float of_share = u.lse - u.entropy * (log_prob + p.entropy);
     const float at_label = log_prob < -1.f ? ::expf(log_prob) * of_share + u.target
                                            : ::expm1f(log_prob) * of_share + (of_share + u.target);

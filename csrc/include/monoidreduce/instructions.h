@@ -81,9 +81,11 @@ enum class Instruction {
   kIndexGather,
   kWideGather,
   // These update the row's state; `to` is a field of the state
-  kFrame,    // raises the frame (row max) to the log weights a, and rescales the b fields that follow it
+  kFrame,  // raises the frame (row max) to the log weights a, and rescales the b fields that follow it. c is the field of
+           // the entropy's sum, which moves with it; 0 if there is none
   kWeight,   // `to` is a register: to = exp(a - frame), which is added to the mass; b is the frame's field
   kMean,     // += a b, weight times value, where the log weight c is not -inf
+  kEntropy,  // += a times its logarithm b - frame; c is the frame's field
   kTotal,    // += a
   kLargest,  // the largest a, and its column in the next field
   kCount,    // += 1 where the mask a is true
@@ -101,8 +103,8 @@ inline constexpr const char* kInstructionNames[] = {
     "index_mod",    "index_lt",    "index_le",   "index_eq",    "index_where", "within",       "widen",
     "wide_to_real", "wide_add",    "wide_sub",   "wide_mul",    "wide_div",    "wide_mod",     "wide_lt",
     "wide_le",      "wide_eq",     "wide_where", "wide_within", "wide_stream", "wide_uniform", "gather",
-    "index_gather", "wide_gather", "frame",      "weight",      "mean",        "total",        "largest",
-    "count",        "result",      "store"};
+    "index_gather", "wide_gather", "frame",      "weight",      "mean",        "entropy",      "total",
+    "largest",      "count",       "result",     "store"};
 static_assert(sizeof(kInstructionNames) / sizeof(char*) == static_cast<int>(Instruction::kStore) + 1);
 
 // Limits. Registers of a block of columns have the numbers from 0 on, registers of a row the numbers after these.

@@ -194,11 +194,17 @@ def forward_code(text: str, rows: int, row_indices: int, columns: int, column_in
     program = parse(text)
     writer = _Writer(program.nodes, program.roots, (rows, row_indices, columns, column_indices))
     root = iter(writer.roots)
+    means_of = [len(softmax) - 1 for softmax in program.softmaxes]
+    numbers = sum(means_of) + len(program.totals) + len(program.counts)
+    first_entropy = 2 * (len(means_of) + len(program.largest)) + numbers
     field = 0
-    for _, *means in program.softmaxes:
+    for i, (_, *means) in enumerate(program.softmaxes):
         log_weight = next(root)
-        writer.state("frame", field, [writer.value(log_weight)], [1 + len(means)])
+        entropy = first_entropy + program.entropies.index(i) if i in program.entropies else 0
+        writer.state("frame", field, [writer.value(log_weight)], [1 + len(means), entropy])
         weight = writer.weight(log_weight, field)
+        if entropy:
+            writer.state("entropy", entropy, [weight, log_weight], [field])
         for k in range(field + 2, field + 2 + len(means)):
             writer.state("mean", k, [weight, writer.value(next(root)), log_weight])
         field += 2 + len(means)
@@ -211,13 +217,13 @@ def forward_code(text: str, rows: int, row_indices: int, columns: int, column_in
     for _ in program.counts:
         writer.state("count", field, [writer.value(next(root))])
         field += 1
+    field += len(program.entropies)
     if field > FIELDS:
         raise TraceError(
             f"the statistics have {field} numbers of a row, more than {FIELDS}: write two functions"
         )
-    means_of = [len(softmax) - 1 for softmax in program.softmaxes]
     layout = [len(means_of), *means_of, len(program.totals), len(program.largest), len(program.counts)]
-    return writer.text(layout)
+    return writer.text([*layout, len(program.entropies), *program.entropies])
 
 
 @lru_cache(256)
@@ -232,7 +238,7 @@ def backward_code(text: str, rows: int, row_indices: int, columns: int, column_i
     # Gradients overwrite the scores, so they are written last.
     for k, number in enumerate([writer.value(root) for root in writer.roots]):
         writer.state("result", k, [number])
-    return writer.text([0, 0, 0, 0])
+    return writer.text([0, 0, 0, 0, 0])
 
 
 @lru_cache(256)
@@ -253,4 +259,4 @@ def scores_code(text: str, sizes: tuple[int, ...], most: int, backward: bool) ->
     values = [writer.value(root) for root in writer.roots]
     for panel, number in zip(panels, values, strict=True):
         writer.state("result" if panel == 2 else "store", panel, [number])
-    return writer.text([0, 0, 0, 0])
+    return writer.text([0, 0, 0, 0, 0])

@@ -202,13 +202,18 @@ def _of_most(lines: Iterable[str], root: str) -> str:
 
 def _struct(
     constants: dict[str, int],
-    means: Sequence[int],
+    of_softmaxes: tuple[Sequence[int], Sequence[int]],
     function: str,
     body: Iterable[str],
     names: set[str],
     more: str = "",
 ) -> str:
-    """The text of the struct. names: operations used. more: further members."""
+    """The text of the struct.
+
+    of_softmaxes: the number of means of each, and the softmaxes whose entropies are wanted. names: operations
+    used. more: further members.
+    """
+    means, entropies = (", ".join(map(str, numbers or (0,))) for numbers in of_softmaxes)
     listed = ", ".join(f"{name} = {value}" for name, value in constants.items())
     indented = "\n".join(f"    {line}" for line in body)
     of_rows, of_columns = ("W" if f"wide_{of}_index" in names else "I" for of in ("row", "column"))
@@ -221,7 +226,7 @@ struct Program {{
   using RowIndex = {of_rows};
   using ColumnIndex = {of_columns};
   static constexpr int {listed};
-  static constexpr int kMeans[] = {{{", ".join(map(str, means or (0,)))}}};
+  static constexpr int kMeans[] = {{{means}}}, kEntropyOf[] = {{{entropies}}};
 {_TO_REAL}
 {more}  MR_HD static {function}([[maybe_unused]] const ProgramElement<Program>& e) {{
 {indented}
@@ -239,7 +244,7 @@ _TO_REAL = """\
 
 def _constants(scores: int, counts: Sequence[int], statistics: Sequence[int]) -> dict[str, int]:
     data = ("kRowData", "kRowIndices", "kColumnData", "kColumnIndices")
-    of_rows = ("kSoftmaxes", "kTotals", "kLargest", "kCounts", "kPayloads", "kMost")
+    of_rows = ("kSoftmaxes", "kTotals", "kLargest", "kCounts", "kPayloads", "kMost", "kEntropies")
     return {"kScores": scores, **dict(zip((*data, *of_rows), (*counts, *statistics), strict=True))}
 
 
@@ -282,14 +287,15 @@ def fold_source(
     constants = _constants(
         program.scores,
         (rows, row_indices, columns, column_indices),
-        (*map(len, statistics), sum(k for _, k in program.most)),
+        (*map(len, statistics), sum(k for _, k in program.most), len(program.entropies)),
     )
     function, more = "ElementStatistics<Program> statistics", ""
     if counted is not None:
         more = _of_payloads(program, counted)
     elif program.most:
         more = _of_most(lines, roots[-1])  # there is one
-    return Source(_struct(constants, _means(program), function, body, names, more), program.scores)
+    of_softmaxes = _means(program), program.entropies
+    return Source(_struct(constants, of_softmaxes, function, body, names, more), program.scores)
 
 
 @lru_cache(256)
@@ -304,8 +310,8 @@ def gradient_source(text: str, rows: int, row_indices: int, columns: int, column
     counts = (known, row_indices + len(program.largest), columns, column_indices)
     results = ", ".join(roots) + (", R(0)" if len(roots) == 1 else "")
     body = [*lines, f"return {{{results}}};"]
-    constants = _constants(program.scores, counts, (0, 0, 0, 0, 0, 0))
-    return Source(_struct(constants, (), "Gradient<R> gradient", body, names), program.scores)
+    constants = _constants(program.scores, counts, (0,) * 7)
+    return Source(_struct(constants, ((), ()), "Gradient<R> gradient", body, names), program.scores)
 
 
 @lru_cache(256)
@@ -338,9 +344,9 @@ def pulled_source(
     body = [*lines, "ElementGradients<Program> to{};"]
     body += [f"to.{name} = {root};" for name, root in zip(wanted, roots, strict=True)]
     constants = {"kOperands": int(operands), "kSums": len(data)}
-    constants |= _constants(program.scores, counts, (0, 0, 0, 0, 0, 0))
+    constants |= _constants(program.scores, counts, (0,) * 7)
     function = "ElementGradients<Program> pulled"
-    return Source(_struct(constants, (), function, [*body, "return to;"], names), program.scores)
+    return Source(_struct(constants, ((), ()), function, [*body, "return to;"], names), program.scores)
 
 
 @lru_cache(256)
@@ -348,7 +354,8 @@ def state_words(text: str) -> int:
     """The size of StatisticsState<Program<R>>, in elements of the accumulation type."""
     program = parse(text)
     softmaxes, largest = len(program.softmaxes), len(program.largest)
-    numbers = (softmaxes, softmaxes, sum(_means(program)), len(program.totals), largest, largest)
+    sums = sum(_means(program)) + len(program.entropies)
+    numbers = (softmaxes, softmaxes, sums, len(program.totals), largest, largest)
     return sum(max(count, 1) for count in (*numbers, len(program.counts)))
 
 

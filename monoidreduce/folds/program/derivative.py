@@ -3,6 +3,7 @@
 For an element of a row whose statistics are known, with g the gradients of the statistics:
 
     log weight of a softmax    p (g_lse + sum_k g_k (f_k - mean_k)), p = exp(log weight - lse), the "share"
+    log weight of an entropy   p g (lse - log weight - entropy)
     f_k of a mean              p g_k
     f of a variance            2 p g (f - mean), and p g ((f - mean)^2 - variance) for the log weight
     f of a total               g
@@ -202,9 +203,13 @@ def gradient(text: str, rows: int, row_indices: int) -> Gradient:
         # An element with log weight -inf is excluded, even if its values are not finite.
         absent = weight == -math.inf
         guard = ALWAYS
-        if absent.constant is None and (means or program.nodes[log_weight][0] not in LEAVES):
+        has_values = means or i in program.entropies
+        if absent.constant is None and (has_values or program.nodes[log_weight][0] not in LEAVES):
             guard = frozenset({(absent.number, False)})
         inner = upstream(k)
+        if i in program.entropies:
+            e = program.first_entropy + program.entropies.index(i)
+            inner = inner + upstream(e) * ((value(k) - weight) + low - value(e))
         for n, mean in enumerate(means, k + 1):
             deviation, slope = node(mean) - value(n), upstream(n)
             inner = inner + upstream(n) * deviation

@@ -120,7 +120,8 @@ def is_mean(program: Program, number: int) -> bool:
 
 def is_mean_alone(program: Program) -> bool:
     """Whether a program of one score has a payload's mean by one softmax, its log-sum-exp, and no more."""
-    others = (program.totals, program.largest, program.counts, program.variances, program.most)
+    numbers = (program.totals, program.largest, program.counts, program.entropies)
+    others = (*numbers, program.variances, program.most)
     if any(others) or program.ignored is not None or program.scores != 1:
         return False
     return list(map(len, program.softmaxes)) == [1] and len(program.payloads) == 1 and is_mean(program, 0)

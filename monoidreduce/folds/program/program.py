@@ -1,9 +1,9 @@
 """A program as data: a graph of operations, the statistics that fold it, and both as canonical text.
 
 The order of results is fixed. Values: for each softmax its log-sum-exp and its means, then totals, then
-largest values, then variances, then the k largest values of `most`. Integers: the columns of the largest
-values, then counts, then the columns of `most`. Payload sums have tensors of their own: for each pair of
-`payloads` the rows of a matrix, summed over the columns with the elements' weights.
+largest values, then entropies, then variances, then the k largest values of `most`. Integers: the columns of
+the largest values, then counts, then the columns of `most`. Payload sums have tensors of their own: for each
+pair of `payloads` the rows of a matrix, summed over the columns with the elements' weights.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from monoidreduce.folds.program.graph import Node
 from monoidreduce.folds.program.operations import DTYPES, LEAVES, OPERATIONS
 
 MOST = 64  # largest k of `most`
+_NO_MORE: Any = ((), (), None, (), (), None, ())  # the fields that a program's text leaves out together
 
 __all__ = ["MOST", "Program", "operands", "parse", "reachable", "with_sizes", "without_own_row"]
 
@@ -49,6 +50,7 @@ class Program:
         results of an empty fold, and no gradients. None if all rows are folded.
     variances: pairs (softmax, k): the variance of the f whose mean is number k of that softmax.
     most: pairs (f, k): the k largest f, in order.
+    entropies: the softmaxes whose entropies are wanted.
     own_row: the row integer, by its number among the data, that is the row's number in its batch. None if
         there is none, or if that is not known.
     """
@@ -64,6 +66,7 @@ class Program:
     variances: tuple[tuple[int, int], ...] = ()
     most: tuple[tuple[int, int], ...] = ()
     own_row: int | None = None
+    entropies: tuple[int, ...] = ()
 
     @property
     def roots(self) -> Iterator[int]:
@@ -89,9 +92,14 @@ class Program:
         return self.first_of_most + sum(k for _, k in self.most)
 
     @property
+    def first_entropy(self) -> int:
+        """The place of the first entropy among the values."""
+        return sum(map(len, self.softmaxes)) + len(self.totals) + len(self.largest)
+
+    @property
     def first_variance(self) -> int:
         """The place of the first variance among the values."""
-        return sum(map(len, self.softmaxes)) + len(self.totals) + len(self.largest)
+        return self.first_entropy + len(self.entropies)
 
     @property
     def first_of_most(self) -> int:
@@ -110,8 +118,9 @@ class Program:
     @cached_property
     def text(self) -> str:
         fields = (self.nodes, self.softmaxes, self.totals, self.largest, self.counts)
-        more = (self.payloads, self.factors, self.ignored, self.variances, self.most, self.own_row)
-        if more != ((), (), None, (), (), None):
+        more = (self.payloads, self.factors, self.ignored, self.variances, self.most)
+        more += (self.own_row, self.entropies)  # type: ignore[assignment]
+        if more != _NO_MORE:
             fields += more  # type: ignore[assignment]
         return json.dumps(fields, separators=(",", ":"))
 
@@ -156,6 +165,7 @@ class Program:
             self.variances,
             tuple((of(f), k) for f, k in self.most),
             self.own_row,
+            self.entropies,
         )
 
 
@@ -164,7 +174,7 @@ def parse(text: str) -> Program:
     """The inverse of `Program.text`. Raises ValueError for a text that it could not have written."""
     try:
         nodes, softmaxes, totals, largest, counts, *more = json.loads(text)
-        payloads, factors, ignored, variances, most, own_row = more or ((), (), None, (), (), None)
+        payloads, factors, ignored, variances, most, own_row, entropies = more or _NO_MORE
         program = Program(
             tuple(map(tuple, nodes)),
             tuple(map(tuple, softmaxes)),
@@ -177,6 +187,7 @@ def parse(text: str) -> Program:
             tuple((softmax, k) for softmax, k in variances),
             tuple((f, k) for f, k in most),
             own_row,
+            tuple(entropies),
         )
         _check(program)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
@@ -241,6 +252,8 @@ def _check(program: Program) -> None:
         _number(program.own_row, program.own_row + 1)
     if any(type(k) is not int or not 1 <= k <= MOST for _, k in program.most):
         raise ValueError("the largest")
+    for softmax in program.entropies:
+        _number(softmax, len(program.softmaxes))
     for softmax, k in program.variances:
         _number(k, len(program.softmaxes[_number(softmax, len(program.softmaxes))]) - 1)
 

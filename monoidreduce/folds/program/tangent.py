@@ -39,13 +39,15 @@ Moved = tuple[bool, bool, bool, bool, bool]
 class Tangent:
     """A derived program. kept: the data that it uses.
 
-    Its row reals are the program's, their directions, and the program's values. Its row integers are the
+    Its row reals are the program's, their directions, the program's values, and the low words of its
+    log-sum-exps. Its row integers are the
     program's and the columns of the largest values. Its column reals are the program's and their directions.
     Its table of reals is the program's, and its direction if that moves.
 
     values: for each value of the program, the place of its derivative; None if that is 0. deviations: for
-    each value that is a mean, the place of the mean of f - mean. slopes: for each softmax, the place of the
-    derivative of its log-sum-exp. Payload sums come in pairs: those of dv, then those of v.
+    each value that is a mean, its softmax's log-sum-exp among the values, and the place of the mean of f -
+    mean. An entropy is the mean of f = lse - w. slopes: for each softmax, the place of the derivative of its
+    log-sum-exp. Payload sums come in pairs: those of dv, then those of v.
 
     by_scores: for a program of two scores, the payload sums: pairs (value, score). The derivative of the
     value by the score is the weight of the columns of that score's operands.
@@ -54,7 +56,7 @@ class Tangent:
     text: str
     kept: Mapping[str, Sequence[int]]
     values: tuple[int | None, ...]
-    deviations: Mapping[int, int]
+    deviations: Mapping[int, tuple[int, int]]
     slopes: tuple[int, ...]
     by_scores: tuple[tuple[int, int], ...] = ()
 
@@ -87,6 +89,17 @@ def tangent(text: str, rows: int, row_indices: int, columns: int, sizes: int, mo
     def value(k: int) -> Expression:
         return graph.leaf("row", 2 * rows + k)
 
+    of_softmaxes = [sum(map(len, program.softmaxes[:i])) for i in range(len(program.softmaxes))]
+
+    def surprise(i: int) -> Expression:
+        """Minus the logarithm of an element's probability in softmax i."""
+        low = graph.leaf("row", 2 * rows + program.values + i)
+        return (value(of_softmaxes[i]) - node(program.softmaxes[i][0])) + low
+
+    def of_entropy(e: int) -> Expression:
+        """What has the mean 0."""
+        return surprise(program.entropies[e]) - value(program.first_entropy + e)
+
     def along(number: int, directions: Mapping[Node, Expression]) -> Expression:
         adjoint = Adjoint(graph)
         adjoint.add(number, graph.constant(1.0))
@@ -117,6 +130,8 @@ def tangent(text: str, rows: int, row_indices: int, columns: int, sizes: int, mo
             here = graph.leaf("position") == graph.leaf("row_index", row_indices + n, "number or none")
             by_largest = along(largest, directions)
             found.append((-1, by_largest.where(here, by_largest, 0.0)))
+        for e, i in enumerate(program.entropies):
+            found.append((i, of_entropy(e) * along(program.softmaxes[i][0], directions)))
         return found + [variances[v] for v in range(len(variances))]
 
     parts = [[log_weight] for log_weight, *_ in program.softmaxes]  # of the derived softmaxes, then totals
@@ -128,16 +143,17 @@ def tangent(text: str, rows: int, row_indices: int, columns: int, sizes: int, mo
         if not is_zero:
             parts[i].append(moved_value.number)
     of_deviations: dict[int, tuple[int, int]] = {}  # by value: softmax, and place there
-    lse = 0  # the place of a log-sum-exp among the values; its means follow
-    for i, (_, *means) in enumerate(program.softmaxes):
-        for k, mean in enumerate(means):
-            of_deviations[lse + 1 + k] = i, len(parts[i])
-            parts[i].append((node(mean) - value(lse + 1 + k)).number)
-        lse += 1 + len(means)
+    for i, (lse, (_, *means)) in enumerate(zip(of_softmaxes, program.softmaxes, strict=True)):
+        for k, mean in enumerate(means, lse + 1):
+            of_deviations[k] = i, len(parts[i])
+            parts[i].append((node(mean) - value(k)).number)
+    for e, i in enumerate(program.entropies):
+        of_deviations[program.first_entropy + e] = i, len(parts[i])
+        parts[i].append(of_entropy(e).number)
     *softmaxes, totals = parts
     first = [sum(map(len, parts[:i])) for i in range(len(parts))]
     places = tuple([None if place is None else first[place[0]] + place[1] for place in at])
-    deviations = {k: first[i] + n for k, (i, n) in of_deviations.items()}
+    deviations = {k: (of_softmaxes[i], first[i] + n) for k, (i, n) in of_deviations.items()}
 
     payloads: list[tuple[int, int]] = []
     by_scores: list[tuple[int, int]] = []

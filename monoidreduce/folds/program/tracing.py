@@ -499,6 +499,7 @@ def _traced(
     vectors: set[tuple[int, str]] = set()
     variances: list[tuple[int, int]] = []  # of each: log weight and number of the mean
     most: list[tuple[int, int]] = []
+    entropies: list[int] = []  # their log weights
 
     def place(into: list[Any], number: Any) -> int:
         if number not in into:
@@ -518,6 +519,9 @@ def _traced(
             vectors.add(places[name])
         elif weight is not None:
             means = softmaxes.setdefault(weight, [])
+            if statistic.kind == "entropy":
+                places[name] = place(entropies, weight)
+                continue
             places[name] = 0 if statistic.kind == "logsumexp" else 1 + place(means, number)
             if statistic.kind == "variance":
                 places[name] = place(variances, (weight, places[name] - 1))
@@ -536,8 +540,10 @@ def _traced(
         at = places[name]
         if statistic.payload is not None:
             outputs[name] = ("payload", ordered.index(at))
-        elif statistic.kind == "variance":
+        elif statistic.kind == "entropy":
             outputs[name] = ("value", rows + len(totals) + len(largest) + at)
+        elif statistic.kind == "variance":
+            outputs[name] = ("value", rows + len(totals) + len(largest) + len(entropies) + at)
         elif statistic.log_weight is not None:
             kind = "value" if statistic.kind == "mean" else "logsumexp"
             outputs[name] = (kind, first_of[statistic.log_weight] + at)
@@ -547,7 +553,7 @@ def _traced(
             outputs[name] = ("index", len(largest) + at)
         elif statistic.k is not None:
             before = sum(k for _, k in most[:at])
-            of_values = rows + len(totals) + len(largest) + len(variances) + before
+            of_values = rows + len(totals) + len(largest) + len(entropies) + len(variances) + before
             outputs[name] = (statistic.kind, of_values, len(largest) + len(counts) + before, statistic.k)
         else:
             outputs[name] = (statistic.kind, rows + len(totals) + at, at, None)
@@ -564,6 +570,7 @@ def _traced(
         variances=tuple((numbered.index(weight), k) for weight, k in variances),
         ignored=ignored,
         own_row=integers.index(own) if own in integers else None,
+        entropies=tuple(map(numbered.index, entropies)),
     ).pruned()
     if not is_mean_alone(program):  # only attention's kernels read it
         program = replace(program, own_row=None)

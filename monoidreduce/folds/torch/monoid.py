@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from monoidreduce.folds.program.graph import Node
 from monoidreduce.folds.program.program import parse
@@ -31,6 +32,7 @@ def _state(text: str) -> Any:
         fields += [f"lse{i}", *(f"mean{i}_{k}" for k in range(len(softmax) - 1))]
     fields += [f"total{i}" for i in range(len(program.totals))]
     fields += [f"largest{i}" for i in range(len(program.largest))]
+    fields += [f"entropy{i}" for i in range(len(program.entropies))]
     fields += [f"variance{i}" for i in range(len(program.variances))]
     fields += [f"most{i}_{rank}" for i, (_, k) in enumerate(program.most) for rank in range(k)]
     fields += [f"at{i}" for i in range(len(program.largest))]
@@ -122,6 +124,11 @@ class StatisticsMonoid(Monoid[Any]):
             fields[first] = lse
             for k in means:
                 fields[k] = _part(share_a, a[k]) + _part(share_b, b[k])
+            for entropy in self._entropy_of(first):
+                fields[entropy] = sum(
+                    _part(share, x[entropy] - logsigmoid(x[first] - y[first]))
+                    for share, x, y in ((share_a, a, b), (share_b, b, a))
+                )
             for variance, mean in self._variances(means):
                 fields[variance] = sum(
                     _part(share, x[variance] + (x[mean] - fields[mean]) ** 2)
@@ -148,6 +155,9 @@ class StatisticsMonoid(Monoid[Any]):
             for k in means:
                 inner = inner + g[k] * (a[k] - c[k])
                 fields[k] = share * g[k]
+            for entropy in self._entropy_of(first):
+                inner = inner + g[entropy] * (a[entropy] - (a[first] - c[first]) - c[entropy])
+                fields[entropy] = share * g[entropy]
             for variance, mean in self._variances(means):
                 deviation = a[mean] - c[mean]
                 inner = inner + g[variance] * (a[variance] + deviation**2 - c[variance])
@@ -176,7 +186,7 @@ class StatisticsMonoid(Monoid[Any]):
     def _largest(self) -> list[tuple[int, int]]:
         """For each largest value: the indices of its value field and its column field."""
         count = len(self.program.largest)
-        first = self.program.first_variance - count
+        first = self.program.first_entropy - count
         return [(first + i, self.program.values + i) for i in range(count)]
 
     def _most(self) -> list[tuple[range, range]]:
@@ -188,6 +198,11 @@ class StatisticsMonoid(Monoid[Any]):
             found.append((range(value, value + k), range(at, at + k)))
             value, at = value + k, at + k
         return found
+
+    def _entropy_of(self, lse: int) -> list[int]:
+        """The index of the entropy field of a softmax with this log-sum-exp field, if it is wanted."""
+        softmax, first = self.log_sum_exps.index(lse), self.program.first_entropy
+        return [first + e for e, of in enumerate(self.program.entropies) if of == softmax]
 
     def _variances(self, means: range) -> list[tuple[int, int]]:
         """The indices of variance and mean for the fields `means` of a softmax that have a variance."""

@@ -83,6 +83,7 @@ def statistics(
     found = evaluate(program.nodes, used, with_scores(score, leaf, first), score)
     element = {number: found[number].expand(rows, columns) for number in used}
     values: list[Tensor] = []
+    entropies: list[Tensor] = []  # of each softmax, if any is wanted
     shares: list[tuple[Tensor, Tensor]] = []  # of each softmax: probabilities, and which elements it excludes
     for log_weight, *means in program.softmaxes:
         of_weight = element[log_weight]
@@ -92,6 +93,9 @@ def statistics(
         values.append(of_weight.logsumexp(1).masked_fill(nothing[:, 0], -math.inf))
         share = of_weight.softmax(1)
         shares.append((share, absent))
+        if program.entropies:
+            log_share = of_weight.log_softmax(1).masked_fill(absent, 0.0)
+            entropies.append(-(share * log_share).sum(1).masked_fill(nothing[:, 0], 0.0))
         values.extend((share * element[of_mean].masked_fill(absent, 0.0)).sum(1) for of_mean in means)
     values.extend(element[number].sum(1) for number in program.totals)
     squares = []
@@ -105,6 +109,7 @@ def statistics(
         values.append(value)
         indices.append(torch.where(index < 0, index, index + first))
     indices.extend(element[number].sum(1) for number in program.counts)
+    values.extend(entropies[softmax] for softmax in program.entropies)
     values.extend(squares)
     for f, k in program.most:
         of_f, at = largest_in_order(element[f], None, k)

@@ -7,15 +7,16 @@ namespace user {
 
 using namespace monoidreduce;
 
-// The log-sum-exp, the mean score, the largest of a row's data times the score, and the mean of a payload.
+// The log-sum-exp, the mean score, the entropy, the largest of a row's data times the score, and the mean of a payload.
 template <class R>
 struct Program {
   using Real = R;
   using RowIndex = Index<R>;
   using ColumnIndex = Index<R>;
   static constexpr int kScores = 1, kRowData = 1, kRowIndices = 0, kColumnData = 0, kColumnIndices = 0;
-  static constexpr int kSoftmaxes = 1, kTotals = 0, kLargest = 1, kCounts = 0, kPayloads = 1, kMost = 0;
-  static constexpr int kMeans[] = {1}, kSoftmaxOf[] = {0}, kCountOf[] = {-1};
+  static constexpr int kSoftmaxes = 1, kTotals = 0, kLargest = 1, kCounts = 0, kPayloads = 1, kMost = 0,
+                       kEntropies = 1;
+  static constexpr int kMeans[] = {1}, kEntropyOf[] = {0}, kSoftmaxOf[] = {0}, kCountOf[] = {-1};
   static constexpr bool kBounded = true;
   static constexpr int kOperands = 1, kSums = 1;
   MR_HD static ElementStatistics<Program> statistics(const ProgramElement<Program>& e) {

@@ -7,7 +7,7 @@
 // element runs for each block.
 //
 // A state has, for each softmax: a frame (row max), its mass, and the sums of its means, all measured from the frame. Then
-// come totals, then a value and a column for each largest value, then counts.
+// come totals, then a value and a column for each largest value, then counts, then the sums of entropies (entropy.h).
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@
 #include "monoidreduce/cpu/fold_forward.h"
 #include "monoidreduce/instructions.h"
 #include "monoidreduce/integers.h"
-#include "monoidreduce/monoids/logsumexp.h"
+#include "monoidreduce/monoids/entropy.h"
 #include "monoidreduce/random.h"
 
 namespace monoidreduce::cpu {
@@ -40,6 +40,7 @@ struct Command {
 // Which statistics a program has, and where their fields are in the state.
 struct Statistics {
   int softmaxes = 0, means[kStateFields] = {}, totals = 0, largest = 0, counts = 0;
+  int entropies = 0, softmax_of[kStateFields] = {};  // of each entropy
 
   int first_total() const {
     int field = 0;
@@ -48,11 +49,21 @@ struct Statistics {
   }
   int first_largest() const { return first_total() + totals; }
   int first_count() const { return first_largest() + 2 * largest; }
-  int fields() const { return first_count() + counts; }
+  int first_entropy() const { return first_count() + counts; }
+  int fields() const { return first_entropy() + entropies; }
   // f(first field, number of means)
   template <class F>
   void each_softmax(F f) const {
     for (int i = 0, field = 0; i < softmaxes; field += 2 + means[i++]) f(field, means[i]);
+  }
+  // f(field of the sum, first field of its softmax)
+  template <class F>
+  void each_entropy(F f) const {
+    for (int e = 0; e < entropies; ++e) {
+      int frame = 0;
+      for (int i = 0; i < softmax_of[e]; ++i) frame += 2 + means[i];
+      f(first_entropy() + e, frame);
+    }
   }
 };
 
@@ -131,7 +142,7 @@ class Program {
   // Checks the sizes of the call's results: rows of values, of low words and of indices.
   void expect_results(std::int64_t values, std::int64_t low, std::int64_t indices) const {
     const Statistics& s = statistics;
-    expect(values == s.first_largest() - s.softmaxes + s.largest && low == s.softmaxes &&
+    expect(values == s.first_largest() - s.softmaxes + s.largest + s.entropies && low == s.softmaxes &&
            indices == s.largest + s.counts);
   }
   const Word* column(int k) const { return column_ + of_columns_.first[k] * columns_; }
@@ -228,6 +239,8 @@ class Program {
     s.softmaxes = count(kStateFields / 2);
     for (int i = 0; i < s.softmaxes; ++i) s.means[i] = count(kStateFields);
     s.totals = count(kStateFields), s.largest = count(kStateFields), s.counts = count(kStateFields);
+    s.entropies = count(s.softmaxes);
+    for (int e = 0; e < s.entropies; ++e) s.softmax_of[e] = count(s.softmaxes - 1);
     expect(s.fields() <= kStateFields);
     return s;
   }
@@ -258,6 +271,11 @@ class Program {
       statistics.each_softmax([&](int field, int means) { found |= field == frame && least <= 1 + means; });
       return found;
     };
+    const auto is_entropy = [&](int field, int frame) {
+      bool found = false;
+      statistics.each_entropy([&](int sum, int of) { found |= sum == field && of == frame; });
+      return found;
+    };
     const bool on_state = s.operation >= Instruction::kFrame;
     const bool weight = s.operation == Instruction::kWeight;
     if (!on_state || weight)
@@ -269,9 +287,11 @@ class Program {
       case Instruction::kWideColumn:
         return expect(s.a < of_columns_.data() && of_columns_.words(s.a) == kWideWords<T>);
       case Instruction::kFrame:
-        return expect(s.a < registers && masses(s.to, s.b));
+        return expect(s.a < registers && masses(s.to, s.b) && (s.c == 0 || is_entropy(s.c, s.to)));
       case Instruction::kWeight:
         return expect(s.a < registers && masses(s.b, 1));
+      case Instruction::kEntropy:
+        return expect(s.a < registers && s.b < registers && is_entropy(s.to, s.c));
       case Instruction::kLargest:
         return expect(s.a < registers && s.to + 1 < kStateFields);
       case Instruction::kResult:
@@ -665,7 +685,7 @@ class Interpreter {
         return gather(wide_result(s.to), a, s.b, n,
                       [this](IntegerOf<T> i) { return program_.gathered_index(i); });
       case Instruction::kFrame:
-        return raise_frame(s.to, a, s.b, n);
+        return raise_frame(s.to, a, s.b, s.c, n);
       case Instruction::kWeight: {
         R* const to = result(s.to);
         const R frame[kPacks] = {origin(field[s.b][0]), origin(field[s.b][1])};
@@ -676,6 +696,11 @@ class Interpreter {
         return sum(field[s.to], n, [&](int j, int half) {
           const R product = a.at[j * a.step + half] * b.at[j * b.step + half];
           return select(c.at[j * c.step + half] == -infinity<R>(), R(0), product);
+        });
+      case Instruction::kEntropy:
+        return sum(field[s.to], n, [&](int j, int half) {
+          const R gap = b.at[j * b.step + half] - origin(field[s.c][half]);
+          return a.at[j * a.step + half] * Entropy<R>::finite(gap);
         });
       case Instruction::kTotal:
         return sum(field[s.to], n, [&](int j, int half) { return a.at[j * a.step + half]; });
@@ -725,8 +750,8 @@ class Interpreter {
   }
 
   // Raises a softmax's frame to the largest log weight of the block, and rescales its mass and sums. As in LogSumExp, a frame
-  // is never +inf, and NaN does not become one.
-  MR_HD void raise_frame(int first, Operand a, int masses, int n) {
+  // is never +inf, and NaN does not become one. entropy: the field of the entropy's sum, 0 if there is none.
+  MR_HD void raise_frame(int first, Operand a, int masses, int entropy, int n) {
     const LogSumExp<R> softmax{};
     R raised[kPacks] = {field[first][0], field[first][1]};
     for (int j = 0; j < n; ++j) {
@@ -737,9 +762,12 @@ class Interpreter {
       R& frame = field[first][half];
       raised[half] = select(raised[half] == infinity<R>(), largest<R>(), raised[half]);
       if (!any(raised[half] != frame)) continue;
-      const R factor = softmax.rescale(frame, raised[half]);
+      const R factor = softmax.rescale(frame, raised[half]), rise = monoidreduce::raised(frame, raised[half]);
       frame = raised[half];
       for (int k = 1; k <= masses; ++k) field[first + k][half] = field[first + k][half] * factor;
+      if (entropy == 0) continue;
+      const R moved = Entropy<R>::moved(field[entropy][half], factor, field[first + 1][half], rise);
+      field[entropy][half] = select(factor == R(0), R(0), moved);
     }
   }
 
@@ -811,7 +839,7 @@ struct ProgramFold {
   struct State {
     R field[kStateFields], low[kStateFields];
   };
-  // Fields with the log-sum-exp in two words instead of frame and mass, and means instead of sums.
+  // Fields with the log-sum-exp in two words instead of frame and mass, and means and entropies instead of sums.
   struct Output {
     R field[kStateFields];
   };
@@ -838,15 +866,18 @@ struct ProgramFold {
         [&](int frame, int) { state.field[frame] = -infinity<R>(), state.field[frame + 1] = R(0); });
     for (int k = s.first_largest(); k < s.first_count(); k += 2)
       state.field[k] = -infinity<R>(), state.field[k + 1] = word(Index<R>(kNoColumn<T>));
-    for (int k = s.first_count(); k < s.fields(); ++k) state.field[k] = word(Index<R>(0));
+    for (int k = s.first_count(); k < s.first_entropy(); ++k) state.field[k] = word(Index<R>(0));
     return state;
   }
   State combine(const State& a, const State& b) const {
     const Statistics& s = program->statistics;
     State c;
+    const auto put_sum = [&](int k, LogNumber<R> of_a, LogNumber<R> of_b) {
+      const LogNumber<R> sum = of_a + of_b;
+      c.field[k] = sum.high, c.low[k] = sum.low;
+    };
     const auto add = [&](int k, R of_a, R of_b) {
-      const LogNumber<R> sum = two_sum(a.field[k] * of_a, b.field[k] * of_b);
-      c.field[k] = sum.high, c.low[k] = a.low[k] * of_a + b.low[k] * of_b + sum.low;
+      put_sum(k, {a.field[k] * of_a, a.low[k] * of_a}, {b.field[k] * of_b, b.low[k] * of_b});
     };
     s.each_softmax([&](int frame, int means) {
       const LogSumExp<R> softmax{};
@@ -860,8 +891,18 @@ struct ProgramFold {
       const auto take = is_larger(b.field[k], index(b.field[k + 1]), a.field[k], index(a.field[k + 1]));
       for (int i = k; i < k + 2; ++i) c.field[i] = select(take, b.field[i], a.field[i]);
     }
-    for (int k = s.first_count(); k < s.fields(); ++k)
+    for (int k = s.first_count(); k < s.first_entropy(); ++k)
       c.field[k] = word(index(a.field[k]) + index(b.field[k]));
+    s.each_entropy([&](int k, int frame) {
+      const auto moved = [&](const State& from) {
+        const R kept = LogSumExp<R>{}.rescale(from.field[frame], c.field[frame]);
+        const R rise = raised(from.field[frame], c.field[frame]);
+        const R high = Entropy<R>::moved(from.field[k], kept, from.field[frame + 1] * kept, rise);
+        const R low = Entropy<R>::moved(from.low[k], kept, from.low[frame + 1] * kept, rise);
+        return LogNumber<R>{select(kept == R(0), R(0), high), select(kept == R(0), R(0), low)};
+      };
+      put_sum(k, moved(a), moved(b));
+    });
     return c;
   }
   Output project(const State& state) const {
@@ -870,6 +911,7 @@ struct ProgramFold {
     std::copy_n(state.field, kStateFields, out.field);
     const auto whole = [&](int k) { return state.field[k] + state.low[k]; };
     for (int k = s.first_total(); k < s.first_largest(); ++k) out.field[k] = whole(k);
+    s.each_entropy([&](int k, int frame) { out.field[k] = Entropy<R>::of(whole(frame + 1), whole(k)); });
     s.each_softmax([&](int frame, int means) {
       const R mass = whole(frame + 1);
       const LogNumber<R> lse = LogNumber<R>{state.field[frame], R(0)} + log_number(mass);

@@ -1,12 +1,11 @@
 // The statistics of a row's log-probabilities in one fold: the log-sum-exp, the target's score and the entropy of the
 // softmax. Scores are first multiplied by the row's factor, its inverse temperature.
 //
-//   entropy = log mass - sum / mass        sum = sum_j weight_j score_j, weights and scores measured from the frame
-//
 // TopLogProbs also finds the column of the largest score. That score is the frame, so its state has only an index more.
 #pragma once
 
 #include "monoidreduce/monoids/cross_entropy.h"
+#include "monoidreduce/monoids/entropy.h"
 
 namespace monoidreduce {
 
@@ -28,7 +27,7 @@ struct LogProbsState {
   R sum, target;
 };
 
-// The formulas for the entropy and for temperatures, shared by the monoids below and the kernels.
+// The formulas for temperatures and gradients, shared by the monoids below and the kernels.
 template <class R>
 struct LogProbsRule {
   // The element with its score at the row's temperature. The + 0 keeps the compiler from fusing the product with a later
@@ -37,13 +36,9 @@ struct LogProbsRule {
     e.score = multiply_add(e.score, e.factor, R(0));
     return e;
   }
-  // A weight's logarithm, made finite so that it can be multiplied by the weight. Where this changes it, the weight is 0.
-  MR_HD static R finite(R log_weight) { return max(log_weight, R(-0x1p20f)); }
-  // An empty row has entropy 0.
-  MR_HD static R entropy(R mass, R sum) { return select(mass == R(0), R(0), log(mass) - sum / mass); }
   // The state measured from another frame. softmax is already there; every weight was multiplied by `kept`.
   MR_HD static LogProbsState<R> moved(LogProbsState<R> s, typename LogSumExp<R>::State softmax, R kept) {
-    const R sum = s.sum * kept - softmax.mass * raised(s.softmax.frame, softmax.frame);
+    const R sum = Entropy<R>::moved(s.sum, kept, softmax.mass, raised(s.softmax.frame, softmax.frame));
     return {softmax, select(softmax.mass == R(0), R(0), sum), s.target};
   }
   // The derivative with respect to the raw score of the tempered element t; share is its softmax probability. Inlined into a
@@ -52,7 +47,8 @@ struct LogProbsRule {
   MR_HD static Gradient<R> gradient(Element<R> t, R share, LogProbsStatistics<R> p, LogProbsUpstream<R> g) {
     const R of_log = t.factor * (g.entropy * unit_of_scores<R>());
     const R of_share = t.factor * g.lse - p.entropy * of_log;
-    const R log_share = finite(t.score - LogNumber<R>{LogSumExp<R>::origin(p.lse.high), p.lse.low});
+    const R log_share =
+        Entropy<R>::finite(t.score - LogNumber<R>{LogSumExp<R>::origin(p.lse.high), p.lse.low});
     return {share * (of_share - log_share * of_log) + hit(t, t.factor * g.target), R(0)};
   }
 };
@@ -71,7 +67,7 @@ struct LogProbs {
   MR_HD State identity() const { return {softmax.identity(), R(0), R(-0.f)}; }
   MR_HD State lift(Element<R> e) const { return accumulate(reframe(identity(), frame(e)), e); }
   MR_HD Output project(State s) const {
-    return {softmax.project(s.softmax), s.target, Rule::entropy(s.softmax.mass, s.sum), Index<R>(-1)};
+    return {softmax.project(s.softmax), s.target, Entropy<R>::of(s.softmax.mass, s.sum), Index<R>(-1)};
   }
   MR_HD Gradient<R> local_gradient(Element<R> e, Output p, Upstream g) const {
     return Rule::gradient(Rule::tempered(e), softmax.share(Rule::tempered(e), p.lse), p, g);
@@ -88,7 +84,9 @@ struct LogProbs {
   MR_HD State accumulate(State s, Element<R> e) const {
     const Element<R> t = Rule::tempered(e);
     const R gap = t.score - softmax.origin(s.softmax.frame), w = exp(gap);
-    return {{s.softmax.frame, s.softmax.mass + w}, s.sum + w * Rule::finite(gap), s.target + hit(t, t.score)};
+    return {{s.softmax.frame, s.softmax.mass + w},
+            s.sum + w * Entropy<R>::finite(gap),
+            s.target + hit(t, t.score)};
   }
 };
 

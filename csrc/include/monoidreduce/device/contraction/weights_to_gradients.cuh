@@ -43,7 +43,7 @@ template <class Terms>
 __device__ __forceinline__ float factor_of_weight(const Terms& terms, int score, float weight,
                                                   float log_scale, float scale) {
   if constexpr (std::is_same_v<Terms, EntropyTerms>) {
-    const float log_share = LogProbsRule<Bits>::finite(log2f(weight) + log_scale).x;
+    const float log_share = Entropy<Bits>::finite(log2f(weight) + log_scale).x;
     return (terms.factor[score] + terms.of_log * log_share) * scale;
   } else {
     return terms.factor[score] * scale;

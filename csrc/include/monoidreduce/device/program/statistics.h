@@ -8,6 +8,7 @@
 //   RowIndex, ColumnIndex                               types of these integers: std::int64_t, or Index<Real>, in which
 //                                                       an integer that does not fit becomes the nearest one
 //   kMeans[s], kSoftmaxes, kTotals, kLargest, kCounts   how many statistics it has; means for each softmax
+//   kEntropies, kEntropyOf[e]                           how many entropies, and the softmax of each
 //   kPayloads                                           how many payload sums the kernel computes
 //   statistics(element)                                 -> ElementStatistics<P>
 //
@@ -24,6 +25,7 @@
 #include <cstdint>
 
 #include "monoidreduce/device/program/functions.h"
+#include "monoidreduce/monoids/entropy.h"
 
 namespace monoidreduce {
 
@@ -126,11 +128,18 @@ MR_HD bool is_larger(R x, Index<R> j, R y, Index<R> k) {
   return is_larger(x, y) || (j < k && !is_larger(y, x));
 }
 
+// Another frame of each softmax: by what its weights are multiplied there, and by how much it is higher.
+template <class P>
+struct FrameMove {
+  Numbers<typename P::Real, P::kSoftmaxes> factor, rise;
+};
+
 template <class P>
 struct StatisticsSums {
   using R = typename P::Real;
+  static constexpr int kMeans = means<P>(), kMeansAndEntropies = kMeans + P::kEntropies;
   Numbers<R, P::kSoftmaxes> mass;
-  Numbers<R, means<P>()> mean;  // sums of weights times values
+  Numbers<R, kMeansAndEntropies> mean;  // sums of weights times values, then those of entropies
   Numbers<R, P::kTotals> total;
 
   MR_HD static StatisticsSums none() {
@@ -140,7 +149,7 @@ struct StatisticsSums {
   }
   MR_HD void add(const StatisticsSums& x) {
     MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) mass[s] = mass[s] + x.mass[s];
-    MR_UNROLL for (int k = 0; k < means<P>(); ++k) mean[k] = mean[k] + x.mean[k];
+    MR_UNROLL for (int k = 0; k < kMeansAndEntropies; ++k) mean[k] = mean[k] + x.mean[k];
     MR_UNROLL for (int k = 0; k < P::kTotals; ++k) total[k] = total[k] + x.total[k];
   }
   // The same, and adds the rounding errors of float32 to `low`.
@@ -154,15 +163,20 @@ struct StatisticsSums {
       }
     };
     MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) add(mass[s], low.mass[s], x.mass[s]);
-    MR_UNROLL for (int k = 0; k < means<P>(); ++k) add(mean[k], low.mean[k], x.mean[k]);
+    MR_UNROLL for (int k = 0; k < kMeansAndEntropies; ++k) add(mean[k], low.mean[k], x.mean[k]);
     MR_UNROLL for (int k = 0; k < P::kTotals; ++k) add(total[k], low.total[k], x.total[k]);
   }
-  // Multiplies what is relative to a softmax's frame.
-  MR_HD void rescale(const Numbers<R, P::kSoftmaxes>& factor) {
+  // Measures from other frames what is relative to them.
+  MR_HD void move(const FrameMove<P>& to) {
     int k = 0;
     MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) {
-      mass[s] = mass[s] * factor[s];
-      MR_UNROLL for (int end = k + P::kMeans[s]; k < end; ++k) mean[k] = mean[k] * factor[s];
+      mass[s] = mass[s] * to.factor[s];
+      MR_UNROLL for (int end = k + P::kMeans[s]; k < end; ++k) mean[k] = mean[k] * to.factor[s];
+    }
+    MR_UNROLL for (int e = 0; e < P::kEntropies; ++e) {
+      const int s = P::kEntropyOf[e];
+      const R moved = Entropy<R>::moved(mean[kMeans + e], to.factor[s], mass[s], to.rise[s]);
+      mean[kMeans + e] = select(to.factor[s] == R(0), R(0), moved);
     }
   }
 };
@@ -182,15 +196,15 @@ struct StatisticsState {
 
   MR_HD static R origin(R frame) { return LogSumExp<R>::origin(frame); }
 
-  // Measures weights from new frames. Returns the factors by which the old weights have been multiplied.
-  MR_HD Numbers<R, P::kSoftmaxes> raise(const Numbers<R, P::kSoftmaxes>& top) {
-    Numbers<R, P::kSoftmaxes> factor{};
+  // Measures weights from new frames.
+  MR_HD FrameMove<P> raise(const Numbers<R, P::kSoftmaxes>& top) {
+    FrameMove<P> move{};
     MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) {
       const R to = select(top[s] == infinity<R>(), monoidreduce::largest<R>(), top[s]);
-      factor[s] = weight_of(frame[s] - origin(to)), frame[s] = to;
+      move.factor[s] = weight_of(frame[s] - origin(to)), move.rise[s] = raised(frame[s], to), frame[s] = to;
     }
-    sums.rescale(factor);
-    return factor;
+    sums.move(move);
+    return move;
   }
   // Adds an element to the sums `part`. Returns its weight in each softmax. Elements come in the order of their columns. The
   // frames must already have taken its log weights into account, so that no exponential overflows.
@@ -204,6 +218,11 @@ struct StatisticsState {
       part.mass[s] = part.mass[s] + weight[s];
       MR_UNROLL for (int end = k + P::kMeans[s]; k < end; ++k) part.mean[k] =
           part.mean[k] + select(log_weight == -infinity<R>(), R(0), weight[s] * e.mean[k]);
+      MR_UNROLL for (int n = 0; n < P::kEntropies; ++n) {
+        if (P::kEntropyOf[n] != s) continue;
+        R& sum = part.mean[StatisticsSums<P>::kMeans + n];
+        sum = sum + weight[s] * Entropy<R>::finite(log_weight - origin(frame[s]));
+      }
     }
     MR_UNROLL for (int k = 0; k < P::kTotals; ++k) part.total[k] =
         part.total[k] + select(present, e.total[k], R(-0.f));
@@ -239,7 +258,7 @@ struct StatisticsSum {
   MR_HD void add(State& a, StatisticsSums<P>& low, State b) const {
     Numbers<R, P::kSoftmaxes> top;
     MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) top[s] = LogSumExp<R>{}.join(a.frame[s], b.frame[s]);
-    low.rescale(a.raise(top)), b.raise(top);
+    low.move(a.raise(top)), b.raise(top);
     a.sums.add(b.sums, low);
     MR_UNROLL for (int k = 0; k < P::kLargest; ++k) {
       const bool take = is_larger(b.largest[k], b.at[k], a.largest[k], a.at[k]);
@@ -364,6 +383,8 @@ struct StatisticsResults {
       *value = scalar(state.largest[n]), *index = column == StatisticsState<P>::kNoColumn ? lowest : column;
     }
     for (int n = 0; n < P::kCounts; ++n, index += rows) *index = state.count[n];
+    for (int n = 0; n < P::kEntropies; ++n, value += rows)
+      *value = Entropy<T>::of(scalar(state.sums.mass[P::kEntropyOf[n]]), scalar(state.sums.mean[k + n]));
   }
 };
 

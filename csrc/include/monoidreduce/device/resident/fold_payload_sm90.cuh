@@ -239,7 +239,7 @@ struct PayloadConsumer {
 #pragma unroll
       for (int s = 0; s < P::kSoftmaxes; ++s)
         top[r][s] = R(reduce_lanes<4>(top[r][s].x, [](float a, float b) { return fmaxf(a, b); }));
-      scale[r] = state[r].raise(top[r]);
+      scale[r] = state[r].raise(top[r]).factor;
     }
     // As in ProgramFold, the tile's own totals are added to those of all tiles once.
     const Numbers<R, P::kTotals> before[2] = {state[0].sums.total, state[1].sums.total};
