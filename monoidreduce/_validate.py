@@ -198,13 +198,17 @@ def check_factor(name: str, value: Any) -> float:
     return factor
 
 
-def check_positive(name: str, value: Any) -> float:
-    """Check a divisor of scores, which must be positive."""
-    divisor = check_finite(name, value, "a finite number > 0")
+def check_positive(name: str, value: Any, instead: str = "") -> float:
+    """Check a divisor of scores, which must be positive.
+
+    instead: for the message, what else the argument may be, as "0 or ".
+    """
+    divisor = check_finite(name, value, f"{instead}a finite number > 0")
     if divisor <= 0:
-        raise ValueError(mismatch(name, "a finite number > 0", repr(value)))
+        raise ValueError(mismatch(name, f"{instead}a finite number > 0", repr(value)))
     if not LEAST_FACTOR <= divisor <= MOST_FACTOR:
-        raise ValueError(mismatch(name, "a number from 2^-100 to 2^100 (8e-31 to 1e30)", repr(value)))
+        expected = f"{instead}a number from 2^-100 to 2^100 (8e-31 to 1e30)"
+        raise ValueError(mismatch(name, expected, repr(value)))
     return divisor
 
 

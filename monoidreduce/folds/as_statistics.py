@@ -21,6 +21,7 @@ from monoidreduce._ops.attention_mask import band
 from monoidreduce._ops.registry import OPERATORS
 from monoidreduce.folds import stat
 from monoidreduce.folds.distillation import Distillation
+from monoidreduce.folds.kept_classes import in_64_bits, is_kept, shifts
 from monoidreduce.folds.modified_as_statistics import modified_attention, seen_in_sequences
 from monoidreduce.folds.statistics import Statistics
 from monoidreduce.functional import _with_sinks
@@ -40,8 +41,6 @@ def obstacle(name: str, *arguments: Any) -> str | None:
     """Why a call of an operator cannot be written with statistics; None if it can."""
     if name not in _FOLDS:
         return ""
-    if name == "linear_log_probs" and arguments[5] is not None:
-        return "it has kept classes"
     if name == "attention" and arguments[3] is not None and arguments[6]:
         return "it has a bias beside a softcap"
     return None
@@ -124,22 +123,24 @@ def _logsumexp_matmul(
 
 
 @lru_cache(64)
-def _token_statistics(softcap: float, wanted: tuple[str, ...]) -> Statistics:
+def _token_statistics(softcap: float, wanted: tuple[str, ...], kept: bool) -> Statistics:
     """Statistics of the logits, by name.
 
-    by: a row's reciprocal temperature. less: a number by which its logits are smaller.
+    by: a row's reciprocal temperature. kept: a row folds only the classes that it keeps.
     """
     capped = _of_logits(softcap)
 
     def statistics(
-        score: Any, column: Any, label: Any, bias: Any, class_weight: Any, by: Any, less: Any
+        score: Any, row: Any, column: Any, label: Any, bias: Any, class_weight: Any, by: Any, shift: Any
     ) -> Any:
         untempered = capped(score + bias)
-        logit = untempered * by - less
+        if kept:
+            untempered = torch.where(is_kept(row, column, shift), untempered, -math.inf)
+        logit = untempered * by
         p = stat.softmax(logit)
         found = {
             "lse": p.logsumexp,
-            "mean": p.mean(logit),
+            "entropy": p.entropy,
             "target": stat.total(torch.where(column == label, logit, 0.0)),
             "total": stat.total(class_weight * logit),
             "best": stat.largest(untempered),
@@ -161,20 +162,28 @@ def _tokens(
     workspace: int | None,
     class_weight: Tensor | None = None,
     by: Tensor | None = None,
-    less: Tensor | None = None,
+    words: Tensor | None = None,
 ) -> Any:
-    """`_token_statistics` of a call. ignored: the label of rows that have no part."""
+    """`_token_statistics` of a call. ignored: the label of rows that have no part. words: of kept classes."""
     weight = weight.to(x.dtype)  # it may be a float32 master, under autocast
     column = {
         "bias": weight.new_zeros(len(weight)) if bias is None else bias,
         "class_weight": weight.new_ones(len(weight)) if class_weight is None else class_weight,
+        "shift": shifts(torch.arange(len(weight), device=weight.device)),
     }
-    row = {
-        "by": torch.ones_like(label, dtype=x.dtype) if by is None else by,
-        "less": torch.zeros_like(label, dtype=x.dtype) if less is None else less,
-    }
+    row = {"by": torch.ones_like(label, dtype=x.dtype) if by is None else by}
     options: dict[str, Any] = {"ignore_index": ignored, "scale": logit_scale, "workspace": workspace}
-    return _token_statistics(softcap, wanted)(x, weight, label=label, row=row, column=column, **options)
+    words = None if words is None else in_64_bits(words)
+    fold = _token_statistics(softcap, wanted, words is not None)
+    return fold._with_words(x, weight, words=words, label=label, row=row, column=column, **options)
+
+
+def _reciprocal(temperatures: Tensor | None, temperature: float, label: Tensor, x: Tensor) -> Tensor:
+    """The reciprocal temperature of each row. label: [N]."""
+    real = torch.promote_types(x.dtype, torch.float32)
+    if temperatures is None:
+        return torch.full_like(label, 1 / temperature, dtype=real)
+    return 1 / temperatures.to(real)
 
 
 def _linear_cross_entropy(
@@ -236,7 +245,7 @@ def _linear_log_probs(
     bias: Tensor | None,
     target: Tensor,
     temperatures: Tensor | None,
-    _mask: None,
+    words: Tensor | None,
     logit_scale: float,
     softcap: float,
     temperature: float,
@@ -246,25 +255,78 @@ def _linear_log_probs(
 ) -> tuple[Tensor | None, ...]:
     used = target != ignore_index
     label = torch.where(used, target, _NO_LABEL)
-    real = torch.promote_types(x.dtype, torch.float32)
-    by = 1 / temperatures.to(real) if temperatures is not None else None
-    if by is None and temperature != 1:
-        by = torch.full_like(target, 1 / temperature, dtype=real)
-    constants = x.detach(), weight.detach(), None if bias is None else bias.detach()
     options: dict[str, Any] = {
         "logit_scale": logit_scale,
         "softcap": softcap,
         "workspace": others[-1],
-        "by": by,
+        "by": _reciprocal(temperatures, temperature, label, x),
+        "words": words,
     }
-    # The log-sum-exp is subtracted from the logits first, so that the entropy is not a difference of two
-    # large numbers.
-    less = _tokens(("lse",), *constants, label, _NO_LABEL, **options).lse.nan_to_num(0, 0, 0)
-    wanted = ("lse", "mean", "target", "best") if top1 else ("lse", "mean", "target")
-    s = _tokens(wanted, x, weight, bias, label, _NO_LABEL, **options, less=less)
-    log_probs, entropy = (torch.where(used, t, 0.0) for t in (s.target - s.lse, s.lse - s.mean))
-    results = log_probs, entropy, torch.where(used, s.lse + less, 0.0)
-    return (*results, None, s.best.index) if top1 else results
+    wanted = ("lse", "entropy", "target", "best") if top1 else ("lse", "entropy", "target")
+    s = _tokens(wanted, x, weight, bias, label, _NO_LABEL, **options)
+    log_probs, best = s.target - s.lse, s.best.index if top1 else None
+    if words is not None:  # a target that is not kept has no gradient
+        log_probs = torch.where(s.target == -math.inf, -math.inf, log_probs)
+        best = None if best is None else torch.where(s.lse == -math.inf, -1, best)
+    log_probs, entropy, lse = (torch.where(used, t, 0.0) for t in (log_probs, s.entropy, s.lse))
+    return log_probs, entropy, lse, None, best
+
+
+@lru_cache(64)
+def _target_statistics(softcap: float) -> Statistics:
+    """A row's log-sum-exp, and its logits of _AT_ONCE classes. by: as in `_token_statistics`."""
+    capped = _of_logits(softcap)
+
+    def statistics(
+        score: Any, column: Any, label: Any, bias: Any, by: Any, t0: Any, t1: Any, t2: Any, t3: Any
+    ) -> Any:
+        logit = capped(score + bias) * by
+        logits = [stat.total(torch.where(column == t, logit, 0.0)) for t in (t0, t1, t2, t3)]
+        return {"lse": stat.softmax(logit).logsumexp, **{f"z{k}": z for k, z in enumerate(logits)}}
+
+    return Statistics(statistics)
+
+
+_AT_ONCE = 4  # targets of a fold; with 8 the kernels for sm_80 spilled 1240 bytes
+
+
+def _linear_target_logits(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    temperatures: Tensor | None,
+    logit_scale: float,
+    softcap: float,
+    temperature: float,
+    first_class: int,
+    classes: int,
+    lse_of_ignored: bool,
+    keep: bool,
+    x_differentiated: bool,
+    workspace: int | None,
+) -> tuple[Tensor, Tensor]:
+    counted = (target >= 0).any(1) | lse_of_ignored
+    label = torch.where(counted, 0, _NO_LABEL)
+    weight = weight.to(x.dtype)  # as in `_tokens`
+    column = {"bias": weight.new_zeros(len(weight)) if bias is None else bias}
+    by = _reciprocal(temperatures, temperature, label, x)
+    padded = F.pad(target, (0, -target.shape[1] % _AT_ONCE), value=_NO_LABEL)
+    logits, fold = [], _target_statistics(softcap)
+    nothing = target.new_full((len(target), _AT_ONCE), _NO_LABEL)
+    for part in torch.split(padded, _AT_ONCE, 1) if padded.shape[1] else (nothing,):
+        lse, *found = fold(
+            x,
+            weight,
+            label=label,
+            ignore_index=_NO_LABEL,
+            row={"by": by, **{f"t{k}": t for k, t in enumerate(part.unbind(1))}},
+            column=column,
+            scale=logit_scale,
+            workspace=workspace,
+        )
+        logits.append(torch.stack(found, 1))
+    return torch.where(counted, lse, 0.0), torch.cat(logits, 1)[:, : target.shape[1]]
 
 
 _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
@@ -475,6 +537,7 @@ _FOLDS: dict[str, Callable[..., tuple[Tensor | None, ...]]] = {
     "linear_distillation": _linear_distillation,
     "linear_distillation_parts": _linear_distillation_parts,
     "linear_log_probs": _linear_log_probs,
+    "linear_target_logits": _linear_target_logits,
     "logsumexp_matmul": _logsumexp_matmul,
     "mlp": _mlp,
     "modified_attention": modified_attention,

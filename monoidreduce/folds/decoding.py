@@ -14,6 +14,7 @@ from monoidreduce._dynamo import are_symbols, as_tensor
 from monoidreduce._keywords import refuse
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._results import exported
+from monoidreduce._torch_private import has_tangent
 from monoidreduce._validate import (
     INTEGERS,
     LEAST_FACTOR,
@@ -27,8 +28,8 @@ from monoidreduce._validate import (
 )
 from monoidreduce.classes import words_of_rows
 from monoidreduce.folds import stat
+from monoidreduce.folds.kept_classes import in_64_bits, is_kept, shifts
 from monoidreduce.folds.program.program import MOST
-from monoidreduce.folds.program.tracing import WORDS
 from monoidreduce.folds.statistics import Statistics, statistics
 from monoidreduce.functional import (
     _differentiated,
@@ -103,8 +104,7 @@ def _topk_fold(k: int, kind: Kind) -> Statistics:
 
 
 def _sample_fold(entropy: bool, kind: Kind) -> Statistics:
-    """noise: factor of the random numbers of a row, 0 or 1. shift: what brings the bit of a column to the
-    front of its word, by a product that wraps."""
+    """noise: factor of the random numbers of a row, 0 or 1."""
     *_, kept = kind
 
     def linear_sample(
@@ -121,11 +121,11 @@ def _sample_fold(entropy: bool, kind: Kind) -> Statistics:
         logit = _logit(score, inverse, cap, bias, kind)
         noisy = logit + noise * _gumbel(stat.uniform(seed))
         if kept:
-            keep = WORDS[row, column // 64] * shift < 0
+            keep = is_kept(row, column, shift)
             logit, noisy = (torch.where(keep, each, -math.inf) for each in (logit, noisy))
         p = stat.softmax(logit)
         found = {"best": stat.largest(noisy), "lse": p.logsumexp}
-        return {**found, "mean": p.mean(logit)} if entropy else found
+        return {**found, "entropy": p.entropy} if entropy else found
 
     return Statistics(linear_sample)
 
@@ -273,17 +273,18 @@ def linear_topk(
             raise
         refuse_over_ranks(ranks, "linear_topk", error)
     count = next(n for n in _COUNTS if n >= k)
-    by_targets = ranks is None and _differentiated(head.rows, head.weight, head.column["bias"])
-    with torch.set_grad_enabled(torch.is_grad_enabled() and not by_targets):
-        found = _TOPK[count, head.kind](
-            head.rows,
-            head.weight,
-            row={"inverse": inverse, **head.row},
-            column=head.column,
-            scale=head.scale,
-            workspace=workspace,
-            ranks=ranks,
-        )
+    given = head.rows, head.weight, head.column["bias"]
+    by_targets = ranks is None and (_differentiated(*given) or has_tangent(given))
+    rows, weight, of_columns = (t.detach() if by_targets else t for t in given)
+    found = _TOPK[count, head.kind](
+        rows,
+        weight,
+        row={"inverse": inverse, **head.row},
+        column={"bias": of_columns},
+        scale=head.scale,
+        workspace=workspace,
+        ranks=ranks,
+    )
     (values, index), lse = (t[:, :k] for t in found.best), found.lse
     if by_targets:
         of_tokens = None if of_tokens is None else torch.where(inverse.isnan(), 1.0, of_tokens)
@@ -307,20 +308,6 @@ def _checked_seed(seed: int | Tensor, rows: Tensor) -> Tensor:
         return seed.to(rows.device, torch.int64).expand(len(rows))
     seed = check_index("seed", check_int("seed", seed, _SEED))
     return torch.full((1,), seed, dtype=torch.int64, device=rows.device).expand(len(rows))
-
-
-def _in_64_bits(words: Tensor) -> Tensor:
-    """Pairs of words as one, [rows, words]: at least one, of at least one row.
-
-    The sizes of a table are constants of the compiled program. So the number of rows becomes a power of two,
-    and other numbers of tokens compile few others.
-    """
-    rows, count = words.shape
-    lines = max(rows, 1) if torch.compiler.is_compiling() else 1 << max(rows - 1, 0).bit_length()
-    padding = (0, 2 - count if count < 2 else count % 2, 0, lines - rows)
-    if any(padding):
-        words = torch.nn.functional.pad(words, padding)
-    return words.contiguous().view(torch.int64)
 
 
 def linear_sample(
@@ -383,9 +370,8 @@ def linear_sample(
     of_token["index"] = index.int()
     drawn = _noise_at(nothing.expand(len(value), 1), nothing, row=of_token).noise
     log_prob = _log_prob(value - noise * drawn, found.lse)
-    spread = None
-    if entropy:
-        spread = torch.where(found.lse == -math.inf, 0.0, found.lse - found.mean)
+    log_prob = log_prob - log_prob.detach().clamp(min=0)  # rounding errors do not make a probability above 1
+    spread = found.entropy if entropy else None
     if greedy is not None:
         settled = greedy & ~missing
         log_prob = torch.where(settled, 0.0, log_prob)
@@ -426,7 +412,8 @@ def sample_fold(
             noise = (~greedy).to(head.real)
         else:
             at_zero = not isinstance(temperature, Tensor) and temperature == 0
-            inverse = head.of_rows(1.0 if at_zero else 1 / check_positive("temperature", temperature))
+            divisor = 1.0 if at_zero else check_positive("temperature", temperature, instead="0 or ")
+            inverse = head.of_rows(1 / divisor)
             noise = head.of_rows(0.0 if at_zero else 1.0)
             greedy = torch.ones_like(noise, dtype=torch.bool) if at_zero else None
         seeds, entropy = _checked_seed(seed, head.rows), check_bool("entropy", entropy)
@@ -437,7 +424,7 @@ def sample_fold(
                 columns = sharding.columns("weight", head.weight)
                 classes, place = columns.all, place + columns.first
             words = words_of_rows(kept, head.x, classes)
-            head.column["shift"] = torch.ones_like(place) << 63 - place % 64
+            head.column["shift"] = shifts(place)
         else:
             head.column["shift"] = head.of_columns(0.0).long()
     except (TypeError, ValueError) as error:
@@ -450,7 +437,7 @@ def sample_fold(
     found = _SAMPLE[entropy, (*head.kind, kept is not None)]._with_words(
         head.rows,
         head.weight,
-        words=None if words is None else _in_64_bits(words),
+        words=None if words is None else in_64_bits(words),
         row={"inverse": inverse, "seed": seeds, "noise": noise, **head.row},
         column=head.column,
         scale=head.scale,

@@ -163,17 +163,21 @@ class Statistics:
         b: Tensor,
         *,
         words: Tensor | None,
+        label: Tensor | None = None,
+        ignore_index: int = -100,
         row: Mapping[str, Tensor],
         column: Mapping[str, Tensor],
         scale: float,
-        ranks: RanksOrGroup | None,
+        workspace: int | None = None,
+        ranks: RanksOrGroup | None = None,
     ) -> Any:
         """A call of a function that reads `tracing.WORDS`, for which `words` stands in."""
+        given = (label, ignore_index, row, column, scale)
         if ranks is not None:
-            data = (None, -100, row, column, scale, None)
-            return _yards.ranks().statistics_over_ranks(self, (a, b, None, None), *data, ranks, words)
-        call = Call(self, a, b, None, None, None, -100, row, column, scale, words=words)
-        traced, values, _, indices, sums = self._folded(call, None)
+            operands = (a, b, None, None)
+            return _yards.ranks().statistics_over_ranks(self, operands, *given, workspace, ranks, words)
+        call = Call(self, a, b, None, None, *given, words=words)
+        traced, values, _, indices, sums = self._folded(call, workspace)
         return call.named(traced, values, indices, sums)
 
     def _in_two_words(

@@ -213,25 +213,6 @@ def test_wrong_arguments(wrong: dict[str, Any], kind: type[Exception], text: str
         mr.linear_cross_entropy(**{**inputs, **wrong})
 
 
-@pytest.mark.parametrize("topk", (False, True))
-def test_what_has_no_second_derivatives_is_named(topk: bool) -> None:
-    inputs = soft_inputs(9, dtype=torch.float64, device=torch.device("cpu"))
-    x = inputs["x"].requires_grad_()
-
-    def call(x: Tensor) -> Tensor:
-        if topk:
-            return mr.linear_topk(x, inputs["weight"], 3).log_probs.sum()
-        return mr.linear_cross_entropy(**inputs | {"x": x})
-
-    (gradient,) = torch.autograd.grad(call(x), x, create_graph=True)
-    named = r"linear_target_logits.* \(linear_cross_entropy with target_probs, linear_topk\)"
-    with pytest.raises(RuntimeError, match=f"{named} can be differentiated once"):
-        gradient.square().sum().backward()
-    forward = r"largest\(f, k\)" if topk else f"{named} cannot be differentiated in forward mode"
-    with pytest.raises(NotImplementedError, match=forward):
-        torch.func.jvp(call, (x,), (torch.ones_like(x),))
-
-
 def test_the_op_is_well_registered(device: torch.device) -> None:
     inputs = soft_inputs(9, 70, 8, dtype=torch.float32, device=device, bias=True)
     x, weight, bias = (inputs[name].requires_grad_() for name in ("x", "weight", "bias"))

@@ -72,8 +72,7 @@ def sampled(seed: int, scores: Tensor, temperature: float | Tensor = 1.0) -> tup
 
 
 def sample_oracle(index: Tensor, **options: Any) -> Any:
-    """A function of x, weight and bias: log-probabilities of these samples; and entropies, as
-    the log-sum-exp less the mean logit, which is how trainers write them."""
+    """A function of x, weight and bias: log-probabilities of these samples, and entropies."""
     temperature = options.get("temperature", 1.0)
 
     def oracle(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -83,8 +82,8 @@ def sample_oracle(index: Tensor, **options: Any) -> Any:
         log_prob = shares.gather(-1, index.clamp(min=0)[..., None])[..., 0]
         log_prob = torch.where(none[..., 0], -math.inf, log_prob)
         kept = shares > -math.inf
-        terms = torch.where(kept, shares.exp(), 0.0) * torch.where(kept, scores, 0.0)
-        entropy = torch.where(none[..., 0], 0.0, scores.masked_fill(none, 0.0).logsumexp(-1) - terms.sum(-1))
+        terms = torch.where(kept, shares.exp(), 0.0) * torch.where(kept, shares, 0.0)
+        entropy = torch.where(none[..., 0], 0.0, -terms.sum(-1))
         settled = torch.as_tensor(temperature, device=x.device) == 0
         entropy = torch.where(settled | none[..., 0], 0.0, entropy)
         return torch.where(settled & ~none[..., 0], 0.0, log_prob), entropy
