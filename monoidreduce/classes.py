@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from monoidreduce._torch_private import transforms_are_active
 from monoidreduce._validate import INTEGERS, check_int, check_tensor, mismatch
 
 __all__ = ["check_words", "has_class", "pack_classes", "words_of_rows"]
@@ -37,7 +38,8 @@ def pack_classes(indices: Tensor, classes: int) -> Tensor:
 
     Raises:
         TypeError, ValueError: an argument is not as above.
-        IndexError: an index is neither -1 nor in [0, V). On a CUDA device it is left out instead.
+        IndexError: an index is neither -1 nor in [0, V). On CUDA devices and in transforms of torch.func it
+            is left out instead.
     """
     check_tensor("indices", indices)
     if indices.dtype not in INTEGERS:
@@ -49,7 +51,8 @@ def pack_classes(indices: Tensor, classes: int) -> Tensor:
     leading, words = indices.shape[:-1], _number_of_words(classes)
     sets = indices.reshape(leading.numel(), indices.shape[-1]).long()
     inside = (sets >= 0) & (sets < classes)
-    if sets.is_cpu and not torch.compiler.is_compiling() and not bool((inside | (sets == -1)).all()):
+    known = sets.is_cpu and not torch.compiler.is_compiling() and not transforms_are_active()
+    if known and not bool((inside | (sets == -1)).all()):
         wrong = sets[~(inside | (sets == -1))][0].item()
         raise IndexError(mismatch("indices", f"classes in [0, {classes}) or -1", wrong))
     if not words or not sets.numel():

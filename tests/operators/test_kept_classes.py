@@ -149,14 +149,6 @@ def test_compiled(device: torch.device) -> None:
     check_operator("linear_log_probs", inputs, {"entropy": True}, function=compiled)
 
 
-def test_second_derivatives_are_refused() -> None:
-    inputs, _ = with_kept(cross_entropy_inputs(9, dtype=torch.float64, device=torch.device("cpu")))
-    x = inputs["x"].requires_grad_()
-    (gradient,) = torch.autograd.grad(mr.linear_log_probs(**inputs).lse.sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="it has kept classes"):
-        gradient.square().sum().backward()
-
-
 SOME_KEPT = "some classes are kept"
 KERNELS: list[tuple[str, dict[str, Any], tuple[str, str], str]] = [
     ("h100", {}, ("sm90", "sm90"), ""),
@@ -234,7 +226,7 @@ def test_packed_classes_of_no_rows_or_no_indices(device: torch.device) -> None:
     assert mr.pack_classes(none.T, 40).shape == (0, 2) and mr.pack_classes(none, 0).shape == (3, 0)
 
 
-def test_packing_is_deterministic_and_compiles(device: torch.device) -> None:
+def test_packing_is_deterministic_compiles_and_has_vmap(device: torch.device) -> None:
     indices = torch.randint(-1, 100, (6, 30), device=device)
     torch.use_deterministic_algorithms(True)
     try:
@@ -243,6 +235,7 @@ def test_packing_is_deterministic_and_compiles(device: torch.device) -> None:
         torch.use_deterministic_algorithms(False)
     compiled = torch.compile(mr.pack_classes, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(indices, 100), expected)
+    assert torch.equal(torch.vmap(lambda of_row: mr.pack_classes(of_row, 100))(indices), expected)
 
 
 def test_wrong_indices() -> None:
