@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from monoidreduce._ops.attention_mask import band
 from monoidreduce._ops.attention_passes import score_scale
 from monoidreduce._ops.registry import call_op
+from monoidreduce.folds.modified_attention_op import Inputs, Options
 from monoidreduce.folds.program.graph import Expression, Graph
 from monoidreduce.folds.program.operations import LEAVES
 from monoidreduce.folds.program.program import Program, parse
@@ -60,49 +62,33 @@ def _of_statistics(text: str, weights: bool, bounded: bool) -> tuple[str, tuple[
     return program.text, tuple(of_rows["row_index"])
 
 
-def modified_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor | None,
-    sinks: Tensor | None,
-    table_index: Tensor | None,
-    blocks: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    program: str,
-    sizes: list[int],
-    scale: float | None,
-    left: int,
-    right: int,
-    block_rows: int,
-    block_columns: int,
-    weights: bool,
-    compensated: bool,
-) -> tuple[Tensor, Tensor | None]:
+def modified_attention(*arguments: Any) -> tuple[Tensor, Tensor | None]:
     """out and lse of the op `modified_attention`, whose arguments these are."""
-    (B, H, M, _), N = q.shape, k.shape[2]
+    of, options = Inputs(*arguments[:9]), Options(*arguments[9:])
+    q, k, v = of.q, of.k, of.v
+    (B, H, M, _), N, (left, right) = q.shape, k.shape[2], (options.left, options.right)
     bounds = band(left, right).bounds(M, N, q.device)
-    if cu_seqlens_q is not None and cu_seqlens_k is not None:
-        bounds = seen_in_sequences(q, cu_seqlens_q, cu_seqlens_k, left, right)
-    text, integers = _of_statistics(program, weights, bounds is not None)
+    if of.cu_seqlens_q is not None and of.cu_seqlens_k is not None:
+        bounds = seen_in_sequences(q, of.cu_seqlens_q, of.cu_seqlens_k, left, right)
+    text, integers = _of_statistics(options.program, options.weights, bounds is not None)
     head = torch.arange(B * H, device=q.device).repeat_interleave(M)
     of_rows = [head // max(H, 1), head % max(H, 1), torch.arange(M, device=q.device).repeat(B * H)]
     if bounds is not None:
         of_rows += bounds.repeat(1, B * H).unbind(0)
     row_index = torch.stack([of_rows[n] for n in integers]) if integers else None
     k, v = (t.repeat_interleave(H // max(t.shape[1], 1), 1) for t in (k, v))
-    inputs = (q.flatten(0, 2), k.flatten(0, 2), None, None, None, None, v.flatten(0, 2), table)
-    options = text, [v.shape[3]], B * H, sizes or [], score_scale(q, scale), None
-    values, sums, *_ = call_op("statistics", *inputs, row_index, None, table_index, *options)
+    operands = q.flatten(0, 2), k.flatten(0, 2), None, None
+    inputs = *operands, None, None, v.flatten(0, 2), of.table, row_index, None, of.table_index
+    of_fold = text, [v.shape[3]], B * H, options.sizes or [], score_scale(q, options.scale), None
+    values, sums, *_ = call_op("statistics", *inputs, *of_fold)
     out = sums.view(B, H, M, -1)
-    if weights:
+    if options.weights:
         return out.to(q.dtype), None
     lse = values[0].view(B, H, M)
-    if sinks is not None:
+    if of.sinks is not None:
         empty = lse == -math.inf
-        joined, total = _with_sinks(out, lse.masked_fill(empty, 0), sinks)
-        out, lse = joined, torch.where(empty, sinks.to(lse.dtype)[:, None], total)
+        joined, total = _with_sinks(out, lse.masked_fill(empty, 0), of.sinks)
+        out, lse = joined, torch.where(empty, of.sinks.to(lse.dtype)[:, None], total)
     return out.to(q.dtype), lse
 
 

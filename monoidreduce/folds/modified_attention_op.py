@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,153 +22,110 @@ from monoidreduce._ops.sinks import score_sinks, sink_gradient
 from monoidreduce.folds.program_scores import ProgramScores
 from monoidreduce.folds.table_gradient import kernels_sum, table_gradient
 
-__all__ = ["backward", "forward", "results"]
+__all__ = ["Inputs", "Options", "backward", "forward", "results"]
 
 
-def results(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Results:
-    """Memory for the results. rest: the other arguments of the op, which end with `weights` and
-    `compensated`."""
-    *_, weights, compensated = rest
-    return new_results(q, v, compensated, with_lse=not weights)
+class Inputs(NamedTuple):
+    """The inputs of the op.
+
+    Attributes:
+        table, table_index: the captured tensors that the program gathers from.
+        blocks: kinds of the blocks of a block mask.
+        cu_seqlens_q, cu_seqlens_k: where packed sequences begin; q, k and v have one batch then.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    table: Tensor | None
+    sinks: Tensor | None
+    table_index: Tensor | None
+    blocks: Tensor | None
+    cu_seqlens_q: Tensor | None
+    cu_seqlens_k: Tensor | None
 
 
-def _scores(
-    q: Tensor,
-    k: Tensor,
-    table: Tensor | None,
-    table_index: Tensor | None,
-    blocks: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    program: str,
-    sizes: list[int],
-    scale: float | None,
-    left: int,
-    right: int,
-    block_rows: int,
-    block_columns: int,
-    weights: bool,
-) -> ProgramScores:
-    """From the arguments of the op."""
-    mask = band(left, right)
-    if cu_seqlens_q is not None and cu_seqlens_k is not None:
-        mask = packed_mask(q, k, cu_seqlens_q, cu_seqlens_k, (left, right))
+class Options(NamedTuple):
+    """The options of the op.
+
+    Attributes:
+        sizes: of the captured tensors. AOTInductor passes None for an empty list.
+        left, right: the window; -1 is unbounded.
+        block_rows, block_columns: of the blocks of a block mask.
+        weights: whether the program gives weights (`attend`), not scores.
+    """
+
+    program: str
+    sizes: list[int] | None
+    scale: float | None
+    left: int
+    right: int
+    block_rows: int
+    block_columns: int
+    weights: bool
+    compensated: bool
+
+
+def results(*arguments: Any) -> Results:
+    """Memory for the results of a call of the op."""
+    of, options = Inputs(*arguments[:9]), Options(*arguments[9:])
+    return new_results(of.q, of.v, options.compensated, with_lse=not options.weights)
+
+
+def _scores(of: Inputs, options: Options) -> ProgramScores:
+    mask = band(options.left, options.right)
+    if of.cu_seqlens_q is not None and of.cu_seqlens_k is not None:
+        window = (options.left, options.right)
+        mask = packed_mask(of.q, of.k, of.cu_seqlens_q, of.cu_seqlens_k, window)
     return ProgramScores(
-        score_scale(q, scale),
+        score_scale(of.q, options.scale),
         mask,
-        program,
-        table,
-        table_index,
-        sizes or [],  # programs of AOTInductor pass None for an empty list
-        None if blocks is None else blocks.expand(q.shape[0], q.shape[1], -1, -1),
-        block_rows,
-        block_columns,
-        weights,
+        options.program,
+        of.table,
+        of.table_index,
+        options.sizes or [],
+        None if of.blocks is None else of.blocks.expand(*of.q.shape[:2], -1, -1),
+        options.block_rows,
+        options.block_columns,
+        options.weights,
     )
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor | None,
-    sinks: Tensor | None,
-    table_index: Tensor | None,
-    blocks: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    program: str,
-    sizes: list[int],
-    scale: float | None,
-    left: int,
-    right: int,
-    block_rows: int,
-    block_columns: int,
-    weights: bool,
-    compensated: bool,
-) -> Results:
-    scores = _scores(
-        q,
-        k,
-        table,
-        table_index,
-        blocks,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        program,
-        sizes,
-        scale,
-        left,
-        right,
-        block_rows,
-        block_columns,
-        weights,
-    )
-    if q.is_cuda and _is_empty(q, k):
-        found = _empty_results(q, v, score_sinks(q, sinks), compensated, with_lse=not weights)
+def forward(*arguments: Any) -> Results:
+    """The results of a call of the op."""
+    of, options = Inputs(*arguments[:9]), Options(*arguments[9:])
+    scores, with_lse = _scores(of, options), not options.weights
+    if of.q.is_cuda and _is_empty(of.q, of.k):
+        sinks = score_sinks(of.q, of.sinks)
+        found = _empty_results(of.q, of.v, sinks, options.compensated, with_lse)
     else:
-        found = forward_pass(scores, q, k, v, sinks, compensated, with_lse=not weights)
+        found = forward_pass(scores, of.q, of.k, of.v, of.sinks, options.compensated, with_lse=with_lse)
     out, lse, *_ = found
     scores.mask.undefine(out, lse)
     return found
 
 
-def backward(
-    grad_out: Tensor | None,
-    grad_lse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor | None,
-    sinks: Tensor | None,
-    table_index: Tensor | None,
-    blocks: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    lse_low: Tensor,
-    out_low: Tensor,
-    program: str,
-    sizes: list[int],
-    scale: float | None,
-    left: int,
-    right: int,
-    block_rows: int,
-    block_columns: int,
-    weights: bool,
-    compensated: bool,
-    needed: list[bool],
-) -> list[Tensor]:
-    scores = _scores(
-        q,
-        k,
-        table,
-        table_index,
-        blocks,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        program,
-        sizes,
-        scale,
-        left,
-        right,
-        block_rows,
-        block_columns,
-        weights,
-    )
-    if weights and grad_out is None:
+def backward(*arguments: Any) -> list[Tensor]:
+    """The gradients of q, k, v, table and sinks.
+
+    arguments: upstream gradients of out and lse, inputs, results, options, and which of the inputs need a
+    gradient.
+    """
+    of, options, saved = Inputs(*arguments[2:11]), Options(*arguments[15:24]), arguments[11:15]
+    (grad_out, grad_lse), needed = arguments[:2], arguments[24]
+    (out, lse, lse_low, _), scores = saved, _scores(of, options)
+    if options.weights and grad_out is None:
         grad_out = torch.zeros_like(out)
-    saved = (out, lse, lse_low, out_low)
     wanted = [*needed[:3], False, needed[4]]
-    if table is not None and needed[3] and kernels_sum(scores, q, k):
-        scores = scores._replace(d_table=torch.zeros_like(table))
+    of_table = of.table is not None and needed[3]
+    if of.table is not None and of_table and kernels_sum(scores, of.q, of.k):
+        scores = scores._replace(d_table=torch.zeros_like(of.table))
         wanted[0] = needed[0] or not any(needed[1:3])  # kernels that have nothing else to do do not run
-    found = _gradients(scores, grad_out, grad_lse, q, k, v, sinks, saved, wanted)
+    found = _gradients(scores, grad_out, grad_lse, of.q, of.k, of.v, of.sinks, saved, wanted)
     if not needed[0]:
-        found[0] = no_gradient([q])
-    if table is not None and needed[3]:
-        found[3] = table_gradient(scores, q, k, v, grad_out, grad_lse, lse, lse_low)
+        found[0] = no_gradient([of.q])
+    if of_table:
+        found[3] = table_gradient(scores, of.q, of.k, of.v, grad_out, grad_lse, lse, lse_low)
     scores.mask.undefine(*found)
     return found
 
