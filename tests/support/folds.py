@@ -85,6 +85,19 @@ def variances(score, column, label, w):  # type: ignore[no-untyped-def]
     )
 
 
+def entropies(score, column, label, w):  # type: ignore[no-untyped-def]
+    p, q = stat.softmax(score), stat.softmax(torch.where(column == label, -torch.inf, w * score))
+    return dict(
+        others=q.entropy,
+        lse=p.logsumexp,
+        mean=q.mean(torch.tanh(score)),
+        entropy=p.entropy,
+        total=stat.total(torch.sigmoid(score)),
+        best=stat.largest(score),
+        above=stat.count(score > 0.5),
+    )
+
+
 def ranked(score, column, label, w):  # type: ignore[no-untyped-def]
     return dict(
         lse=stat.softmax(score).logsumexp,
@@ -123,6 +136,7 @@ FOLDS: dict[str, tuple[Any, int, tuple[str, ...], tuple[Any, ...]]] = {
     "renyi": (renyi, 2, (), ()),
     "distances": (distances, 1, ("squares",), ("norms",)),
     "variances": (variances, 1, (), ("w",)),
+    "entropies": (entropies, 1, (), ("w",)),
     "ranked": (ranked, 1, (), ("w",)),
     "attention": (attention, 1, (), (("v", 24),)),
     "vectors": (vectors, 1, (), ("bias", ("v", 5), ("w", 1))),
@@ -314,7 +328,8 @@ def random_folds(draw: Any, scaled_data: bool = False) -> Fold:
     scores = draw(st.sampled_from((1, 1, 2)))
     real = ("score", "other", "t", "w") if scores == 2 else ("score", "t", "w")
     expression = expressions(real)
-    softmaxes = draw(st.lists(st.tuples(expression, st.lists(expression, max_size=3)), max_size=2))
+    of_softmax = st.tuples(expression, st.lists(expression, max_size=3), st.booleans())
+    softmaxes = draw(st.lists(of_softmax, max_size=2))
     totals = draw(st.lists(expression, max_size=2))
     largest = draw(st.lists(st.tuples(st.booleans(), expression), max_size=2))
     counts = draw(st.lists(st.tuples(st.sampled_from(sorted(CONDITIONS)), expression), max_size=1))
@@ -323,9 +338,11 @@ def random_folds(draw: Any, scaled_data: bool = False) -> Fold:
 
     def build(e: dict[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for i, (log_weight, means) in enumerate(softmaxes):
+        for i, (log_weight, means, has_entropy) in enumerate(softmaxes):
             p = stat.softmax(log_weight(e) + e["score"] / 8)
             found[f"lse{i}"] = p.logsumexp
+            if has_entropy:
+                found[f"entropy{i}"] = p.entropy
             found |= {f"mean{i}_{k}": p.mean(f(e)) for k, f in enumerate(means)}
         found |= {f"total{i}": stat.total(f(e) + e["score"] / 8) for i, f in enumerate(totals)}
         for i, (up, f) in enumerate(largest):
