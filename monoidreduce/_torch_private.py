@@ -11,16 +11,20 @@ from __future__ import annotations
 from collections import namedtuple
 from collections.abc import Callable, Iterable
 from functools import reduce
+from operator import or_
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 __all__ = [
+    "PLAIN",
     "DispatchMode",
     "SingleLevelFunction",
     "allows_tf32",
     "are_plain",
+    "autocast_is_on",
+    "autograd_is_next",
     "backend_is_next",
     "below_autograd",
     "current_stream",
@@ -106,12 +110,31 @@ _keys_below_autograd: Any = _optional(torch._C, "_after_ADInplaceOrView_keyset")
 _dispatch_key: Any = _required("torch._C.DispatchKey")
 _backends = (_dispatch_key.CPU, _dispatch_key.CUDA)
 _reaches_backend: dict[int, bool] = {}
-# The dispatch keys of a tensor. If missing, saved tensors are never overwritten.
+# The keys that the thread adds to those of tensors, such as that of a mode, and whether it takes a key away.
+_included_keys: Any = _optional(torch._C, "_dispatch_tls_local_include_set")
+_excludes: Any = _optional(torch._C, "_dispatch_tls_is_dispatch_key_excluded")
+# The dispatch keys of a tensor. If missing, ops are always dispatched, and saved tensors never overwritten.
 _keys_of: Any = _optional(torch._C, "_dispatch_keys")
+PLAIN = (Tensor, nn.Parameter)  # torch's own types of tensors, which intercept no call
+
+
+def _key_set(*names: str) -> Any:
+    return reduce(or_, (_required("torch._C.DispatchKeySet")(getattr(_dispatch_key, name)) for name in names))
+
+
+# The keys of a thread without modes, transforms and tracers; and those of a tensor that is only memory.
+_ordinary_inclusion = _key_set("BackendSelect", "ADInplaceOrView")
+_autograd_key: Any = _optional(_dispatch_key, "AutogradFunctionality")
+_plain_bits = frozenset(
+    _key_set(device, "ADInplaceOrView", f"Autograd{device}", f"Autocast{device}").raw_repr()
+    for device in ("CPU", "CUDA")
+)
 # Whether the running backward pass keeps its graph (retain_graph). If missing, it is assumed to.
 _keeps_graph: Any = _optional(_required("torch._C._autograd"), "_get_current_graph_task_keep_graph")
 # The first is missing before torch 2.9.
 _fp32_precision: Any = _optional(torch._C, "_get_fp32_precision_getter")
+# Whether autocast is on for any device. If missing, it is assumed to be.
+_any_autocast: Any = _optional(torch._C, "_is_any_autocast_enabled")
 _functorch: Any = _required("torch._C._functorch")
 _required("torch._C._functorch.get_interpreter_stack")
 _gradient: Any = _required("torch._C._functorch.TransformType").Grad
@@ -137,6 +160,11 @@ def primal_of(value: Any) -> Any:
     return _forward_ad.unpack_dual(value).primal if isinstance(value, Tensor) else value
 
 
+def autocast_is_on() -> bool:
+    """Whether autocast is on for any device."""
+    return _any_autocast is None or _any_autocast()
+
+
 def modes_are_active() -> bool:
     return _count_modes is None or _count_modes() > 0
 
@@ -157,6 +185,20 @@ def backend_is_next(keys: Any) -> bool:
     return reaches
 
 
+def autograd_is_next(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether the dispatcher would go from an op of these tensors straight to its Autograd kernel and from
+    that to the backend's, and no mode or profiler sees it.
+
+    Then `call_op` calls the Autograd kernel itself, which saves host time. If torch lacks a needed name, the
+    answer is False.
+    """
+    if _included_keys is None or _excludes is None or _autograd_key is None:
+        return False
+    if _included_keys() != _ordinary_inclusion or _excludes(_autograd_key) or _is_watched():
+        return False
+    return are_plain(tensors)
+
+
 def is_captured() -> bool:
     """Whether the current stream is being captured in a CUDA graph.
 
@@ -167,9 +209,11 @@ def is_captured() -> bool:
 
 
 def are_plain(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether ops of these tensors go straight to the backend's kernels."""
+    """Whether ops of these tensors go straight to the backend's kernels, below autograd."""
     for t in tensors:  # half the time of all()
-        if t is not None and (_keys_of is None or not backend_is_next(_keys_of(t))):
+        if t is not None and (
+            type(t) not in PLAIN or _keys_of is None or _keys_of(t).raw_repr() not in _plain_bits
+        ):
             return False
     return True
 
@@ -182,9 +226,12 @@ def is_observed() -> bool:
     """
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or transforms_are_active():
         return True
-    if _forward_ad._current_level >= 0:
-        return True
-    if modes_are_active() or _count_function_modes is None or _count_function_modes() > 0:
+    return modes_are_active() or _is_watched()
+
+
+def _is_watched() -> bool:
+    """Whether forward mode, a function mode or a profiler is active."""
+    if _forward_ad._current_level >= 0 or _count_function_modes is None or _count_function_modes() > 0:
         return True
     return _profiler_enabled is None or _profiler_enabled()
 

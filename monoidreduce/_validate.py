@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
 from numbers import Integral, Real
 from operator import index
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monoidreduce._torch_private import is_transformed
+from monoidreduce._torch_private import PLAIN, autocast_is_on, is_transformed
 
 __all__ = [
     "check_axes",
@@ -27,6 +29,7 @@ __all__ = [
     "is_dtensor",
     "mismatch",
     "number_of",
+    "remembering",
 ]
 
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -134,6 +137,53 @@ def check_axes(
     ):
         expected += f" (torch.vmap makes a call for each of a batch of {name})"
     raise ValueError(mismatch(name, expected, list(shape if of is None else of.shape)))
+
+
+_REMEMBERED = 1024  # calls of each check
+
+
+def _traits(tensors: Sequence[Any]) -> tuple[Any, ...] | None:
+    """All that a check of operands reads of them: tensors with the same traits pass the same check.
+
+    None if it may read more: of other types than torch's own, under autocast, and while a compiler traces.
+    """
+    if torch.compiler.is_compiling() or autocast_is_on():
+        return None
+    traits: list[Any] = []
+    for t in tensors:
+        if type(t) in PLAIN and not t.is_nested:
+            traits += (t.shape, t.dtype, t.device, t.layout)
+        elif t is None:
+            traits.append(None)
+        else:
+            return None
+    return tuple(traits)
+
+
+def remembering(
+    check: Callable[..., tuple[Sequence[Any], dict[Any, Any]]],
+) -> Callable[..., tuple[Sequence[Any], dict[Any, Any]]]:
+    """Decorates a check of the operands of a call, which is then made once for operands with the same traits.
+
+    check: takes tensors by position, each may be None, and keywords that matter under autocast alone. Returns
+    the tensors, cast if autocast is on, and their sizes (`check_axes`).
+    """
+    known: dict[Any, dict[Any, Any]] = {}
+
+    @wraps(check)
+    def checked(*tensors: Any, **how: Any) -> tuple[Sequence[Any], dict[Any, Any]]:
+        traits = _traits(tensors)
+        if traits is None:
+            return check(*tensors, **how)
+        sizes = known.get(traits)
+        if sizes is None:
+            sizes = check(*tensors, **how)[1]
+            if len(known) >= _REMEMBERED:
+                known.clear()
+            known[traits] = sizes
+        return tensors, {**sizes}
+
+    return checked
 
 
 def check_bool(name: str, value: Any) -> bool:

@@ -75,6 +75,7 @@ from monoidreduce._validate import (
     is_dtensor,
     mismatch,
     number_of,
+    remembering,
 )
 from monoidreduce.classes import check_words, words_of_rows
 from monoidreduce.workspace import get_workspace, traced_workspace
@@ -154,22 +155,36 @@ def _operands(
     return operands
 
 
-def head_operands(
-    x: Tensor, weight: Tensor, master: str | None = None, **of_classes: Tensor | None
-) -> list[Any]:
-    """The checked operands of a linear head: x [..., D] as [rows, D], weight [V, D], and of_classes.
-
-    of_classes: [V] each, or None. master: as of `_operands`, which casts them.
-    """
-    x, weight, *vectors = _operands(tuple(of_classes), master, x=x, weight=weight, **of_classes)
+@remembering
+def _head(
+    x: Tensor, weight: Tensor, bias: Tensor | None, class_weight: Tensor | None, master: str | None = None
+) -> tuple[list[Any], dict[Any, Any]]:
+    of_classes = {"bias": bias, "class_weight": class_weight}
+    operands = _operands((*of_classes,), master, x=x, weight=weight, **of_classes)
     sizes: dict[Any, Any] = {}
-    rows = _rows("x", x, "D")
-    check_axes("x", rows, ("tokens", "D"), sizes, x)
+    x, weight, *vectors = operands
+    check_axes("x", _rows("x", x, "D"), ("tokens", "D"), sizes, x)
     check_axes("weight", weight, ("V", "D"), sizes)
     for name, vector in zip(of_classes, vectors, strict=True):
         if vector is not None:
             check_axes(name, vector, ("V",), sizes)
-    return [rows, weight, *vectors]
+    return operands, sizes
+
+
+def head_operands(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    class_weight: Tensor | None = None,
+    master: str | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The checked operands of a linear head: x [..., D] as [rows, D], weight [V, D], bias and class_weight
+    [V].
+
+    master: as of `_operands`, which casts them.
+    """
+    (x, weight, bias, class_weight), _ = _head(x, weight, bias, class_weight, master=master)
+    return _rows("x", x, "D"), weight, bias, class_weight
 
 
 def _is_master(weight: Tensor) -> bool:
@@ -647,14 +662,20 @@ def finished(
     return out if out.dtype == dtype else out.to(dtype), lse
 
 
-def attention_operands(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[str, int]]:
-    """Check q, k and v; return them and their sizes by axis name."""
-    q, k, v = _operands(q=q, k=k, v=v)
+@remembering
+def _qkv(q: Tensor, k: Tensor, v: Tensor) -> tuple[list[Any], dict[Any, Any]]:
+    q, k, v = operands = _operands(q=q, k=k, v=v)
     sizes: dict[Any, Any] = {}
     check_axes("q", q, ("B", "H", "M", "F"), sizes)
     check_axes("k", k, ("B", "Hkv", "N", "F"), sizes)
     check_heads(k, sizes, "[B, Hkv, N, F]")
     check_axes("v", v, ("B", "Hkv", "N", "D"), sizes)
+    return operands, sizes
+
+
+def attention_operands(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[str, int]]:
+    """Check q, k and v; return them and their sizes by axis name."""
+    (q, k, v), sizes = _qkv(q, k, v)
     return q, k, v, sizes
 
 
@@ -820,9 +841,7 @@ def _check_cross_entropy(
 ) -> tuple[tuple[Any, ...], CrossEntropyNumbers]:
     if class_weight is not None and torch.is_grad_enabled() and class_weight.requires_grad:
         raise ValueError(mismatch("class_weight", "a tensor that requires no gradient", "one that does"))
-    rows, weight, bias, class_weight = head_operands(
-        x, weight, "weight", bias=bias, class_weight=class_weight
-    )
+    rows, weight, bias, class_weight = head_operands(x, weight, bias, class_weight, master="weight")
     targets, ignore_index = _targets(target, ignore_index, x)
     check_choice("reduction", reduction, REDUCTIONS)
     logit_scale = check_factor("logit_scale", logit_scale)
@@ -1118,6 +1137,27 @@ def linear_cross_entropy(
     return (loss, _like_rows(lse, x)) if return_lse else loss
 
 
+@remembering
+def _two_heads(
+    x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: Tensor
+) -> tuple[list[Any], dict[Any, Any]]:
+    x, weight, teacher_x, teacher_weight = operands = _operands(
+        (), "weight", x=x, weight=weight, teacher_x=teacher_x, teacher_weight=teacher_weight
+    )
+    sizes: dict[Any, Any] = {}
+    check_axes("x", _rows("x", x, "D"), ("tokens", "D"), sizes, x)
+    check_axes("weight", weight, ("V", "D"), sizes)
+    teacher_rows = _rows("teacher_x", teacher_x, "E")
+    if teacher_x.shape[:-1] != x.shape[:-1]:
+        leading = ", ".join(str(size) for size in x.shape[:-1])
+        raise ValueError(
+            mismatch("teacher_x", f"shape [{leading}, E] as x is {list(x.shape)}", list(teacher_x.shape))
+        )
+    check_axes("teacher_x", teacher_rows, ("tokens", "E"), sizes, teacher_x)
+    check_axes("teacher_weight", teacher_weight, ("V", "E"), sizes)
+    return operands, sizes
+
+
 def _check_distillation(
     x: Tensor,
     weight: Tensor,
@@ -1129,21 +1169,8 @@ def _check_distillation(
     temperature: float,
     teacher_grad: bool,
 ) -> Checked:
-    x, weight, teacher_x, teacher_weight = _operands(
-        (), "weight", x=x, weight=weight, teacher_x=teacher_x, teacher_weight=teacher_weight
-    )
-    sizes: dict[Any, Any] = {}
-    rows = _rows("x", x, "D")
-    check_axes("x", rows, ("tokens", "D"), sizes, x)
-    check_axes("weight", weight, ("V", "D"), sizes)
-    teacher_rows = _rows("teacher_x", teacher_x, "E")
-    if teacher_x.shape[:-1] != x.shape[:-1]:
-        leading = ", ".join(str(size) for size in x.shape[:-1])
-        raise ValueError(
-            mismatch("teacher_x", f"shape [{leading}, E] as x is {list(x.shape)}", list(teacher_x.shape))
-        )
-    check_axes("teacher_x", teacher_rows, ("tokens", "E"), sizes, teacher_x)
-    check_axes("teacher_weight", teacher_weight, ("V", "E"), sizes)
+    (x, weight, teacher_x, teacher_weight), _ = _two_heads(x, weight, teacher_x, teacher_weight)
+    rows, teacher_rows = _rows("x", x, "D"), _rows("teacher_x", teacher_x, "E")
     keep = None
     if mask is not None:
         check_tensor("mask", mask)
@@ -1414,7 +1441,7 @@ def _check_log_probs(
     top1: bool,
     kept: Tensor | None,
 ) -> Checked:
-    rows, weight, bias = head_operands(x, weight, "weight", bias=bias)
+    rows, weight, bias, _ = head_operands(x, weight, bias, master="weight")
     targets, ignore_index = _targets(target, ignore_index, x)
     temperatures = _temperatures(temperature, x)
     temperature = 1.0 if temperatures is not None else temperature
@@ -1545,6 +1572,32 @@ def linear_log_probs(
     )
 
 
+@remembering
+def _mlp_operands(
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    gate: Tensor | None,
+    bias1: Tensor | None,
+    gate_bias: Tensor | None,
+    bias2: Tensor | None,
+) -> tuple[list[Any], dict[Any, Any]]:
+    optional = {"gate": gate, "bias1": bias1, "gate_bias": gate_bias, "bias2": bias2}
+    x, w1, w2, gate, bias1, gate_bias, bias2 = operands = _operands(
+        (*optional,), None, x=x, w1=w1, w2=w2, **optional
+    )
+    sizes: dict[Any, Any] = {}
+    check_axes("x", _rows("x", x, "M"), ("rows", "M"), sizes, x)
+    check_axes("w1", w1, ("K", "M"), sizes)
+    check_axes("w2", w2, ("N", "K"), sizes)
+    if gate is not None:
+        check_axes("gate", gate, ("K", "M"), sizes)
+    for name, bias, axis in (("bias1", bias1, "K"), ("gate_bias", gate_bias, "K"), ("bias2", bias2, "N")):
+        if bias is not None:
+            check_axes(name, bias, (axis,), sizes)
+    return operands, sizes
+
+
 def _check_mlp(
     x: Tensor,
     w1: Tensor,
@@ -1557,30 +1610,12 @@ def _check_mlp(
 ) -> Checked:
     if gate is None and gate_bias is not None:
         raise ValueError(mismatch("gate_bias", "None, where gate is", "a tensor"))
-    x, w1, w2, gate, bias1, gate_bias, bias2 = _operands(
-        ("gate", "bias1", "gate_bias", "bias2"),
-        x=x,
-        w1=w1,
-        w2=w2,
-        gate=gate,
-        bias1=bias1,
-        gate_bias=gate_bias,
-        bias2=bias2,
-    )
-    sizes: dict[Any, Any] = {}
-    rows = _rows("x", x, "M")
-    check_axes("x", rows, ("rows", "M"), sizes, x)
-    check_axes("w1", w1, ("K", "M"), sizes)
-    check_axes("w2", w2, ("N", "K"), sizes)
-    if gate is not None:
-        check_axes("gate", gate, ("K", "M"), sizes)
-    for name, bias, axis in (("bias1", bias1, "K"), ("gate_bias", gate_bias, "K"), ("bias2", bias2, "N")):
-        if bias is not None:
-            check_axes(name, bias, (axis,), sizes)
+    operands, _ = _mlp_operands(x, w1, w2, gate, bias1, gate_bias, bias2)
+    x, w1, w2, gate, bias1, gate_bias, bias2 = operands
     check_choice("activation", activation, ACTIVATIONS)
     of_gate = () if gate is None else (gate,)
     biases = (bias1, bias2) if gate is None else (bias1, gate_bias, bias2)
-    return (rows, w1, w2, *of_gate, *biases), (activation,)
+    return (_rows("x", x, "M"), w1, w2, *of_gate, *biases), (activation,)
 
 
 def mlp(
@@ -1638,20 +1673,24 @@ def mlp(
         lambda: workspace_bytes(None),
     )
     if sharded is None:
-        op = torch.ops.monoidreduce.mlp if gate is None else torch.ops.monoidreduce.gated_mlp
-        out = op.default(*tensors, *options, False, workspace)
+        out = call_op(operator, *tensors, *options, False, workspace)
     else:
         out = sharded.mlp(operator, workspace)
     return _like_rows(out, x)
 
 
-def _check_logsumexp(a: Tensor, b: Tensor, scale: float) -> Checked:
-    a, b = _operands(a=a, b=b)
+@remembering
+def _logsumexp_operands(a: Tensor, b: Tensor) -> tuple[list[Any], dict[Any, Any]]:
+    a, b = operands = _operands(a=a, b=b)
     sizes: dict[Any, Any] = {}
-    rows = _rows("a", a, "F")
-    check_axes("a", rows, ("rows", "F"), sizes, a)
+    check_axes("a", _rows("a", a, "F"), ("rows", "F"), sizes, a)
     check_axes("b", b, ("N", "F"), sizes)
-    return (rows, b), (check_factor("scale", scale),)
+    return operands, sizes
+
+
+def _check_logsumexp(a: Tensor, b: Tensor, scale: float) -> Checked:
+    (a, b), _ = _logsumexp_operands(a, b)
+    return (_rows("a", a, "F"), b), (check_factor("scale", scale),)
 
 
 def logsumexp_matmul(

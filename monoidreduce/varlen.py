@@ -10,7 +10,7 @@ from torch import Tensor
 from monoidreduce import _yards
 from monoidreduce._keywords import refuse
 from monoidreduce._ops.registry import call_op
-from monoidreduce._validate import check_axes, check_bool, check_tensor, mismatch
+from monoidreduce._validate import check_axes, check_bool, check_tensor, mismatch, remembering
 from monoidreduce.functional import (
     AttentionOptions,
     MaskMod,
@@ -199,6 +199,23 @@ def check_varlen(
     return tensors, (*options, compensated or _shows_rounding(tensors[0], sinks))
 
 
+@remembering
+def _operands_and_starts(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None
+) -> tuple[list[Any], dict[Any, Any]]:
+    q, k, v = _operands(q=q, k=k, v=v)
+    sizes: dict[Any, Any] = {}
+    check_axes("q", q, ("T", "H", "F"), sizes)
+    check_axes("k", k, ("S", "Hkv", "F"), sizes)
+    check_heads(k, sizes, "[S, Hkv, F]")
+    check_axes("v", v, ("S", "Hkv", "D"), sizes)
+    lengths: dict[Any, Any] = {}
+    _check_starts("cu_seqlens_q", cu_seqlens_q, q, lengths)
+    if cu_seqlens_k is not None:
+        _check_starts("cu_seqlens_k", cu_seqlens_k, q, lengths)
+    return [q, k, v, cu_seqlens_q, cu_seqlens_k], sizes
+
+
 def _check_tensors(
     q: Tensor,
     k: Tensor,
@@ -207,20 +224,10 @@ def _check_tensors(
     cu_seqlens_k: Tensor | None,
     sinks: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    q, k, v = _operands(q=q, k=k, v=v)
-    sizes: dict[Any, Any] = {}
-    check_axes("q", q, ("T", "H", "F"), sizes)
-    check_axes("k", k, ("S", "Hkv", "F"), sizes)
-    check_heads(k, sizes, "[S, Hkv, F]")
-    check_axes("v", v, ("S", "Hkv", "D"), sizes)
-    of_keys = "cu_seqlens_q" if cu_seqlens_k is None else "cu_seqlens_k"
-    cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
-    lengths: dict[Any, Any] = {}
-    for name, starts in (("cu_seqlens_q", cu_seqlens_q), (of_keys, cu_seqlens_k)):
-        _check_starts(name, starts, q, lengths)
-    q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, v))
+    (*qkv, of_queries, of_keys), _ = _operands_and_starts(q, k, v, cu_seqlens_q, cu_seqlens_k)
+    q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in qkv)
     check_sinks(sinks, q)
-    return q, k, v, cu_seqlens_q, cu_seqlens_k
+    return q, k, v, of_queries, of_queries if of_keys is None else of_keys
 
 
 def _check_starts(name: str, starts: Tensor, q: Tensor, sizes: dict[str, int]) -> None:

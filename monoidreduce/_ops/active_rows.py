@@ -27,7 +27,7 @@ def order_rows(
 
     A row is active if mask is True there, or if its target is not ignore_index. Give one of the two.
     """
-    order = rows.new_empty(len(rows) + 1, dtype=torch.int64)
+    order = rows.new_empty(rows.shape[0] + 1, dtype=torch.int64)
     _C.order_rows(order, target, mask, ignore_index, 1, streams.current(rows.device.index))
     return order
 
@@ -37,7 +37,7 @@ def new_gather_buffers(*operands: Tensor) -> list[Tensor]:
     row_block = 256
     bytes_of_row = sum(rows.element_size() * rows.shape[1] for rows in operands)
     fitting = max(_GATHER_BUFFER_BYTES // bytes_of_row // row_block, 1) * row_block
-    return [rows.new_empty(min(len(rows), fitting), rows.shape[1]) for rows in operands]
+    return [rows.new_empty(min(rows.shape[0], fitting), rows.shape[1]) for rows in operands]
 
 
 def gather_rows(rows: Tensor, order: Tensor, out: Tensor) -> Tensor:

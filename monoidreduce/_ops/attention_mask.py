@@ -61,7 +61,7 @@ class Mask(NamedTuple):
         """
         for result in results:
             if result.is_cuda and self.row_spans is not None and self.column_spans is not None:
-                spans = self.row_spans if len(self.row_spans) else self.column_spans
+                spans = self.row_spans if self.row_spans.shape[0] else self.column_spans
                 _C.undefine(result.view(-1), spans, *launch_on(result))
 
 
@@ -90,7 +90,8 @@ def packed_mask(
     """
     queries, keys = q.shape[2], k.shape[2]
     tokens = queries if tokens is None else tokens
-    row_spans, column_spans = (q.new_empty(lines, 2, dtype=torch.int64) for lines in (tokens, keys))
+    row_spans = q.new_empty(tokens, 2, dtype=torch.int64)
+    column_spans = q.new_empty(keys, 2, dtype=torch.int64)
     for name, t in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if t.numel() > 0 and t.data_ptr() == 0:  # such as a fake tensor, which .long() would accept
             raise TypeError(mismatch(name, "a tensor with memory of its own", type(t)))

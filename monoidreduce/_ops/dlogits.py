@@ -114,7 +114,7 @@ class BiasSums:
 
     def __init__(self, columns: Tensor, rows: int, own: int, skips: bool) -> None:
         """own: the most columns of a slice. skips: kernels skip some rows, and write nothing for them."""
-        self.total = columns.new_empty(len(columns), dtype=torch.float32)
+        self.total = columns.new_empty(columns.shape[0], dtype=torch.float32)
         new = columns.new_zeros if skips else columns.new_empty
         self.partial = new((16 * -(-rows // 256), own), dtype=torch.float32)
 
@@ -171,7 +171,7 @@ class Head:
         """
         self.rows, self.columns = multipliable(rows), multipliable(columns)
         self.clusters, self.order, self.unrounded = clusters, order, unrounded
-        self.saved = rows.new_empty(len(rows), 0) if saved is None else saved
+        self.saved = rows.new_empty(rows.shape[0], 0) if saved is None else saved
         (count, width), first = columns.shape, self.saved.shape[1]
         computes = first < count  # whether some dlogits were not saved
         self.gathers = order is not None and computes
@@ -181,7 +181,7 @@ class Head:
             needed = needed._replace(columns=False)  # there is no memory that is not written yet
         elif needed.columns:
             self.d_columns = columns.new_empty(columns.shape)
-        self.space = space = Space.of(len(rows), count, width, own_columns, first, needed, self.gathers)
+        self.space = space = Space.of(rows.shape[0], count, width, own_columns, first, needed, self.gathers)
         # The memory of dX. Until dX is written, it holds dlogits or the gathered rows.
         memory = rows.new_empty(rows.shape) if space.has_rows or space.gathers_in_rows else None
         self.room = memory if space.has_rows else None
@@ -196,7 +196,7 @@ class Head:
         if order is not None and computes:
             gathered = memory if space.gathers_in_rows and memory is not None else torch.empty_like(self.rows)
             self.rows = gather_rows(self.rows, order, gathered)
-        self.bias = BiasSums(columns, len(rows), space.own, order is not None) if needed.bias else None
+        self.bias = BiasSums(columns, rows.shape[0], space.own, order is not None) if needed.bias else None
 
     def slice_at(self, part: slice) -> HeadSlice:
         bias_sums = None if self.bias is None else self.bias.of(part)
@@ -204,7 +204,7 @@ class Head:
 
     def _dlogits(self, part: slice) -> Tensor:
         """The memory for the dlogits of a slice."""
-        rows, count = len(self.rows), part.stop - part.start
+        rows, count = self.rows.shape[0], part.stop - part.start
         pitch, place = -(-count // 8) * 8, self.space.place(part)
         if place == "own":
             if self.own is None:

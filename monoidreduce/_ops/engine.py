@@ -7,6 +7,7 @@ ops on tensors without memory, and records the calls. Setting an attribute affec
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monoidreduce import _C as compiled
@@ -45,7 +46,23 @@ class UserKernels(threading.local):
 
 user_kernels = UserKernels()
 
+
+def _by_position(name: str) -> Callable[..., Any]:
+    """The function `name` of `_C`, which makes plans, with all arguments passed by position.
+
+    pybind11 looks up the name of each argument that is not: two thirds of the time of planning.
+    """
+    fields = compiled.CALLS[name.removeprefix("plan_")]
+    names = ", ".join([*(f.name for f in fields), "deterministic, tf32, planes, gpu"])
+    plan: Any = eval(f"lambda {names}: make({names})", {"make": getattr(compiled, name)})
+    plan.__defaults__ = (*(f.default for f in fields), False, False, False, None)
+    return plan  # type: ignore[no-any-return]
+
+
 if TYPE_CHECKING:
     from monoidreduce import _C
 else:
-    _C = type("Kernels", (threading.local,), dict(vars(compiled)))()
+    _planning = {
+        name: staticmethod(_by_position(name)) for name in vars(compiled) if name.startswith("plan_")
+    }
+    _C = type("Kernels", (threading.local,), {**vars(compiled), **_planning})()

@@ -192,7 +192,7 @@ def prepare_forward(
     saved = _new_dlogits(x, plan.saved_columns)
     if saved.numel():
         whole = [saved, *(torch.empty_like(saved) for _ in xs[1:])]
-        saved_by_head = [t[:, : len(weight)] for t in whole]
+        saved_by_head = [t[:, : weight.shape[0]] for t in whole]
     if plan.tensor_cores:
         xs, weights = [padded(t) for t in xs], [padded_weight(t, plan) for t in weights]
         scratch = empty_statistics(x, plan.scratch)
@@ -262,7 +262,7 @@ class LinearBackward:
         xs = [padded(head.x) for head in self.heads]
         weights = [padded_weight(head.weight, self.plan) for head in self.heads]
         saved = no_dlogits(xs[0]) if self.saved is None else self.saved
-        computes = saved.shape[1] < len(weights[0])  # whether some dlogits were not saved
+        computes = saved.shape[1] < weights[0].shape[0]  # whether some dlogits were not saved
         if self.counted is not None and self.order is None and computes:
             # An inactive token may hold NaN, and its dlogits, which are 0, times NaN would be NaN.
             xs = [torch.where(self.counted[:, None], x, 0) for x in xs]
@@ -291,8 +291,8 @@ class LinearBackward:
                 weight,
                 needed,
                 clusters=self.plan.clusters,
-                own_columns=columns_in(self.workspace - 2 * saved.numel(), len(x)),
-                saved=saved[:, : len(weight)] if which == 0 else None,
+                own_columns=columns_in(self.workspace - 2 * saved.numel(), x.shape[0]),
+                saved=saved[:, : weight.shape[0]] if which == 0 else None,
                 upstream=upstream,
                 order=self.order,
                 unrounded=self.unrounded,
@@ -302,7 +302,7 @@ class LinearBackward:
         heads = [head(which) for which in range(len(xs))]
         xs.clear()  # frees padded copies: heads that gathered their rows do not read them again
         if self.finish_saved is not None and saved.numel():
-            student, first = heads[0], slice(0, min(saved.shape[1], len(weights[0])))
+            student, first = heads[0], slice(0, min(saved.shape[1], weights[0].shape[0]))
             first_classes = HeadSlice(student.rows, student.columns[first], saved[:, first], None)
             self.finish_saved(first_classes)
         head_gradients = multiply_dlogits(heads, lambda part, of_heads: self.store(part, of_heads, grad))

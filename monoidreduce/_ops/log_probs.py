@@ -182,7 +182,8 @@ def log_probs_forward(
 ) -> Results:
     weight = in_dtype_of(x, weight)
     check_targets(target, weight.shape[0] if options.classes < 0 else options.classes, options.ignore_index)
-    log_probs, entropy, lse, lse_low = (empty_statistics(x, x.shape[0]) for _ in range(4))
+    lse = empty_statistics(x, x.shape[0])
+    log_probs, entropy, lse_low = torch.empty_like(lse), torch.empty_like(lse), torch.empty_like(lse)
     best = target.new_empty(x.shape[:1]) if options.top1 else None
     words = mask_words(mask)
     plan = scratch = weights_saved = order = gathered = row_planes = column_planes = None
@@ -234,9 +235,9 @@ def log_probs_forward(
         *launch_on(x),
         plan,
     )
-    row_max = lse.new_empty(len(x), 0)
+    row_max = lse.new_empty(x.shape[0], 0)
     if plan is not None and scratch is not None and weights_saved is not None:
-        row_max = scratch[plan.frames :][: len(x) * _tiles(saved.shape[1])].view(len(x), -1)
+        row_max = scratch[plan.frames :][: x.shape[0] * _tiles(saved.shape[1])].view(x.shape[0], -1)
     best = target.new_empty(0) if best is None else best
     return log_probs, entropy, lse, lse_low, best, row_max, saved
 
@@ -334,7 +335,7 @@ def log_probs_backward(
 
         def finish_saved(head: HeadSlice) -> None:
             increment_version(saved)  # makes torch raise if a second backward pass reads the weights
-            part = slice(0, len(head.columns))
+            part = slice(0, head.columns.shape[0])
             write(head, part, row_max, log_probs.contiguous())
             if terms is not None:
                 terms.write(head, part, order)

@@ -40,7 +40,7 @@ def logsumexp_results(
 ) -> tuple[Tensor, Tensor, Tensor]:
     lse = empty_statistics(a, a.shape[0])
     keeps = a_differentiated and _traced_narrow(a, b, scale)
-    mean = a.new_empty(len(a), -(-a.shape[1] // 8) * 8) if keeps else a.new_empty(0, 0)
+    mean = a.new_empty(a.shape[0], -(-a.shape[1] // 8) * 8) if keeps else a.new_empty(0, 0)
     return lse, torch.empty_like(lse), mean
 
 
@@ -49,7 +49,7 @@ def _traced_narrow(a: Tensor, b: Tensor, scale: float) -> bool:
     if not a.is_cuda or a.dtype not in (torch.bfloat16, torch.float16):
         return False
     few, many = _C.NARROW_LINES
-    fewer, more = min(len(a), len(b)), max(len(a), len(b))
+    fewer, more = min(a.shape[0], b.shape[0]), max(a.shape[0], b.shape[0])
     fits = fewer > 0 and (more <= few or fewer >= many)
     return fits and _C.can_be_narrow(a.device.index, a.shape[1], scale)
 

@@ -8,6 +8,7 @@ torch op. Autograd saves inputs and row statistics, never scores.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from importlib import import_module
 from operator import itemgetter
 from typing import Annotated, Any, NamedTuple, NoReturn, TypeAlias, get_type_hints
@@ -20,8 +21,10 @@ from monoidreduce._dynamo import are_symbols, as_tensor
 from monoidreduce._ops.engine import user_kernels
 from monoidreduce._ops.memory import no_gradient
 from monoidreduce._torch_private import (
+    PLAIN,
     SingleLevelFunction,
     are_plain,
+    autograd_is_next,
     backend_is_next,
     below_autograd,
     forward_ad_on,
@@ -117,6 +120,7 @@ class Operator(NamedTuple):
     fold: Fold
     flops: tuple[Callable[..., int], Callable[..., int]] | None  # see `_register`, like the next one
     of_shard: Callable[[dict[str, Any]], dict[str, Any]]
+    directly: Callable[[tuple[Any, ...]], Any]  # the op without the dispatcher: forward, recorded by autograd
 
 
 OPERATORS: dict[str, Operator] = {}
@@ -135,7 +139,7 @@ mark_constant(_numbers_of)  # torch.compile calls it while tracing, instead of t
 
 
 def call_op(name: str, *args: Any) -> Any:
-    """Calls the op `name`.
+    """Calls the op `name`, without the dispatcher if that would have nothing to do.
 
     torch.compile replaces a Python float that changes between calls by a symbol. A custom op that gets a
     symbol is compiled again for each value, or keeps the first one (pytorch#197889). So such floats become a
@@ -153,10 +157,12 @@ def call_op(name: str, *args: Any) -> Any:
             ]
             symbolic = getattr(ops, f"{name}_symbolic").default
             return symbolic(*args[:inputs], torch.stack(values), *options)
+    elif autograd_is_next(args[: OPERATORS[name].inputs]):
+        return OPERATORS[name].directly(args)
     return getattr(ops, name).default(*args)
 
 
-_PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
+_PLAIN_OR_NONE = frozenset((*PLAIN, type(None)))
 
 
 def unrecorded(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -232,8 +238,9 @@ def _autograd(
     move: Callable[..., Any] | None,
     rewritten: Callable[..., Any] | None = None,
     compiles: bool = False,
-) -> Callable[..., Any]:
-    """The Autograd kernel of `op`. It takes half the time of what `torch.library.register_autograd` makes.
+) -> tuple[Callable[..., Any], Callable[[tuple[Any, ...]], Any]]:
+    """The Autograd kernel of `op`, and what it does with the arguments of a call if nothing else is to
+    intercept it (`autograd_is_next`). It takes half the time of what `torch.library.register_autograd` makes.
 
     When the dispatcher calls this kernel inside torch.func, the transform level is already chosen.
     `Function.apply` would choose it again; SingleLevelFunction records at the current level only.
@@ -314,6 +321,12 @@ def _autograd(
 
     record, transform, along = applied(Recorded), applied(Transformed), applied(Moved)
 
+    def recorded(plain: bool, args: tuple[Any, ...]) -> Any:
+        given = args[:tensors]
+        if torch.is_grad_enabled() and any_requires_grad(given):
+            return record(plain, args[tensors:], *given)
+        return below(plain, args)
+
     def kernel(keys: Any, *args: Any) -> Any:
         if has_tangent(args):
             why = obstacle(*args)
@@ -328,12 +341,9 @@ def _autograd(
                 return rewritten(*args)
             with single_level():
                 return transform(False, args[tensors:], *args[:tensors])
-        plain, given = backend_is_next(keys), args[:tensors]
-        if torch.is_grad_enabled() and any_requires_grad(given):
-            return record(plain, args[tensors:], *given)
-        return below(plain, args)
+        return recorded(backend_is_next(keys), args)
 
-    return kernel
+    return kernel, partial(recorded, True)
 
 
 # The type of an int option that may depend on a shape, so that torch.compile may pass a symbol for it.
@@ -557,7 +567,12 @@ def _register(
         upstream, read = grads[:grad_count], ctx.saved_tensors
         differentiated: Callable[..., Any] = backward_op
         # Saved tensors were plain, but hooks on them may have returned others.
-        if ctx.plain and not is_observed() and are_plain(upstream) and _PLAIN.issuperset(map(type, read)):
+        if (
+            ctx.plain
+            and not is_observed()
+            and are_plain(upstream)
+            and _PLAIN_OR_NONE.issuperset(map(type, read))
+        ):
             differentiated = in_place if in_place is not None and frees_saved() else backward
         # The thread of a backward pass is outside of the blocks around its forward pass.
         if ctx.float32 == get_float32():
@@ -625,41 +640,36 @@ def _register(
             f"{_title(name)} can be differentiated once: its backward has no derivative. {instead}."
         )
 
+    kernel, directly = _autograd(
+        name,
+        op,
+        input_count,
+        forward,
+        save,
+        differentiate,
+        obstacle_of,
+        move if tangents else None,
+        None if tangents else rewritten,
+        compiles,
+    )
+    backward_kernel, _ = _autograd(
+        f"{name}_backward",
+        backward_op,
+        read_count,
+        backward,
+        save_arguments,
+        differentiate_again,
+        obstacle_of_backward,
+        move_gradients,
+    )
     counts = input_count, input_count + residual_count, grad_count, constant_count
-    OPERATORS[name] = Operator(forward, backward, in_place or backward, saved, *counts, fold, flops, of_shard)
-    for device in ("CPU", "CUDA"):
-        _library.impl(name, forward, device)
-        _library.impl(f"{name}_backward", backward, device)
-    torch.library.register_fake(f"monoidreduce::{name}", fake, lib=_library)
-    torch.library.register_fake(f"monoidreduce::{name}_backward", backward_fake, lib=_library)
-    for kernel_name, kernel in (
-        (
-            name,
-            _autograd(
-                name,
-                op,
-                input_count,
-                forward,
-                save,
-                differentiate,
-                obstacle_of,
-                move if tangents else None,
-                None if tangents else rewritten,
-                compiles,
-            ),
-        ),
-        (
-            f"{name}_backward",
-            _autograd(
-                f"{name}_backward",
-                backward_op,
-                read_count,
-                backward,
-                save_arguments,
-                differentiate_again,
-                obstacle_of_backward,
-                move_gradients,
-            ),
-        ),
+    rest = fold, flops, of_shard, directly
+    OPERATORS[name] = Operator(forward, backward, in_place or backward, saved, *counts, *rest)
+    for of, implementation, autograd, faked in (
+        (name, forward, kernel, fake),
+        (f"{name}_backward", backward, backward_kernel, backward_fake),
     ):
-        _library.impl(kernel_name, kernel, "Autograd", with_keyset=True)
+        for device in ("CPU", "CUDA"):
+            _library.impl(of, implementation, device)
+        torch.library.register_fake(f"monoidreduce::{of}", faked, lib=_library)
+        _library.impl(of, autograd, "Autograd", with_keyset=True)

@@ -172,7 +172,7 @@ class _Head:
         logit_scale: float,
     ) -> None:
         self.x = x
-        self.rows, self.weight, bias = head_operands(x, weight, bias=bias)
+        self.rows, self.weight, bias, _ = head_operands(x, weight, bias)
         self.real, self.scale = accumulation_dtype(x.dtype), check_factor("logit_scale", logit_scale)
         self.bias, self.softcap = bias, softcap_value(softcap)
         self.kind = bias is not None, softcap is not None

@@ -149,7 +149,7 @@ def divergence_of_candidates(
     """
     if not torch.is_autocast_enabled(hidden.device.type):
         weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
-    hidden, weight, bias = head_operands(hidden, weight, bias=bias)
+    hidden, weight, bias, _ = head_operands(hidden, weight, bias)
     # c tanh(s z / c) / T = c' tanh(z / c') / T' with c' = c / s and T' = T / s, which rounds no bias.
     scale = check_positive("logit_scale", logit_scale)
     softcap, temperature = None if softcap is None else softcap / scale, temperature / scale

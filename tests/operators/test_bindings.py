@@ -5,7 +5,9 @@ What it computes is judged in the tests of the operators.
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 import sys
 import threading
 import time
@@ -19,6 +21,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import monoidreduce as mr
+from monoidreduce._ops import engine
 
 _C = mr._C
 
@@ -748,3 +751,19 @@ def test_the_program_of_a_call_on_the_cpu_is_text() -> None:
     assert arguments["program"] == "" and arguments["sizes"] == []
     with pytest.raises(ValueError, match=r"^program: expected its text on the CPU, got a kernel$"):
         _C.modified_attention_forward(**{**arguments, "program": 1}, **LAUNCH)
+
+
+@pytest.mark.parametrize("name", [name for name in vars(_C) if name.startswith("plan_")])
+def test_ops_pass_arguments_of_planning_in_their_order(name: str) -> None:
+    signature = getattr(_C, name).__doc__.splitlines()[0]
+    by_position = inspect.signature(getattr(engine._C, name))
+    assert list(by_position.parameters) == re.findall(r"(\w+): ", signature)
+    defaults = [parameter.default for parameter in by_position.parameters.values()]
+    assert [repr(default) for default in defaults] == re.findall(r" = ([^,)]+)", signature)
+
+
+def test_a_plan_by_keywords_is_that_of_the_binding() -> None:
+    x, weight = torch.randn(512, 64, dtype=torch.bfloat16), torch.randn(1000, 64, dtype=torch.bfloat16)
+    options: dict[str, Any] = {"logit_scale": 0.5, "workspace": 1 << 20, "deterministic": True, "gpu": HOPPER}
+    plans = [module.plan_cross_entropy_backward(x, weight, **options) for module in (_C, engine._C)]
+    assert str(plans[0]) == str(plans[1]) and plans[0].scratch == plans[1].scratch

@@ -151,14 +151,8 @@ def _bodies(function: str, path: str) -> list[str]:
 
 # A function that is called by another name -> that name, and where a line binds it.
 BOUND = {
-    "kernel": (
-        (
-            "getattr(ops, name).default",
-            "monoidreduce/_ops/registry.py",
-            "_library.impl(kernel_name, kernel,",
-        ),
-        ("backward_op", "monoidreduce/_ops/registry.py", "_library.impl(kernel_name, kernel,"),
-    ),
+    "recorded": (("directly", "monoidreduce/_ops/registry.py", "return kernel, partial(recorded, True)"),),
+    "kernel": (("backward_op", "monoidreduce/_ops/registry.py", "_library.impl(of, autograd,"),),
     "attention_forward": (("backend", "monoidreduce/_ops/attention.py", "    forward=attention_forward,"),),
     "define": (
         ("_C.attention_forward", "csrc/include/monoidreduce/ops/attention.h", 'pass("attention_forward",'),
