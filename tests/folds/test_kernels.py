@@ -174,8 +174,11 @@ def test_kept_on_disk(nvrtc: Compiler, folder: Path, monkeypatch: pytest.MonkeyP
         kernels.compiled(*arguments)
 
 
-def test_kept_kernels_load_no_compiler(nvrtc: Compiler, folder: Path) -> None:
+def test_kept_kernels_load_no_compiler(
+    nvrtc: Compiler, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the cache knows of a library is of this file alone."""
+    monkeypatch.setenv("MONOIDREDUCE_CACHE_DIR", str(folder / "empty"))  # the other one knows `nvrtc`
     first = Compiler(nvrtc.path)
     again = Compiler(nvrtc.path)
     assert "_library" in vars(first) and "_library" not in vars(again)
