@@ -29,8 +29,10 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 from bench import (
     accuracy,
     attention,
+    captured,
     cross_entropy,
     first_call,
+    folds,
     harness,
     interpreter,
     kernel_sums,
@@ -39,6 +41,7 @@ from bench import (
     models,
     mods,
     overhead,
+    payloads,
     plot,
     publish,
     report,
@@ -242,39 +245,53 @@ def test_formulas_of_kernel_sums_are_the_definition(rows: int, D: int) -> None:
         torch.testing.assert_close(formula(x, y, mass).double(), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("op", "name"), [(op, name) for op, (_, names) in first_call.FUNCTIONS.items() for name in names]
-)
-def test_the_first_call_of_every_function_is_timed(op: str, name: str) -> None:
-    title, milliseconds = first_call.first_call(op, name, "cpu", with_backward=True)
-    assert title.endswith(name) and milliseconds > 0
+@pytest.mark.parametrize("op", first_call.FUNCTIONS)
+def test_the_first_call_of_every_function_is_timed(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name, sizes in first_call.FUNCTIONS[op].items():
+        few = {size: min(count, 128) if size in "NMVL" else count for size, count in sizes.items()}
+        monkeypatch.setitem(first_call.FUNCTIONS, op, {name: few})
+        forward, total = first_call.first_call(op, name, "cpu")
+        assert 0 < forward < total
+
+
+def test_first_calls_are_of_all_functions() -> None:
+    functions = first_call.FUNCTIONS
+    assert {sizes["name"] for sizes in functions["folds"].values()} == {*folds.FOLDS}
+    assert {sizes["name"] for sizes in functions["mods"].values()} == {*mods.KINDS, *mods.WEIGHTS}
+    assert {sizes["name"] for sizes in functions["captured"].values()} == {*captured.LEARNED}
+    of_attention = {sizes.get("name") for sizes in functions["payloads"].values()} - {None}
+    assert of_attention == {*payloads.ATTENTION} - {"plain"}  # which compiles nothing
+    decorated = re.compile(r"^@mr\.statistics\ndef (\w+)", re.M)
+    examples = (Path(__file__).parents[2] / "examples").glob("*.py")
+    written = {f"{file.stem}.{name}" for file in examples for name in decorated.findall(file.read_text())}
+    assert {*functions["examples"]} == written
 
 
 @pytest.mark.parametrize(
     ("ops", "measured"),
-    [(["mods", "attention"], ["mods"]), (["first_call"], ["folds", "mods"])],
+    [(["mods", "attention"], ["mods"]), (["first_call"], [*first_call.FUNCTIONS])],
 )
 def test_first_calls_are_of_the_operators_that_are_asked_for(
     ops: list[str], measured: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def child(command: list[str], **options: Any) -> Any:
-        started.append((*command[2:4], command[5]))
-        return subprocess.CompletedProcess(command, 0, json.dumps([command[3], 10.0 - len(started)]))
+        started.append((command[2], command[3]))
+        last = 10.0 - len(started)
+        return subprocess.CompletedProcess(command, 0, json.dumps([last, last + 5]))
 
-    started: list[tuple[str, ...]] = []
+    started: list[tuple[str, str]] = []
     monkeypatch.setattr(subprocess, "run", child)
     rows = first_call.measure_first_call(CPU, False, ops)
-    functions = [(op, name) for op in measured for name in first_call.FUNCTIONS[op][1]]
-    assert [row["op"] for row in rows] == [name for _, name in functions]
-    assert list(dict.fromkeys(started)) == [
-        (op, name, phase) for op, name in functions for phase in ("forward", "forward + backward")
-    ]
+    functions = [(op, name) for op in measured for name in first_call.FUNCTIONS[op]]
+    assert [row["op"] for row in rows] == [f"fold {n}" if op == "folds" else n for op, n in functions]
+    assert list(dict.fromkeys(started)) == functions
     # The least of two processes, which are the later ones here.
     assert rows[0]["milliseconds"] == {
-        "forward": 5.0,
-        "forward, cached": 4.0,
-        "forward + backward": 3.0,
-        "forward + backward, cached": 2.0,
+        "forward": 7.0,
+        "forward, cached": 6.0,
+        "forward + backward": 12.0,
+        "forward + backward, cached": 11.0,
     }
 
 
