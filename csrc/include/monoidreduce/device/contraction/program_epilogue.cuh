@@ -65,18 +65,24 @@ struct ProgramFold {
     for (auto& state : work.state) state.sums.total = StatisticsSums<P>::none().total;
     // Folds a few elements at a time: what both loops of fold_elements need of them must fit the registers.
     constexpr int kPart = P::kScores == 1 ? 16 : 8;
-    // One branch for each part, which the compiler must not merge: it would mix the parts, and a hinge loss
-    // spilled 76 bytes (NVRTC 13.0, sm_90a).
-    int end = column0 + kSize * 2;
+    // The last tile of a row, which may have columns that do not exist, is a loop if there is one score: unrolled,
+    // it has half of the code of all tiles, and takes a third of the compiler's time. With two scores the loop
+    // spilled 432 bytes on sm_80 (NVRTC 13.0; KL both ways and chi2).
+    constexpr bool kLoops = P::kScores == 1;
 #pragma unroll
     for (int first = 0; first < kSize; first += kPart) {
-      asm volatile("" : "+r"(end));
-      if (end <= data.columns) fold_part<kPart, true>(work, dots, first, column0);
+      int end = column0 + kSize * 2;
+      // One branch for each part: if the compiler knew that all are the same, it would mix the parts, and a hinge
+      // loss spilled 76 bytes.
+      if constexpr (kLoops) asm volatile("" : "+r"(end));
+      if (end <= data.columns) {
+        fold_part<kPart, true>(work, dots, first, column0);
+      } else if constexpr (!kLoops) {
+        fold_part<kPart, false>(work, dots, first, column0);
+      }
     }
-    if (end > data.columns) {
-      // A loop: unrolled, the last tile of a row has as much code as all others, and takes a third of the
-      // compiler's time. Its index keeps this copy in local memory.
-      float last[P::kScores][kSize];
+    if (kLoops && column0 + kSize * 2 > data.columns) {
+      float last[P::kScores][kSize];  // in local memory, as its index is not a constant
 #pragma unroll
       for (int n = 0; n < P::kScores; ++n) {
 #pragma unroll
