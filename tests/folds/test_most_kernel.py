@@ -27,7 +27,7 @@ UNIT = """
 #include "monoidreduce/launch/most_sizes.h"
 using namespace monoidreduce;
 
-constexpr int kRows = 16, kColumns = 128;
+constexpr int kRows = 16, kColumns = 128, kPart = 16;
 // As in fragment.cuh.
 int row_of_thread(int r) { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + 8 * r; }
 int column_of_thread(int i) { return i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; }
@@ -46,11 +46,16 @@ extern "C" void run(const float* scores, int rows, int columns, int blocks, floa
       most.begin(memory, row0);
       const int first = static_cast<int>(blockIdx.x) * kColumns;
       for (int column0 = first; column0 < columns; column0 += blocks * kColumns) {
-        for (int i = 0; i < kColumns / 2; ++i) {
-          const int r = i / 2 % 2, row = row0 + row_of_thread(r), column = column0 + column_of_thread(i);
-          const bool present = column < columns;
-          const float x = row < rows && present ? scores[row * columns + column] : 0.f;
-          most.offer(memory, r, x, column, present);
+        for (int part = 0; part < kColumns / 2; part += kPart) {
+          float x[kPart];
+          const auto row_of = [](int i) { return i / 2 % 2; };
+          const auto column_of = [&](int i) { return column0 + column_of_thread(part + i); };
+          const auto present = [&](int i) { return column_of(i) < columns; };
+          for (int i = 0; i < kPart; ++i) {
+            const int row = row0 + row_of_thread(row_of(i));
+            x[i] = row < rows && present(i) ? scores[row * columns + column_of(i)] : 0.f;
+          }
+          most.offer(memory, x, row_of, column_of, present);
         }
         most.settle(memory, memory.slack);
       }

@@ -120,10 +120,11 @@ struct ProgramFold {
     const auto present = [&](int i) { return column0 + fragment_column(first + i) < data.columns; };
     fold_elements<P, kPart, kAll>(work.state, row_of_element, element, present);
     if constexpr (P::kMost > 0) {
+      float values[kPart];
 #pragma unroll
-      for (int i = 0; i < kPart; ++i)
-        work.most.offer(most, row_of_element(i), scalar(P::most(element(i))),
-                        data.first_column + column0 + fragment_column(first + i), present(i));
+      for (int i = 0; i < kPart; ++i) values[i] = scalar(P::most(element(i)));
+      const auto column = [&](int i) { return data.first_column + column0 + fragment_column(first + i); };
+      work.most.offer(most, values, row_of_element, column, present);
       constexpr int kAtOnce = kMostColumns / 2;
       if ((first + kPart) % kAtOnce == 0 || first + kPart == kSize) work.most.settle(most, most.slack);
     }
