@@ -178,7 +178,7 @@ def of_a_helper(score):  # type: ignore[no-untyped-def]
 
 CASES = {
     within_an_expression: "a statistic is known when its row is done",
-    of_a_softmax: "a softmax has no sum; it has logsumexp, mean(f) and variance(f)",
+    of_a_softmax: "a softmax has no sum; it has logsumexp, entropy, mean(f) and variance(f)",
     from_a_list: "a list, an array or a slice, indexed by a value that differs from element to element: make",
     from_an_array: "only integers, slices",
     an_array: "expected a number, got many of type ndarray: make it a tensor outside of the function",
