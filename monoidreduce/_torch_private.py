@@ -233,7 +233,10 @@ def _is_watched() -> bool:
     """Whether forward mode, a function mode or a profiler is active."""
     if _forward_ad._current_level >= 0 or _count_function_modes is None or _count_function_modes() > 0:
         return True
-    return _profiler_enabled is None or _profiler_enabled()
+    if _profiler_enabled is None or _profiler_enabled():
+        return True
+    # A profiler of all threads sets this alone.
+    return bool(getattr(torch.autograd.profiler, "_is_profiler_enabled", True))
 
 
 def frees_saved() -> bool:

@@ -175,7 +175,10 @@ def remembering(
         traits = _traits(tensors)
         if traits is None:
             return check(*tensors, **how)
-        sizes = known.get(traits)
+        try:
+            sizes = known.get(traits)
+        except TypeError:  # the sizes of a tracer's tensors have no hash
+            return check(*tensors, **how)
         if sizes is None:
             sizes = check(*tensors, **how)[1]
             if len(known) >= _REMEMBERED:

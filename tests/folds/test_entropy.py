@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 import monoidreduce as mr
+from monoidreduce.folds.program.program import parse
 from monoidreduce.folds.program.tracing import trace
 from monoidreduce.folds.torch.monoid import StatisticsMonoid
 
@@ -120,3 +122,18 @@ def test_chunks_of_columns_have_the_same() -> None:
     log_p = (20 * scores).log_softmax(1)
     values, _ = monoid.project(state)
     torch.testing.assert_close(values[1].double(), -(log_p.exp() * log_p).sum(1), rtol=1e-3, atol=1e-4)
+
+
+def test_of_a_class_that_is_infinitely_unlikely() -> None:
+    """The difference of the scores is beyond float32's range."""
+    x = torch.ones(1, 1, requires_grad=True)
+    w = torch.tensor([[3e38], [-3e38]], requires_grad=True)
+    found = mr.statistics(lambda score: {"e": mr.stat.softmax(score).entropy})(x, w).e
+    gradients = torch.autograd.grad(found.sum(), (x, w))
+    assert found == 0 and all(torch.equal(g, torch.zeros_like(g)) for g in gradients)
+
+
+def test_an_entropy_is_in_a_program_once() -> None:
+    program = trace(lambda score: {"e": mr.stat.softmax(score).entropy}, {}, {}).program
+    with pytest.raises(ValueError, match="expected a text that monoidreduce wrote"):
+        parse(replace(program, entropies=(0, 0)).text)

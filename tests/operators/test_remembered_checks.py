@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import monoidreduce as mr
 from monoidreduce import _validate
@@ -77,3 +78,10 @@ def test_autocast_after_a_call_without_it() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert mr.mlp(x, w, w.mT).dtype == torch.bfloat16
     assert mr.mlp(x, w, w.mT).dtype == torch.float32
+
+
+def test_symbolic_sizes_are_not_remembered() -> None:
+    a, b = torch.randn(5, 8), torch.randn(7, 8)
+    gradient = torch.func.grad(lambda a, b: mr.logsumexp_matmul(a, b).sum())
+    traced = make_fx(gradient, tracing_mode="symbolic")(a, b)
+    torch.testing.assert_close(traced(a, b), gradient(a, b))

@@ -45,6 +45,11 @@ def with_profiler() -> AbstractContextManager[Any]:
     return torch.profiler.profile()
 
 
+def with_profiler_of_all_threads() -> AbstractContextManager[Any]:
+    config = torch.profiler._ExperimentalConfig(profile_all_threads=True)
+    return torch.profiler.profile(experimental_config=config)
+
+
 @pytest.mark.parametrize(
     "context",
     [
@@ -55,6 +60,7 @@ def with_profiler() -> AbstractContextManager[Any]:
         torch.autograd.forward_ad.dual_level,
         below_autograd,
         with_profiler,
+        with_profiler_of_all_threads,
     ],
 )
 def test_what_looks_on_sees_a_call(context: Callable[[], AbstractContextManager[Any]]) -> None:

@@ -146,6 +146,12 @@ def selected(term: Expression, guard: Guard) -> Expression:
     return term.where(_holds(term.graph, guard), term, 0.0)
 
 
+def finite_surprise(x: Expression) -> Expression:
+    """Minus the logarithm of a probability, made finite so that it can be multiplied by the probability
+    (monoids/entropy.h)."""
+    return x.graph.apply("minimum", x, x.graph.constant(2.0**20))
+
+
 def _either(graph: Graph, guards: Iterable[Guard]) -> Guard:
     """A guard that holds if at least one of these holds.
 
@@ -209,7 +215,7 @@ def gradient(text: str, rows: int, row_indices: int) -> Gradient:
         inner = upstream(k)
         if i in program.entropies:
             e = program.first_entropy + program.entropies.index(i)
-            inner = inner + upstream(e) * ((value(k) - weight) + low - value(e))
+            inner = inner + upstream(e) * (finite_surprise((value(k) - weight) + low) - value(e))
         for n, mean in enumerate(means, k + 1):
             deviation, slope = node(mean) - value(n), upstream(n)
             inner = inner + upstream(n) * deviation

@@ -254,6 +254,8 @@ def _check(program: Program) -> None:
         raise ValueError("the largest")
     for softmax in program.entropies:
         _number(softmax, len(program.softmaxes))
+    if len({*program.entropies}) != len(program.entropies):
+        raise ValueError("entropies")
     for softmax, k in program.variances:
         _number(k, len(program.softmaxes[_number(softmax, len(program.softmaxes))]) - 1)
 

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from monoidreduce.folds.program.derivative import Adjoint
+from monoidreduce.folds.program.derivative import Adjoint, finite_surprise
 from monoidreduce.folds.program.graph import Expression, Graph, Node
 from monoidreduce.folds.program.program import Program, parse
 
@@ -94,7 +94,7 @@ def tangent(text: str, rows: int, row_indices: int, columns: int, sizes: int, mo
     def surprise(i: int) -> Expression:
         """Minus the logarithm of an element's probability in softmax i."""
         low = graph.leaf("row", 2 * rows + program.values + i)
-        return (value(of_softmaxes[i]) - node(program.softmaxes[i][0])) + low
+        return finite_surprise((value(of_softmaxes[i]) - node(program.softmaxes[i][0])) + low)
 
     def of_entropy(e: int) -> Expression:
         """What has the mean 0."""
