@@ -239,8 +239,9 @@ def _autograd(
     rewritten: Callable[..., Any] | None = None,
     compiles: bool = False,
 ) -> tuple[Callable[..., Any], Callable[[tuple[Any, ...]], Any]]:
-    """The Autograd kernel of `op`, and what it does with the arguments of a call if nothing else is to
-    intercept it (`autograd_is_next`). It takes half the time of what `torch.library.register_autograd` makes.
+    """Two functions: the Autograd kernel of `op`, which takes half the time of what
+    `torch.library.register_autograd` makes; and a shortcut past the dispatcher, which takes the arguments of
+    a call and is right if nothing else would intercept that (`autograd_is_next`).
 
     When the dispatcher calls this kernel inside torch.func, the transform level is already chosen.
     `Function.apply` would choose it again; SingleLevelFunction records at the current level only.

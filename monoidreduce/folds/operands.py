@@ -1,4 +1,4 @@
-"""What a program is folded over, as its passes read it."""
+"""The arguments that all passes of a traced program share: its scores, data and tables."""
 
 from __future__ import annotations
 

@@ -285,7 +285,7 @@ class _LocalGradients:
     """The kernels that store the local gradients of a call, or of one of its batches."""
 
     def __init__(self, call: ProgramCall, counts: Counts, bytes: int, of_other: bool) -> None:
-        """The arguments are those of `_local_gradients`; the call's data are not read."""
+        """Arguments as of `_local_gradients`. Of the call's data nothing is read: `store` is given them."""
         self.scale, self.bytes, self.tables = call.scale, bytes, call.tables
         self.plan = _C.plan_statistics_local_gradient(
             *call.operands,

@@ -81,7 +81,7 @@ _capability_of = lru_cache(64)(torch.cuda.get_device_capability)
 
 
 def capability_of(device: int) -> tuple[int, int]:
-    """The compute capability of a GPU; in a dry run that of the GPU that is planned for."""
+    """The compute capability of a device; in a dry run, that of the GPU that the dry run plans for."""
     return user_kernels.capability or _capability_of(device)
 
 
