@@ -205,16 +205,18 @@ Plan plan(const StatisticsFold& given, const DeviceFacts& gpu, const Launch& lau
   if (of_program) plan.owned_rows = own_rows(choice, p, gpu, std::numeric_limits<std::int64_t>::max());
   if (plan.owned_rows && plan.owned_rows->splits > 1)
     plan.scratch = plan.owned_rows->splits * p.rows() * x.state_words;
-  const auto scratch = [&](const ContractionSizes& tile) {
-    const std::int64_t states = fold_floats(tile, x.state_words, p, gpu);
-    return x.finds_most ? states + most_sizes(tile, p.rows(), contraction_schedule(tile, p, gpu)).floats
-                        : states;
+  const auto take = [&](const ContractionSizes& tile) {
+    plan.tile = TileSize{tile.row_block, tile.columns};
+    plan.scratch = fold_floats(tile, x.state_words, p, gpu);
+    if (x.finds_most) plan.scratch += most_sizes(tile, p.rows(), contraction_schedule(tile, p, gpu)).floats;
   };
-  if (plan.choice.family == Family::kPlanes) plan.scratch = scratch(tiles::kPlanesLoss);
-  if (plan.choice.family == Family::kSm80)
-    plan.scratch = scratch(two ? tiles::kSm80Distillation : tiles::kSm80Loss);
+  if (plan.choice.family == Family::kPlanes) take(tiles::kPlanesLoss);
+  if (plan.choice.family == Family::kSm80) take(two ? tiles::kSm80Distillation : tiles::kSm80Loss);
   if (plan.choice.family == Family::kSm90) {
-    plan.scratch = scratch(two ? tiles::kSm90Distillation : tiles::kSm90Loss);
+    if (p.rows() <= tiles::kFewRows)
+      take(two ? tiles::kSm90FewDistillation : tiles::kSm90FewLoss);
+    else
+      take(two ? tiles::kSm90Distillation : tiles::kSm90Loss);
     const std::int64_t slabs = parts_of(p.width(), tiles::kSlab) + parts_of(p.other_width(), tiles::kSlab);
     if (slabs <= tiles::kRowSlabs) plan.payload_slabs = two ? tiles::kPayloadSlabs - 1 : tiles::kPayloadSlabs;
   }

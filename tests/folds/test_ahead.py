@@ -58,6 +58,14 @@ def test_units_of_a_fold(recorded: list[Any]) -> None:
     assert all(unit[4:7] == (torch.bfloat16, "sm90", (9, 0)) for unit in units)
 
 
+@pytest.mark.parametrize(("rows", "row_block"), ((1, 128), (128, 128), (129, 256)))
+def test_few_rows_have_clusters_of_one_block(recorded: list[Any], rows: int, row_block: int) -> None:
+    a, b = in_bfloat16(rows, 64).requires_grad_(), in_bfloat16(500, 64)
+    lse_target(a, b, label=torch.randint(500, (rows,)))
+    fold, _ = ahead.units_of(*recorded[0], HOPPER)
+    assert fold[1] == "fold" and fold[-1] == row_block
+
+
 def test_units_of_attention_with_a_learned_table(recorded: list[Any]) -> None:
     q, k, v = (in_bfloat16(1, 2, 128, 64) for _ in range(3))
     gates = torch.randn(2, 128, requires_grad=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -88,6 +89,15 @@ def test_accuracy(
     )
     path = f"{'attention_forward' if name == 'attention' else 'statistics_fold'}/cuda/{tier}/{name_of(dtype)}"
     assert _C.path_counts()[path] > before.get(path, 0)
+
+
+@pytest.mark.tiers("sm90")
+@pytest.mark.parametrize("rows", (1, 128))
+@pytest.mark.parametrize("name", ("token_stats", "ranked", "renyi", "entropies"))
+def test_few_rows(name: str, rows: int, gpu: torch.device, tier: str) -> None:
+    """Their clusters are single blocks."""
+    draw = functools.partial(fold_inputs, name, (rows,), 9001, 200, torch.bfloat16)
+    check_draws(lambda: assert_accurate(draw, torch.bfloat16, gpu, rows, pooled=8))
 
 
 def row_gradients(dtype: torch.dtype) -> int:

@@ -6,12 +6,14 @@ namespace monoidreduce::cuda::sm80 {
 
 using namespace monoidreduce::sm80;
 
-static_assert(kSizesOf<ProgramFoldTile<1>> == tiles::kSm80Loss);
-static_assert(kSizesOf<ProgramFoldTile<2>> == tiles::kSm80Distillation);
+template <int kScores>
+using Tile = ProgramFoldTile<kScores, 256>;
+static_assert(kSizesOf<Tile<1>> == tiles::kSm80Loss);
+static_assert(kSizesOf<Tile<2>> == tiles::kSm80Distillation);
 
 template <>
 void run(const StatisticsFold& x, const Plan&, const Launch& launch) {
-  fold<ProgramFoldTile>(x, launch);
+  fold<Tile>(x, launch);
 }
 template <>
 void run(const StatisticsLocalGradient& x, const Plan&, const Launch& launch) {

@@ -8,8 +8,14 @@ namespace monoidreduce::cuda::sm90 {
 
 using namespace monoidreduce::sm90;
 
-static_assert(kSizesOf<ProgramFoldTile<1>> == tiles::kSm90Loss);
-static_assert(kSizesOf<ProgramFoldTile<2>> == tiles::kSm90Distillation);
+template <int kScores>
+using ManyRowsTile = ProgramFoldTile<kScores, 256>;
+template <int kScores>
+using FewRowsTile = ProgramFoldTile<kScores, tiles::kFewRows>;
+static_assert(kSizesOf<ManyRowsTile<1>> == tiles::kSm90Loss);
+static_assert(kSizesOf<ManyRowsTile<2>> == tiles::kSm90Distillation);
+static_assert(kSizesOf<FewRowsTile<1>> == tiles::kSm90FewLoss);
+static_assert(kSizesOf<FewRowsTile<2>> == tiles::kSm90FewDistillation);
 static_assert(kSlab == tiles::kSlab && PayloadFold::kRowSlabs == tiles::kRowSlabs &&
               PayloadFold::kPayloadSlabs == tiles::kPayloadSlabs);
 
@@ -25,8 +31,12 @@ TensorView by_batch(const TensorView& t, std::int64_t batches) {
 }  // namespace
 
 template <>
-void run(const StatisticsFold& x, const Plan&, const Launch& launch) {
-  fold<ProgramFoldTile>(x, launch);
+void run(const StatisticsFold& x, const Plan& plan, const Launch& launch) {
+  require(plan.tile.has_value(), "plan: expected one with a tile, got ", text(plan));
+  if (plan.tile->rows == tiles::kFewRows)
+    fold<FewRowsTile>(x, launch);
+  else
+    fold<ManyRowsTile>(x, launch);
 }
 template <>
 void run(const StatisticsPayload& x, const Plan& plan, const Launch& launch) {

@@ -113,7 +113,9 @@ def fold_kernels(
 ) -> int:
     """The handle of the kernel that folds rows; a second kernel, if any, combines partial states."""
     owned = None if plan.owned_rows is None else _owned(widths, plan.owned_rows.lanes, dtype)
-    return handle_of(compiled, _FOLD, program, counts, dtype, plan.tier, capability_of(device), owned)
+    row_block = plan.tile[0] if plan.tile else 256
+    capability = capability_of(device)
+    return handle_of(compiled, _FOLD, program, counts, dtype, plan.tier, capability, owned, row_block)
 
 
 def gradient_kernels(
@@ -205,6 +207,7 @@ def compiled(
     tier: str,
     capability: tuple[int, int],
     owned: Owned | None = None,
+    row_block: int = 256,
 ) -> Image:
     """The kernels of a pass, from the cache or the compiler.
 
@@ -216,6 +219,7 @@ def compiled(
         tier: kernel family, from the plan.
         capability: compute capability of the GPU, such as (9, 0).
         owned: for a fold whose threads own rows; widths are multiples of the lanes' 16-byte vectors.
+        row_block: rows of a tile of a fold on tensor cores, from the plan.
     """
     found = compiler.find()
     assert found is not None
@@ -224,7 +228,7 @@ def compiled(
         names = [f"fold_narrow<{_HERE}P, {', '.join(map(str, owned))}>", f"combine_parts<{_HERE}P>"]
         return _compiled_narrow(source, [_state_check(program)], names, dtype, capability)
     text = unit(which, program, source, tier, dtype)
-    return compiled_unit(found, text, _instances(which, source, tier, dtype), tier, capability)
+    return compiled_unit(found, text, _instances(which, source, tier, dtype, row_block), tier, capability)
 
 
 def compiled_row_gradient(
@@ -416,14 +420,14 @@ def _state_check(program: str) -> str:
     return f"static_assert(sizeof(StatisticsState<P>) == {state_words(program)} * sizeof(P::Real));\n"
 
 
-def _instances(which: str, source: Source, tier: str, dtype: torch.dtype) -> list[str]:
+def _instances(which: str, source: Source, tier: str, dtype: torch.dtype, row_block: int) -> list[str]:
     """The C++ names of the kernels of a unit."""
     here = _HERE
     if not _C.FAMILIES[tier].tensor_cores:
         return [f"{here}simt::{'fold' if which == _FOLD else 'pull'}_program<{here}P>"]
     family, element = f"{here}{tier}::", _ELEMENTS.get(dtype, "__half")  # float32 is multiplied in planes
     if which == _FOLD:
-        tile = f"{family}ProgramFoldTile<{source.scores}>"
+        tile = f"{family}ProgramFoldTile<{source.scores}, {row_block}>"
         return [
             f"{family}contraction_kernel<{element}, {tile}, {here}ProgramFold<{here}P>>",
             f"{here}combine_partial<{here}StatisticsSum<{here}P>, {tile}, {here}ProgramRows<{here}P>>",

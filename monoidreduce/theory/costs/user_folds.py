@@ -23,7 +23,6 @@ __all__ = ["ADVICE", "OF_TORCH", "cpu_works", "gpu_works", "products_of_torch"]
 
 ADVICE = "the function's own operations are not counted: FLOPs are those of the matrix products"
 OF_TORCH = "ops of torch read and write memory, each by itself; all FLOPs of their products count as useful"
-_FOLD_TILE = 256, 128  # of the kernels that fold on Hopper, whose plan names none
 _PRODUCTS = ("mm", "addmm", "addmm_", "bmm", "baddbmm")
 
 
@@ -86,8 +85,8 @@ def _of_statistics(launch: Launch, gpu: Hardware) -> Iterator[Work]:
         jobs = Counter({rows * columns: 1})
         yield Work(launch.name, kernel, width, 2.0, jobs, read, written, shared=1)
         return
-    tile = plan.tile or _FOLD_TILE
-    yield contraction(launch.name, rows, columns, width, tile, gpu, written, plan.planes)
+    assert plan.tile is not None
+    yield contraction(launch.name, rows, columns, width, plan.tile, gpu, written, plan.planes)
     scratch = launch.arguments.get("scratch")
     if isinstance(scratch, Operand):  # partial states of rows
         yield moves("combine_partial", scratch.bytes, written - scratch.bytes)

@@ -28,6 +28,7 @@ __all__ = ["Band", "Work", "contraction", "moves", "work_of"]
 # Clusters drift apart and read data again that has left the cache. Passes of the losses read 1.00 to 1.28
 # times the bytes of clusters in lockstep on one H100, and 1.00 to 1.48 times on another.
 _DRIFT = 1.2
+_BLOCK_ROWS = 128  # rows of each block of a contraction's cluster
 _SECTOR = 32  # bytes of DRAM that are read or written at least
 _TORCH_TILE = 256, 256  # tile of two multiprocessors in cuBLAS's products of large matrices on Hopper
 _PLANE_TILE = (256, 128)  # of kernels that multiply planes (csrc/plan/tiles.h)
@@ -478,10 +479,9 @@ def contraction(
     kernel, count, products = (f"{name}/planes", 2, 3) if planes else (name, 1, 1)
     read = int(_DRIFT * _contraction_read(rows, columns, count * width, tile, gpu))
     jobs, flops = Counter({1: tiles}), 2.0 * products * tile[0] * tile[1]
+    workers = tile[0] // _BLOCK_ROWS
     l2 = (2 * count * width * sum(tile) * tiles, 0)
-    return Work(
-        name, kernel, width, flops, jobs, read, written, workers=_C.CLUSTER_BLOCKS, overlapped=True, l2=l2
-    )
+    return Work(name, kernel, width, flops, jobs, read, written, workers=workers, overlapped=True, l2=l2)
 
 
 def _local_scores(launch: Launch, gpu: Hardware) -> Iterator[Work]:

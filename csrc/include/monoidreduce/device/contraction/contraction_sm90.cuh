@@ -3,7 +3,7 @@
 // products from registers.
 //
 // A 2-CTA cluster computes 2 x 128 rows by kColumns columns at a time. Each block loads half of the columns,
-// by TMA multicast to both. A block is warp-specialized: one producer warpgroup, and two consumers of 64 rows
+// by TMA multicast to both. For few rows a cluster may be one block. A block is warp-specialized: one producer warpgroup, and two consumers of 64 rows
 // each. The second consumer is a few steps behind the first, so that one multiplies while the other is in its
 // epilogue.
 #pragma once
@@ -22,12 +22,13 @@ namespace monoidreduce::sm90 {
 
 // A tile has kScores products, each in kColumns / 2 of a consumer thread's 240 registers. kRowsTransposed:
 // the rows operand is [width, rows], and the row order (row_order.cuh) applies to the width. kPlanes: 2 if the
-// operands are float32 numbers in two float16 planes (split_planes.cuh), otherwise 1.
-template <int kColumns_, int kStages_, int kScores_ = 1, bool kRowsTransposed_ = false, int kPlanes_ = 1>
+// operands are float32 numbers in two float16 planes (split_planes.cuh), otherwise 1. kBlocks: of a cluster.
+template <int kColumns_, int kStages_, int kScores_ = 1, bool kRowsTransposed_ = false, int kPlanes_ = 1,
+          int kBlocks_ = 2>
 struct ContractionTile {
   static constexpr int kColumns = kColumns_, kStages = kStages_, kScores = kScores_, kPlanes = kPlanes_;
   static constexpr bool kRowsTransposed = kRowsTransposed_;
-  static constexpr int kBlocks = 2, kConsumers = 2, kRows = kConsumers * kFragmentRows;
+  static constexpr int kBlocks = kBlocks_, kConsumers = 2, kRows = kConsumers * kFragmentRows;
   static constexpr int kRowBlock = kBlocks * kRows;  // rows of a cluster
   static constexpr int kShares = 1;                  // consumers with the same rows
   static constexpr int kFragments = 1;               // fragments of rows of each thread
@@ -38,7 +39,7 @@ struct ContractionTile {
   static constexpr int kLead = kPlanes == 2 ? 0 : 2;
   template <int kOuts>
   using Stores = SlabStores<kOuts>;
-  // Lines of a TMA box of columns: a block loads half of a tile's lines ([width, columns]: half of the
+  // Lines of a TMA box of columns: a block loads its share of a tile's lines ([width, columns]: of the
   // width).
   MR_HD static constexpr int column_lines(bool transposed) {
     return (transposed ? kSlab : kColumns) / kBlocks;
@@ -117,7 +118,7 @@ __device__ __forceinline__ void produce(const ContractionArguments<Tile::kScores
               RowsTile{memory.rows[at.stage][plane]}.load(rows, {row_offset + step * kSlab, row0, 0, 0},
                                                           arrived);
             }
-            // The block's half of the columns, multicast to both blocks.
+            // The block's share of the columns, multicast to all blocks.
             const int line = block * Tile::column_lines(p.transposed[score]);
             unsigned char* const to = memory.columns[at.stage][plane] + line * kLineBytes;
             if (p.transposed[score]) {

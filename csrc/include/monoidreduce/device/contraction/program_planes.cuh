@@ -9,7 +9,7 @@ namespace monoidreduce::planes {
 
 using sm90::contraction_kernel;
 // Programs of one score alone have these kernels.
-template <int>
+template <int, int>
 using ProgramFoldTile = sm90::PlaneTile<>;
 template <int, int>
 using ProgramGradientTile = sm90::PlaneTile<>;

@@ -6,7 +6,7 @@
 
 namespace monoidreduce::sm80 {
 
-template <int kScores>
+template <int kScores, int /*kRowBlock, 256*/>
 using ProgramFoldTile =
     std::conditional_t<kScores == 1, ContractionTile<2>, ContractionTile<2, 2, false, true>>;
 template <int kScores, int>

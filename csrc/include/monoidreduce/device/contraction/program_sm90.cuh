@@ -6,8 +6,11 @@
 
 namespace monoidreduce::sm90 {
 
-template <int kScores>
-using ProgramFoldTile = std::conditional_t<kScores == 1, ContractionTile<256, 4>, ContractionTile<192, 5, 2>>;
+// kRowBlock: rows of a cluster, 256 or 128.
+template <int kScores, int kRowBlock>
+using ProgramFoldTile =
+    std::conditional_t<kScores == 1, ContractionTile<256, 4, 1, false, 1, kRowBlock / 128>,
+                       ContractionTile<192, 5, 2, false, 1, kRowBlock / 128>>;
 // kOuts: for how many of the scores there are gradients. With gradients of both scores, a tile of 192 columns
 // spilled 708 bytes (KL both ways and chi2).
 template <int kScores, int kOuts>
