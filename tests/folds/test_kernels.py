@@ -17,11 +17,12 @@ from folds import FOLDS, program_of
 from sampled import sampled
 
 from monoidreduce import get_include
-from monoidreduce.folds import distillation
+from monoidreduce.folds import decoding, distillation
 from monoidreduce.folds.cuda import compiler, kernels
 from monoidreduce.folds.cuda.compiler import CompilationError, Compiler
 from monoidreduce.folds.program.arguments import ARGUMENTS, arguments
 from monoidreduce.folds.program.tracing import trace
+from monoidreduce.folds.statistics_call import Call
 
 SPILLS = re.compile(r"(\d+) bytes spill stores")
 
@@ -109,6 +110,28 @@ def test_losses_of_distillation_hardly_spill(nvrtc: Compiler, loss: str) -> None
     for which in ("fold", "gradient", "gradient of first"):
         image = kernels.compiled(which, traced.text, counts, torch.bfloat16, "sm90", (9, 0))
         assert max(int(bytes) for bytes in SPILLS.findall(image.log)) <= 64, image.log
+
+
+@pytest.mark.parametrize(
+    ("name", "tier"),
+    sampled(
+        (("topk", "sm90"), ("sample", "sm90"), ("topk", "sm80"), ("sample", "sm80")), (("sample", "sm90"),)
+    ),
+)
+def test_heads_hardly_spill(nvrtc: Compiler, name: str, tier: str) -> None:
+    """And they have the code of a few elements: unrolled over a tile it was over 200 KB."""
+    fold = decoding._TOPK[64, (False, False)] if name == "topk" else decoding._SAMPLE[True, (False,) * 3]
+    a, b = torch.ones(8, 64, dtype=torch.bfloat16), torch.ones(9, 64, dtype=torch.bfloat16)
+    row = {"inverse": torch.ones(8), "cap": torch.ones(8)}
+    column = {"bias": torch.ones(9)}
+    if name == "sample":
+        row |= {"noise": torch.ones(8), "seed": torch.ones(8, dtype=torch.int64)}
+        column["shift"] = torch.ones(9, dtype=torch.int64)
+    traced, _ = fold._traced(Call(fold, a, b, None, None, None, -100, row, column, 1.0))
+    capability = (9, 0) if tier == "sm90" else (8, 0)
+    image = kernels.compiled("fold", traced.text, traced.counts, torch.bfloat16, tier, capability)
+    assert max(int(bytes) for bytes in SPILLS.findall(image.log)) <= 32, image.log
+    assert len(image.code) < 200_000
 
 
 def test_no_example_is_forgotten() -> None:
@@ -216,6 +239,7 @@ ALONE = """
 import torch, monoidreduce as mr
 from monoidreduce.folds.cuda import cache, compiler, kernels
 from monoidreduce.folds.program.tracing import trace
+from monoidreduce.folds.statistics_call import Call
 
 @mr.statistics
 def fold(score, column):

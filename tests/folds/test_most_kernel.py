@@ -57,7 +57,7 @@ extern "C" void run(const float* scores, int rows, int columns, int blocks, floa
           }
           most.offer(memory, x, row_of, column_of, present);
         }
-        most.settle(memory, memory.slack);
+        most.settle(memory);
       }
       most.end(memory);
     }

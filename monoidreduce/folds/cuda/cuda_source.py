@@ -162,11 +162,22 @@ def _lines(
         if name == "wide_uniform" and modify_scores and nodes[nodes[number][3]] == ("position",):
             stream, row, _ = nodes[number][1:]
             value = f"uniform<R>(x{stream}, x{row}, e.pair, e.second)"
+        if (uniform := _of_gumbel(nodes, number)) is not None:
+            value = f"log_of_exponential(x{uniform})"
         if f"wide_{name}" in names and name in _DATA:  # then all integers of rows (columns) are 64-bit
             value = f"saturated<I>({value})"
         kind = LEAVES[name] if name in LEAVES else OPERATIONS[name].kinds[-1]
         lines.append(f"const {_TYPES[kind]} x{number} = {value};")
     return lines, [f"x{number}" for number in numbers], names
+
+
+def _of_gumbel(nodes: Sequence[Node], number: int) -> int | None:
+    """u of a node log(-log(u)), where u is a uniform random number; None for any other node."""
+    for name in ("log", "neg", "log"):
+        if nodes[number][0] != name:
+            return None
+        number = nodes[number][1]
+    return number if nodes[number][0] == "wide_uniform" else None
 
 
 def _of_payloads(program: Program, counted: tuple[int, ...]) -> str:
@@ -214,7 +225,8 @@ def _struct(
     used. more: further members.
     """
     means, entropies = (", ".join(map(str, numbers or (0,))) for numbers in of_softmaxes)
-    listed = ", ".join(f"{name} = {value}" for name, value in constants.items())
+    body = list(body)
+    listed = ", ".join(f"{name} = {value}" for name, value in (constants | {"kLines": len(body)}).items())
     indented = "\n".join(f"    {line}" for line in body)
     of_rows, of_columns = ("W" if f"wide_{of}_index" in names else "I" for of in ("row", "column"))
     return f"""\

@@ -22,6 +22,25 @@ __device__ __forceinline__ int fragment_row(int row_of_thread) {
 // Which of the thread's two rows element i is in.
 __device__ __forceinline__ constexpr int row_of_element(int i) { return i / 2 % 2; }
 __device__ __forceinline__ int fragment_column(int i) { return i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; }
+// How many columns there are between element 0 and element i, a multiple of 4.
+__device__ __forceinline__ constexpr int fragment_columns(int i) { return 2 * i; }
+
+// to[i] = fragment[step * kStep + first + i], in a loop over steps that is not unrolled. Registers have no index, so branches find the
+// step among [kBegin, kEnd).
+template <int kStep, int kBegin, int kEnd, int kCount, int kSize>
+__device__ __forceinline__ void take_elements(float (&to)[kCount], const float (&fragment)[kSize], int step,
+                                              int first) {
+  if constexpr (kEnd - kBegin == 1) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) to[i] = arch::copied(fragment[kBegin * kStep + first + i]);
+  } else {
+    constexpr int kMiddle = (kBegin + kEnd) / 2;
+    if (step < kMiddle)
+      take_elements<kStep, kBegin, kMiddle>(to, fragment, step, first);
+    else
+      take_elements<kStep, kMiddle, kEnd>(to, fragment, step, first);
+  }
+}
 
 // Rounds a fragment to the left operand of products over its columns: pairs of 16-bit elements, or floats
 // rounded to tf32.

@@ -162,6 +162,25 @@ struct ParkedDots {
   }
 };
 
+// Whether an epilogue's code for a fragment is a loop's: programs are too long to be there once for each fragment. Their work is then
+// in local memory, as registers have no index.
+template <class Epilogue>
+inline constexpr bool kLooping = false;
+template <class Epilogue>
+  requires requires { Epilogue::kLoops; }
+inline constexpr bool kLooping<Epilogue> = true;
+
+template <bool kLoops, int kFragments, int kSize>
+__device__ __forceinline__ void take_fragment(float (&to)[kSize], const float (&dots)[kFragments][kSize],
+                                              int f) {
+#pragma unroll
+  for (int k = 0; k < kFragments; ++k) {
+    if (k != f) continue;
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) to[i] = kLoops ? arch::copied(dots[k][i]) : dots[k][i];
+  }
+}
+
 // The contraction kernel. Where on sm_90 a warpgroup calls the epilogue, here half of the warps do, for one
 // fragment after the other.
 template <class E, class Tile, class Epilogue>
@@ -171,7 +190,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   static_assert(ContractionTiling<Tile>);
   static_assert(ContractionEpilogue<Epilogue, Tile::kScores>);
   static_assert(std::is_empty_v<typename Epilogue::Memory>);
-  constexpr int kSize = Tile::kShareColumns / 2;
+  constexpr int kSize = Tile::kShareColumns / 2, kUnrolled = kLooping<Epilogue> ? 1 : Tile::kFragments;
   extern __shared__ __align__(kLineBytes) unsigned char shared_bytes[];
   auto& memory = *reinterpret_cast<ContractionMemory<Tile>*>(shared_bytes);
   typename Epilogue::Memory nothing;
@@ -187,7 +206,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   for (auto group = p.schedule.first(blockIdx.x); group.count > 0; group = p.schedule.next(group)) {
     const int row0 = group.row_block() * Tile::kRows;
     typename Epilogue::Work work[Tile::kFragments];
-#pragma unroll
+#pragma unroll(kUnrolled)
     for (int f = 0; f < Tile::kFragments; ++f) work[f] = epilogue.begin(row0 + f * kFragmentRows);
 #pragma unroll 1
     for (int tile = group.start; tile < p.schedule.tiles(group); tile += p.schedule.clusters) {
@@ -196,20 +215,19 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       multiply_tile<E, Tile, 0>(dots[0], feed, p.steps[0]);
       if constexpr (Tile::kParks) parked.store(dots[0]);
       if constexpr (Tile::kScores == 2) multiply_tile<E, Tile, 1>(dots[Tile::kHeld - 1], feed, p.steps[1]);
-#pragma unroll
+#pragma unroll(kUnrolled)
       for (int f = 0; f < Tile::kFragments; ++f) {
         float fragment[Tile::kScores][kSize];
         if constexpr (Tile::kParks) parked.load(fragment[0], f);
 #pragma unroll
         for (int n = 0; n < Tile::kHeld; ++n)
-#pragma unroll
-          for (int i = 0; i < kSize; ++i) fragment[Tile::kScores - Tile::kHeld + n][i] = dots[n][f][i];
+          take_fragment<kLooping<Epilogue>>(fragment[Tile::kScores - Tile::kHeld + n], dots[n], f);
         epilogue.tile(work[f], fragment, row0 + f * kFragmentRows, column0, nothing, share);
       }
     }
     const std::int64_t slot =
         (std::int64_t{group.index} * p.schedule.clusters + group.start) * Tile::kShares + share;
-#pragma unroll
+#pragma unroll(kUnrolled)
     for (int f = 0; f < Tile::kFragments; ++f)
       epilogue.end(work[f], slot * Tile::kRowBlock + f * kFragmentRows);
   }

@@ -2,9 +2,10 @@
 // of scores.
 //
 // A warp has the scores of 16 rows. For each it keeps a list in global memory, which stays in the L2 cache: the
-// best elements so far in order, then the fresh ones, which exceed the k-th best. Most elements do not, and
-// cost a comparison. Where many are fresh, the warp sorts them into the best, which raises what elements have
-// to exceed. Of V columns about k log(V / k) get into the list.
+// best elements so far in order, then the fresh ones, which exceed the k-th best. Four lanes share a row, and each
+// has a part of the list for its own fresh elements, so that adding one needs no word with the others. Most
+// elements are not fresh, and cost a comparison. Where many are, the warp sorts them into the best, which raises
+// what elements have to exceed. Of V columns about k log(V / k) get into the list.
 //
 // A program (program/statistics.h) that wants them has kMost = k, and most(element), the value; others have kMost = 0.
 //
@@ -47,18 +48,19 @@ __device__ __forceinline__ void merge_elements(RankedElement (&best)[2], const R
   sort_elements<true, true>(best);
 }
 
-// Sorts the fresh elements of a list into its best. Returns the k-th. Called by a warp.
+// Sorts the fresh elements of a list into its best. Returns the k-th. Called by a warp. fresh[n]: how many fresh elements the lane has
+// whose elements the calling thread reads as others[n], lane 2 n + threadIdx.x % 32 / 16 of the row's four.
 template <int k>
-__device__ __forceinline__ RankedElement sort_list(RankedElement* list, int fresh) {
+__device__ __forceinline__ RankedElement sort_list(RankedElement* list, int of_lane, const int (&fresh)[2]) {
   const int lane = threadIdx.x % 32;
   RankedElement best[2] = {list[lane], list[lane + 32]};
 #pragma unroll 1
-  for (int first = 0; first < fresh; first += kMostKept) {
+  for (int first = 0; __ballot_sync(0xffffffffu, first < fresh[0] || first < fresh[1]) != 0; first += 16) {
     RankedElement others[2];
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      const int at = first + lane + 32 * n;
-      others[n] = at < fresh ? list[kMostKept + at] : 0;
+      const int at = first + lane % 16;
+      others[n] = at < fresh[n] ? list[kMostKept + (2 * n + lane / 16) * of_lane + at] : 0;
     }
     sort_elements<false, false>(others);
     merge_elements(best, others);
@@ -69,14 +71,16 @@ __device__ __forceinline__ RankedElement sort_list(RankedElement* list, int fres
 }
 
 // How far the lists of a thread's two rows are. A thread has elements of two rows (fragment.cuh), which it shares
-// with three neighbours; all four hold the same numbers here.
+// with three neighbours.
 template <int k>
 struct MostOfRows {
   int row0;                 // of the fragment
   float least[2];           // the k-th value so far: what others have to exceed
   std::uint32_t column[2];  // the low half of that element
-  int fresh[2];
+  int fresh[2];             // of this lane
 
+  // The fresh elements that a list has room for, of each of its four lanes.
+  __device__ __forceinline__ static int of_lane(const MostMemory& m) { return (m.pitch - kMostKept) / 4; }
   __device__ __forceinline__ RankedElement* list(const MostMemory& m, int row_of_warp) const {
     const int cluster = blockIdx.x / m.blocks, share = threadIdx.x / 128 % m.shares;
     const std::int64_t row =
@@ -105,60 +109,26 @@ struct MostOfRows {
     __syncwarp();
   }
   // Elements x of a thread: row_of(i) is the thread's row of element i, column_of(i) its column, and present(i) whether it is
-  // there. Called by all threads of a warp.
-  //
-  // Few elements exceed the k-th best. So each thread marks its own as bits, and a loop takes one of each thread at a time:
-  // 3,700 instructions a tile. Where each element had this code for itself they were 11,500, which is 184 KB, more than an
-  // SM's instruction cache holds (NVRTC 13.0, sm_90a, without sorts).
+  // there.
   template <int kCount>
   __device__ __forceinline__ void offer(const MostMemory& m, const float (&x)[kCount], const auto& row_of,
                                         const auto& column_of, const auto& present) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      unsigned marked = 0;
-#pragma unroll
-      for (int i = 0; i < kCount; ++i)
-        marked |= static_cast<unsigned>(row_of(i) == r && present(i) && !(x[i] < least[r])) << i;
-#pragma unroll 1
-      while (__ballot_sync(0xffffffffu, marked != 0) != 0) {
-        const int i = marked == 0 ? 0 : __ffs(static_cast<int>(marked)) - 1;
-        float value = 0.f;
-#pragma unroll
-        for (int n = 0; n < kCount; ++n)
-          if (row_of(n) == r && n == i) value = x[n];
-        const RankedElement element = ranked(value, column_of(i));
-        const bool takes =
-            marked != 0 && element > (RankedElement{rank_of_value(least[r])} << 32 | column[r]);
-        const unsigned of_row = __ballot_sync(0xffffffffu, takes) >> (threadIdx.x & 28) & 15;
-        if (takes) {
-          const int before = __popc(of_row & ((1u << threadIdx.x % 4) - 1));
-          list(m, threadIdx.x % 32 / 4 + 8 * r)[kMostKept + fresh[r] + before] = element;
-        }
-        fresh[r] += __popc(of_row);
-        marked &= marked - 1;
-      }
+    for (int i = 0; i < kCount; ++i) {
+      const int r = row_of(i);
+      if (!present(i) || x[i] < least[r]) continue;
+      const RankedElement element = ranked(x[i], column_of(i));
+      if (element <= (RankedElement{rank_of_value(least[r])} << 32 | column[r])) continue;
+      RankedElement* const own =
+          list(m, threadIdx.x % 32 / 4 + 8 * r) + kMostKept + threadIdx.x % 4 * of_lane(m);
+      own[fresh[r]++] = element;
     }
   }
-  // Sorts the lists that have more fresh elements than this.
-  __device__ __forceinline__ void settle(const MostMemory& m, int more_than) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      unsigned wanted = __ballot_sync(0xffffffffu, fresh[r] > more_than) & 0x11111111u;
-#pragma unroll 1
-      for (; wanted != 0; wanted &= wanted - 1) {
-        const int lane = __ffs(static_cast<int>(wanted)) - 1;
-        const int count = __shfl_sync(0xffffffffu, fresh[r], lane);
-        __syncwarp();
-        const RankedElement kth = sort_list<k>(list(m, lane / 4 + 8 * r), count);
-        if (static_cast<int>(threadIdx.x & 28) != lane) continue;
-        fresh[r] = 0;
-        if (kth != 0) least[r] = value_of(kth), column[r] = static_cast<std::uint32_t>(kth);
-      }
-    }
-  }
+  // Sorts the lists that may not have room for the next kMostColumns columns. Called by all threads of a warp.
+  __device__ __forceinline__ void settle(const MostMemory& m) { sort_lists(m, m.slack / 4); }
   // Merges the lists into the rows' best.
   __device__ __forceinline__ void end(const MostMemory& m) {
-    settle(m, 0);
+    sort_lists(m, 0);
     const int lane = threadIdx.x % 32;
     const std::int64_t first = row0 + warp_row(0);
     if (first >= m.rows) return;
@@ -183,12 +153,39 @@ struct MostOfRows {
     __syncwarp();
     if (lane == 0) atomicExch(lock, 0u);
   }
+
+ private:
+  // Sorts the lists of which a lane has more fresh elements than this.
+  __device__ __forceinline__ void sort_lists(const MostMemory& m, int more_than) {
+#pragma unroll 1  // for the size of the code
+    for (int r = 0; r < 2; ++r) {
+      const int own = r == 0 ? fresh[0] : fresh[1];
+      unsigned wanted = __ballot_sync(0xffffffffu, own > more_than);
+      wanted |= wanted >> 1, wanted |= wanted >> 2, wanted &= 0x11111111u;  // a bit for each row
+#pragma unroll 1
+      for (; wanted != 0; wanted &= wanted - 1) {
+        const int lane = __ffs(static_cast<int>(wanted)) - 1;  // the first of the row's four
+        const int half = threadIdx.x % 32 / 16;
+        const int of_lanes[2] = {__shfl_sync(0xffffffffu, own, lane + half),
+                                 __shfl_sync(0xffffffffu, own, lane + 2 + half)};
+        __syncwarp();  // the lanes' elements are in the list
+        const RankedElement found = sort_list<k>(list(m, lane / 4 + 8 * r), of_lane(m), of_lanes);
+        if (static_cast<int>(threadIdx.x & 28) != lane) continue;
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+          if (row != r) continue;
+          fresh[row] = 0;
+          if (found != 0) least[row] = value_of(found), column[row] = static_cast<std::uint32_t>(found);
+        }
+      }
+    }
+  }
 };
 // For a program without k largest values: nothing is kept.
 template <>
 struct MostOfRows<0> {
   __device__ __forceinline__ void begin(const MostMemory&, int) {}
-  __device__ __forceinline__ void settle(const MostMemory&, int) {}
+  __device__ __forceinline__ void settle(const MostMemory&) {}
   __device__ __forceinline__ void end(const MostMemory&) {}
 };
 

@@ -32,8 +32,8 @@ MR_HD std::int64_t column_of(RankedElement x) { return static_cast<std::uint32_t
 
 // The memory of a call. best: [rows, kMostKept] in order, initially 0. locks: of kRowsOfLock rows each,
 // initially 0. lists: [clusters, shares, row_block, pitch]: what a warp keeps while it folds; a list has kMostKept
-// elements in order and up to pitch - kMostKept fresh ones. slack: fresh elements of a row that need not be
-// sorted yet. blocks: blocks of a cluster.
+// elements in order, and room for fresh ones of four lanes. slack: fresh elements of a row, of all lanes, that need
+// not be sorted yet. blocks: blocks of a cluster.
 struct MostMemory {
   RankedElement *best, *lists;
   unsigned* locks;

@@ -12,6 +12,18 @@
 
 namespace monoidreduce {
 
+// Epilogues of programs are loops over parts of a tile (gradients: over slabs), so that there is one copy of a program's code. Unrolled
+// over a tile, that of a sample with Gumbel numbers was 13,000 instructions, more than an SM's instruction cache holds, and took 17 ms
+// beside products of 11 ms (H200, 8192 x 128256 x 4096).
+//
+// kPartOfTile: elements of each score that a thread takes at a time, of its kSize of a tile. Parts of half the size took 2 to 4 %
+// longer. Parts of twice the size spilled on sm_80, where a thread holds four tiles of 32 elements (up to 680 bytes), and with two
+// scores in long programs: 100 bytes with the 44 lines of Jensen and Shannon's divergence.
+template <class P, int kSize>
+inline constexpr int kPartOfTile = P::kScores == 1                 ? (kSize > 32 ? 16 : 8)
+                                   : kSize > 32 && P::kLines <= 30 ? 8
+                                                                   : 4;
+
 // Element i of a thread's fragment whose lines are rows.
 template <class P, int kScores, int kSize>
 __device__ __forceinline__ ProgramElement<P> fragment_element(const ProgramData& data,
@@ -37,6 +49,7 @@ __device__ __forceinline__ void load_rows(ProgramRow<P> (&rows)[2], const Progra
 // partial: as in FoldEpilogue; combine_partial combines it.
 template <class P>
 struct ProgramFold {
+  static constexpr bool kLoops = true;
   struct Memory {};
   struct Work {
     StatisticsState<P> state[2];
@@ -63,33 +76,20 @@ struct ProgramFold {
                                                              work.state[1].sums.total};
 #pragma unroll
     for (auto& state : work.state) state.sums.total = StatisticsSums<P>::none().total;
-    // Folds a few elements at a time: what both loops of fold_elements need of them must fit the registers.
-    constexpr int kPart = P::kScores == 1 ? 16 : 8;
-    // The last tile of a row, which may have columns that do not exist, is a loop if there is one score: unrolled,
-    // it is a third of the kernel's code, and takes 14 to 44 % of the compiler's time. With two scores the loop
-    // spilled 432 bytes on sm_80 (NVRTC 13.0; KL both ways and chi2).
-    constexpr bool kLoops = P::kScores == 1;
-#pragma unroll
-    for (int first = 0; first < kSize; first += kPart) {
-      int end = column0 + kSize * 2;
-      // One branch for each part: if the compiler knew that all are the same, it would mix the parts, and a hinge
-      // loss spilled 76 bytes.
-      if constexpr (kLoops) asm volatile("" : "+r"(end));
-      if (end <= data.columns) {
-        fold_part<kPart, true>(work, dots, first, column0);
-      } else if constexpr (!kLoops) {
-        fold_part<kPart, false>(work, dots, first, column0);
-      }
-    }
-    if (kLoops && column0 + kSize * 2 > data.columns) {
-      float last[P::kScores][kSize];  // in local memory, as its index is not a constant
-#pragma unroll
-      for (int n = 0; n < P::kScores; ++n) {
-#pragma unroll
-        for (int i = 0; i < kSize; ++i) last[n][i] = dots[n][i];
-      }
+    constexpr int kPart = kPartOfTile<P, kSize>, kParts = kSize / kPart,
+                  kPartsAtOnce = kMostColumns / fragment_columns(kPart);
 #pragma unroll 1
-      for (int first = 0; first < kSize; first += kPart) fold_part<kPart, false>(work, last, first, column0);
+    for (int n = 0; n < kParts; ++n) {
+      float part[P::kScores][kPart];
+#pragma unroll
+      for (int score = 0; score < P::kScores; ++score)
+        take_elements<kPart, 0, kParts>(part[score], dots[score], n, 0);
+      const int column = column0 + n * fragment_columns(kPart);
+      if (column + fragment_columns(kPart) <= data.columns)
+        fold_part<true>(work, part, column);
+      else
+        fold_part<false>(work, part, column);
+      if ((n + 1) % kPartsAtOnce == 0 || n + 1 == kParts) work.most.settle(most);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -110,23 +110,19 @@ struct ProgramFold {
   __device__ __forceinline__ void finish() const {}
 
  private:
-  // Folds kPart elements of a thread, from element `first` on. kAll: none is beyond the last column.
-  template <int kPart, bool kAll, int kSize>
-  __device__ __forceinline__ void fold_part(Work& work, const float (&dots)[P::kScores][kSize], int first,
+  // Folds a part of a thread's elements, whose first column is column0. kAll: none is beyond the last column.
+  template <bool kAll, int kPart>
+  __device__ __forceinline__ void fold_part(Work& work, const float (&dots)[P::kScores][kPart],
                                             int column0) const {
-    const auto element = [&](int i) {
-      return fragment_element<P>(data, work.rows, dots, first + i, column0);
-    };
-    const auto present = [&](int i) { return column0 + fragment_column(first + i) < data.columns; };
+    const auto element = [&](int i) { return fragment_element<P>(data, work.rows, dots, i, column0); };
+    const auto present = [&](int i) { return column0 + fragment_column(i) < data.columns; };
     fold_elements<P, kPart, kAll>(work.state, row_of_element, element, present);
     if constexpr (P::kMost > 0) {
       float values[kPart];
 #pragma unroll
       for (int i = 0; i < kPart; ++i) values[i] = scalar(P::most(element(i)));
-      const auto column = [&](int i) { return data.first_column + column0 + fragment_column(first + i); };
+      const auto column = [&](int i) { return data.first_column + column0 + fragment_column(i); };
       work.most.offer(most, values, row_of_element, column, present);
-      constexpr int kAtOnce = kMostColumns / 2;
-      if ((first + kPart) % kAtOnce == 0 || first + kPart == kSize) work.most.settle(most, most.slack);
     }
   }
 };
@@ -185,24 +181,39 @@ struct ProgramGradient {
   template <int kSize>
   __device__ __forceinline__ void tile(const Work& work, const float (&dots)[P::kScores][kSize], int row0,
                                        int column0, Memory& memory, int warpgroup) const {
-    constexpr int kSlabs = kSize / kSlabElements;
+    constexpr int kSlabs = kSize / kSlabElements, kPart = P::kScores == 1 ? kPartOfTile<P, kSize> : 4;
     const Rows rows = [&] {
       if constexpr (kKeepsRows)
         return work;
       else
         return rows_at(row0);
     }();
-#pragma unroll
+#pragma unroll(kSlabs > 2 ? 1 : kSlabs)
     for (int slab = 0; slab < kSlabs; ++slab) {
-      if constexpr (std::is_same_v<E, float>) {
-        static_assert(kOuts == 1);
-        float pulled[kSlabElements];
+      const int column = column0 + slab * kSlab;
+      Slab slabs[kOuts];
 #pragma unroll
-        for (int i = 0; i < kSlabElements; ++i)
-          pulled[i] = gradient(rows, dots, slab * kSlabElements + i, column0).score;
-        stores.store_floats(pulled, 0, row0, column0 + slab * kSlab, memory, warpgroup);
-      } else {
-        store_rounded(rows, dots, slab, row0, column0, memory, warpgroup);
+      for (int first = 0; first < kSlabElements; first += kPart) {
+        float part[P::kScores][kPart];
+#pragma unroll
+        for (int n = 0; n < P::kScores; ++n)
+          take_elements<kSlabElements, 0, kSlabs>(part[n], dots[n], slab, first);
+#pragma unroll
+        for (int i = 0; i < kPart; i += 2) {
+          const int column_of_part = column + fragment_columns(first);
+          const auto even = gradient(rows, part, i, column_of_part),
+                     odd = gradient(rows, part, i + 1, column_of_part);
+          slabs[0].set(first + i, even.score, odd.score);
+          if constexpr (kOuts == 2) slabs[1].set(first + i, even.other, odd.other);
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < kOuts; ++n) {
+        if constexpr (std::is_same_v<E, float>)
+          stores.store_floats(slabs[n].numbers, n, row0, column, memory, warpgroup);
+        else
+          stores.template store<kSlabs * kOuts>(slabs[n].numbers, n, row0, column, slab * kOuts + n, memory,
+                                                warpgroup);
       }
     }
   }
@@ -210,32 +221,25 @@ struct ProgramGradient {
   __device__ __forceinline__ void finish() const { stores.finish(); }
 
  private:
-  template <int kSize>
-  __device__ __forceinline__ void store_rounded(const Rows& rows, const float (&dots)[P::kScores][kSize],
-                                                int slab, int row0, int column0, Memory& memory,
-                                                int warpgroup) const {
-    constexpr int kSlabs = kSize / kSlabElements;
-    std::uint32_t words[kOuts][kSlabElements / 2];
-#pragma unroll
-    for (int i = 0; i < kSlabElements / 2; ++i) {
-      const auto first = gradient(rows, dots, slab * kSlabElements + 2 * i, column0),
-                 second = gradient(rows, dots, slab * kSlabElements + 2 * i + 1, column0);
-      words[0][i] = arch::pack<E>(first.score, second.score);
-      if constexpr (kOuts == 2) words[1][i] = arch::pack<E>(first.other, second.other);
+  // A thread's gradients of a slab: floats, or words of two.
+  struct Slab {
+    static constexpr bool kFloats = std::is_same_v<E, float>;
+    std::conditional_t<kFloats, float, std::uint32_t> numbers[kSlabElements / (kFloats ? 1 : 2)];
+    __device__ __forceinline__ void set(int i, float even, float odd) {
+      if constexpr (kFloats)
+        numbers[i] = even, numbers[i + 1] = odd;
+      else
+        numbers[i / 2] = arch::pack<E>(even, odd);
     }
-#pragma unroll
-    for (int n = 0; n < kOuts; ++n)
-      stores.template store<kSlabs * kOuts>(words[n], n, row0, column0 + slab * kSlab, slab * kOuts + n,
-                                            memory, warpgroup);
-  }
+  };
   __device__ __forceinline__ Rows rows_at(int row0) const {
     Rows rows;
     load_rows<P>(rows.at, data, row0);
     return rows;
   }
-  template <int kSize>
+  template <int kPart>
   __device__ __forceinline__ Gradient<float> gradient(const Rows& rows,
-                                                      const float (&dots)[P::kScores][kSize], int i,
+                                                      const float (&dots)[P::kScores][kPart], int i,
                                                       int column0) const {
     const auto g = P::gradient(fragment_element<P>(data, rows.at, dots, i, column0));
     const float scale = static_cast<float>(data.scale);

@@ -59,6 +59,11 @@ template <class R>
 MR_HD R log1pexp(R x) {
   return max(x, R(0)) + log1p_of_unit(exp(-abs(x)));
 }
+// log(-log(u)), the negative of a Gumbel number, for a random number u of uniform().
+template <class R>
+MR_HD R log_of_exponential(R u) {
+  return log(-log(u));
+}
 // The result is NaN if either is.
 template <class R>
 MR_HD R maximum(R x, R y) {

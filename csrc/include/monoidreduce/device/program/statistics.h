@@ -9,6 +9,7 @@
 //                                                       an integer that does not fit becomes the nearest one
 //   kMeans[s], kSoftmaxes, kTotals, kLargest, kCounts   how many statistics it has; means for each softmax
 //   kEntropies, kEntropyOf[e]                           how many entropies, and the softmax of each
+//   kLines                                              lines of code for an element
 //   kPayloads                                           how many payload sums the kernel computes
 //   statistics(element)                                 -> ElementStatistics<P>
 //
