@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,7 +64,7 @@ FUNCTIONS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 OF_ROWS = ("half of kernel_sums.gaussian", "bias of contrastive.pairs")  # other data are of columns
-PROCESSES = 2
+CORES = 4  # of a process: a call compiles up to four units at a time
 PHASES = ("forward", "forward + backward")
 LIMIT_MS = {
     "forward": 1500.0,
@@ -148,7 +149,7 @@ def first_call(op: str, name: str, device_type: str) -> list[float]:
 
 
 def measure_first_call(device: Any, quick: bool, ops: Collection[str]) -> list[dict[str, Any]]:
-    """The least milliseconds of several processes, for functions of `ops`, or of all if `ops` have none."""
+    """The milliseconds of processes of their own, for functions of `ops`, or of all if `ops` have none."""
 
     def fresh(op: str, name: str, folder: str, bytecode: str) -> list[float]:
         command = [sys.executable, str(Path(__file__)), op, name, device.type]
@@ -161,21 +162,22 @@ def measure_first_call(device: Any, quick: bool, ops: Collection[str]) -> list[d
         milliseconds: list[float] = json.loads(ended.stdout)
         return milliseconds
 
-    rows = []
+    def measured(op: str, name: str) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            times = {
+                phase + suffix: milliseconds
+                for suffix in ("", ", cached")
+                for phase, milliseconds in zip(PHASES, fresh(op, name, folder, bytecode), strict=True)
+            }
+        title = f"fold {name}" if op == "folds" else name
+        return {"op": title, "milliseconds": times, "limits": LIMIT_MS}
+
     chosen = [op for op in FUNCTIONS if op in ops] or [*FUNCTIONS]
     functions = [(op, name) for op in chosen for name in FUNCTIONS[op]]
     with tempfile.TemporaryDirectory() as bytecode:
-        for op, name in functions[:1] if quick else functions:
-            times: dict[str, list[float]] = {phase: [] for phase in LIMIT_MS}
-            for _ in range(1 if quick else PROCESSES):
-                with tempfile.TemporaryDirectory() as folder:
-                    for suffix in ("", ", cached"):
-                        for phase, found in zip(PHASES, fresh(op, name, folder, bytecode), strict=True):
-                            times[phase + suffix].append(found)
-            least = {phase: min(measured) for phase, measured in times.items()}
-            title = f"fold {name}" if op == "folds" else name
-            rows.append({"op": title, "milliseconds": least, "limits": LIMIT_MS})
-    return rows
+        first = measured(*functions[0])  # also fills the folder of bytecode
+        with ThreadPoolExecutor(max((os.cpu_count() or 1) // CORES, 1)) as pool:
+            return [first, *pool.map(lambda each: measured(*each), [] if quick else functions[1:])]
 
 
 if __name__ == "__main__":

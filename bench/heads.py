@@ -52,11 +52,32 @@ def sample_calls(size: dict[str, Any], device: torch.device) -> Calls:
         return torch.multinomial((x @ weight.mT).float().softmax(1), 1)
 
     compiled = torch.compile(stored, dynamic=False)
-    return {
+    calls: Calls = {
         "torch.compile": lambda: compiled(x, weight),
         "torch": lambda: stored(x, weight),
         "monoidreduce": functools.partial(mr.linear_sample, x, weight, seed=seed),
     }
+    if device.type == "cuda":
+        graphs = ("torch.compile", "monoidreduce")
+        calls |= {f"{name}, graph": in_graph(calls[name]) for name in graphs}
+    return calls
+
+
+def in_graph(call: Call) -> Call:
+    """The call as a CUDA graph, as servers of models record it: without its host time."""
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for _ in range(3):
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = call()
+
+    def replay() -> object:
+        graph.replay()
+        return kept
+
+    return replay
 
 
 def step(call: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor) -> Call:

@@ -111,15 +111,6 @@ def bitwise(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def tf32() -> Iterator[None]:
-    """torch allows tf32. (Its attribute cannot be set by monkeypatch, which deletes it afterwards.)"""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
-
-
-@pytest.fixture
 def threads() -> Iterator[None]:
     """Lets a test call torch.set_num_threads."""
     before = torch.get_num_threads()

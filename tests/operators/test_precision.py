@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -26,6 +27,15 @@ def test_modes() -> None:
             assert forward() == "cross_entropy_forward/cuda/planes/float32"
         assert mr.get_float32() == "simt"
     assert mr.get_float32() == "auto"
+
+
+@pytest.fixture
+def tf32() -> Iterator[None]:
+    """torch allows tf32."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def test_emulated_uses_no_tf32(tf32: None) -> None:

@@ -152,7 +152,7 @@ class CrossEntropyOverVirtualRanks(_OverVirtualRanks):
             weight,
             inputs,
             options,
-            lambda sharded: sharded.linear_cross_entropy(return_lse, (True, True), workspace, None, weight),
+            lambda sharded: sharded.linear_cross_entropy(return_lse, (True, True), workspace),
         )
         return (loss, lse) if return_lse else loss
 
@@ -181,7 +181,7 @@ class DistillationOverVirtualRanks(_OverVirtualRanks):
             weight,
             inputs,
             (reduction, loss, temperature),
-            lambda sharded: sharded.linear_distillation((True, True, False), workspace, None, weight),
+            lambda sharded: sharded.linear_distillation((True, True, False), workspace),
         )
         return found  # type: ignore[no-any-return]
 
