@@ -130,7 +130,7 @@ def first_call(op: str, name: str, device_type: str) -> list[float]:
 
     device, sizes = torch.device(device_type), FUNCTIONS[op][name]
     call = _of_example(device, **sizes) if op == "examples" else _of_case(op, device, sizes)
-    # Warm up what torch starts at its first product, and imports for its first upstream gradient (sympy: 0.4 s).
+    # Warm up what torch starts at its first product and imports for its first upstream gradient: sympy, 0.4 s
     first = call.leaves[0]
     product = first @ first.mT
     torch.autograd.grad(product, first, torch.ones_like(product))
