@@ -152,33 +152,38 @@ def first_call(op: str, name: str, device_type: str) -> list[float]:
 def measure_first_call(device: Any, quick: bool, ops: Collection[str]) -> list[dict[str, Any]]:
     """The milliseconds of processes of their own, for functions of `ops`, or of all if `ops` have none."""
 
-    def fresh(op: str, name: str, folder: str, bytecode: str) -> list[float]:
+    def fresh(op: str, name: str, kernels: str) -> list[float]:
         command = [sys.executable, str(Path(__file__)), op, name, device.type]
-        environment = os.environ | {
-            "MONOIDREDUCE_CACHE_DIR": folder,
-            "PYTHONPYCACHEPREFIX": bytecode,
-            "PYTHONDONTWRITEBYTECODE": "",
-        }
+        environment = {**of_bytecode, "MONOIDREDUCE_CACHE_DIR": kernels}
         ended = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
         milliseconds: list[float] = json.loads(ended.stdout)
         return milliseconds
 
-    def measured(op: str, name: str) -> dict[str, Any]:
-        with tempfile.TemporaryDirectory() as folder:
+    def measured(of: tuple[str, str]) -> dict[str, Any]:
+        op, name = of
+        with tempfile.TemporaryDirectory() as kernels:
             times = {
                 phase + suffix: milliseconds
                 for suffix in ("", ", cached")
-                for phase, milliseconds in zip(PHASES, fresh(op, name, folder, bytecode), strict=True)
+                for phase, milliseconds in zip(PHASES, fresh(op, name, kernels), strict=True)
             }
         title = f"fold {name}" if op == "folds" else name
         return {"op": title, "milliseconds": times, "limits": LIMIT_MS}
 
     chosen = [op for op in FUNCTIONS if op in ops] or [*FUNCTIONS]
     functions = [(op, name) for op in chosen for name in FUNCTIONS[op]]
-    with tempfile.TemporaryDirectory() as bytecode:
-        first = measured(*functions[0])  # also fills the folder of bytecode
-        with ThreadPoolExecutor(max((os.cpu_count() or 1) // CORES, 1)) as pool:
-            return [first, *pool.map(lambda each: measured(*each), [] if quick else functions[1:])]
+    with tempfile.TemporaryDirectory() as bytecode, ThreadPoolExecutor(processes()) as pool:
+        of_bytecode = os.environ | {"PYTHONPYCACHEPREFIX": bytecode, "PYTHONDONTWRITEBYTECODE": ""}
+        package = Path(importlib.import_module("monoidreduce").__file__ or "").parent
+        folders = (package, ROOT / "bench", ROOT / "examples")
+        compile_all = [sys.executable, "-m", "compileall", "-q", *map(str, folders)]
+        subprocess.run(compile_all, env=of_bytecode, check=True)
+        return [*pool.map(measured, functions[:1] if quick else functions)]
+
+
+def processes() -> int:
+    """How many processes are timed at the same time."""
+    return max((os.cpu_count() or 1) // CORES, 1)
 
 
 if __name__ == "__main__":

@@ -276,8 +276,10 @@ def test_first_calls_are_of_the_operators_that_are_asked_for(
     ops: list[str], measured: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def child(command: list[str], **options: Any) -> Any:
+        if "compileall" in command:
+            return None
         started.append((command[2], command[3]))
-        last = 10.0 - len(started)
+        last = 10.0 - started.count(started[-1])
         return subprocess.CompletedProcess(command, 0, json.dumps([last, last + 5]))
 
     started: list[tuple[str, str]] = []
