@@ -176,12 +176,15 @@ class _Head:
         self.real, self.scale = accumulation_dtype(x.dtype), check_factor("logit_scale", logit_scale)
         self.bias, self.softcap = bias, softcap_value(softcap)
         self.kind = bias is not None, softcap is not None
-        self.row = {"cap": self.of_rows(1.0 if softcap is None else self.softcap)}
-        self.column = {"bias": self.of_columns(0.0) if bias is None else bias.to(self.real)}
+        self.unused = torch.empty(1, dtype=self.real, device=x.device)
+        self.row = {
+            "cap": self.unused.expand(len(self.rows)) if softcap is None else self.of_rows(self.softcap)
+        }
+        self.column = {"bias": self.unused_column() if bias is None else bias.to(self.real)}
 
-    def of_columns(self, number: float) -> Tensor:
-        """The number for each class."""
-        return torch.full((1,), number, dtype=self.real, device=self.rows.device).expand(len(self.weight))
+    def unused_column(self) -> Tensor:
+        """Data of the classes that the call's program does not read."""
+        return self.unused.expand(len(self.weight))
 
     def of_rows(self, number: float) -> Tensor:
         """The number for each token."""
@@ -365,19 +368,20 @@ def linear_sample(
     call = x, weight, bias, temperature, softcap, logit_scale, kept, entropy, seed, ranks
     head, found, of_token, noise, greedy = sample_fold(*call)
     value, index = found.best
-    missing = (value == -math.inf) | value.isnan()
-    nothing = torch.zeros(1, 1, dtype=head.real, device=value.device)
+    there = value > -math.inf  # a class, whose logit is not NaN
     of_token["index"] = index.int()
-    drawn = _noise_at(nothing.expand(len(value), 1), nothing, row=of_token).noise
-    log_prob = _log_prob(value - noise * drawn, found.lse)
-    log_prob = log_prob - log_prob.detach().clamp(min=0)  # rounding errors do not make a probability above 1
+    column = head.unused[None]
+    drawn = _noise_at(column.expand(len(value), 1), column, row=of_token).noise
+    # Rounding errors do not make a probability above 1.
+    log_prob = (torch.addcmul(value, noise, drawn, value=-1) - found.lse).clamp(max=0)
+    log_prob = torch.where(there, log_prob, value)
     spread = found.entropy if entropy else None
     if greedy is not None:
-        settled = greedy & ~missing
+        settled = greedy & there
         log_prob = torch.where(settled, 0.0, log_prob)
         spread = None if spread is None else torch.where(settled, 0.0, spread)
     return Sample(
-        head.like_rows(index.masked_fill(missing, -1)),
+        head.like_rows(torch.where(there, index, -1)),
         head.like_rows(log_prob),
         None if spread is None else head.like_rows(spread),
     )
@@ -426,7 +430,7 @@ def sample_fold(
             words = words_of_rows(kept, head.x, classes)
             head.column["shift"] = shifts(place)
         else:
-            head.column["shift"] = head.of_columns(0.0).long()
+            head.column["shift"] = head.unused_column()
     except (TypeError, ValueError) as error:
         if ranks is None:
             raise
