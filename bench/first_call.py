@@ -152,33 +152,33 @@ def first_call(op: str, name: str, device_type: str) -> list[float]:
 def measure_first_call(device: Any, quick: bool, ops: Collection[str]) -> list[dict[str, Any]]:
     """The milliseconds of processes of their own, for functions of `ops`, or of all if `ops` have none."""
 
-    def fresh(op: str, name: str, kernels: str) -> list[float]:
-        command = [sys.executable, str(Path(__file__)), op, name, device.type]
+    def fresh(function: tuple[str, str], kernels: str) -> list[float]:
+        command = [sys.executable, str(Path(__file__)), *function, device.type]
         environment = {**of_bytecode, "MONOIDREDUCE_CACHE_DIR": kernels}
         ended = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
         milliseconds: list[float] = json.loads(ended.stdout)
         return milliseconds
 
-    def measured(of: tuple[str, str]) -> dict[str, Any]:
-        op, name = of
-        with tempfile.TemporaryDirectory() as kernels:
-            times = {
-                phase + suffix: milliseconds
-                for suffix in ("", ", cached")
-                for phase, milliseconds in zip(PHASES, fresh(op, name, kernels), strict=True)
-            }
-        title = f"fold {name}" if op == "folds" else name
-        return {"op": title, "milliseconds": times, "limits": LIMIT_MS}
-
     chosen = [op for op in FUNCTIONS if op in ops] or [*FUNCTIONS]
     functions = [(op, name) for op in chosen for name in FUNCTIONS[op]]
-    with tempfile.TemporaryDirectory() as bytecode, ThreadPoolExecutor(processes()) as pool:
-        of_bytecode = os.environ | {"PYTHONPYCACHEPREFIX": bytecode, "PYTHONDONTWRITEBYTECODE": ""}
+    functions = functions[:1] if quick else functions
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(processes()) as pool:
+        of_bytecode = os.environ | {"PYTHONPYCACHEPREFIX": folder, "PYTHONDONTWRITEBYTECODE": ""}
         package = Path(importlib.import_module("monoidreduce").__file__ or "").parent
         folders = (package, ROOT / "bench", ROOT / "examples")
         compile_all = [sys.executable, "-m", "compileall", "-q", *map(str, folders)]
         subprocess.run(compile_all, env=of_bytecode, check=True)
-        return [*pool.map(measured, functions[:1] if quick else functions)]
+        kernels = [f"{folder}/kernels{n}" for n in range(len(functions))]
+        times: list[dict[str, float]] = [{} for _ in functions]
+        for suffix in ("", ", cached"):  # no process compiles while others find their kernels in the cache
+            for of, found in zip(times, pool.map(fresh, functions, kernels), strict=True):
+                of |= {
+                    phase + suffix: milliseconds for phase, milliseconds in zip(PHASES, found, strict=True)
+                }
+    titles = [f"fold {name}" if op == "folds" else name for op, name in functions]
+    return [
+        {"op": title, "milliseconds": of, "limits": LIMIT_MS} for title, of in zip(titles, times, strict=True)
+    ]
 
 
 def processes() -> int:

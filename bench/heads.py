@@ -65,7 +65,9 @@ def sample_calls(size: dict[str, Any], device: torch.device) -> Calls:
 
 def in_graph(call: Call) -> Call:
     """The call as a CUDA graph, as servers of models record it: without its host time."""
-    with torch.cuda.stream(torch.cuda.Stream()):
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
         for _ in range(3):
             call()
     torch.cuda.synchronize()

@@ -205,8 +205,9 @@ def compiled(function: Function, hidden: Tensor, head: Tensor) -> None:
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
     capability = torch.cuda.get_device_capability(hidden.device)
-    for which, plan in (("fold", fold), ("gradient", gradient)):
-        kernels.compiled(which, text, function.counts, hidden.dtype, plan.tier, capability)
+    given = text, function.counts, hidden.dtype
+    kernels.compiled("fold", *given, fold.tier, capability, row_block=kernels.row_block_of(fold))
+    kernels.compiled("gradient", *given, gradient.tier, capability)
 
 
 # Beside torch and the built-in operators

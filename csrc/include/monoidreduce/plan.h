@@ -33,7 +33,7 @@ struct Capabilities {
   bool transposed = false;    // reads a transposed weight of a loss in place
   // Loads score biases in tiles by TMA: their rows must be dense and on 16-byte boundaries.
   bool bias_in_tiles = false;
-  bool clusters = false;  // a contraction tile is shared by a 2-CTA cluster
+  bool clusters = false;  // a contraction tile is shared by a cluster, of two CTAs unless there are few rows
   // Kernels for a user's score_mod are compiled in variants: for packed sequences, and for a fixed order of sums. They can also
   // apply a bias that is linear in the position to dot products, without computing each score.
   bool score_mod_variants = false;

@@ -72,6 +72,7 @@ _HERE = "monoidreduce::"
 _ELEMENTS = {torch.bfloat16: "__nv_bfloat16", torch.float16: "__half"}
 _FOLD, _GRADIENT, _GRADIENT_OF_FIRST = "fold", "gradient", "gradient of first"
 FORWARD, BACKWARD, BACKWARD_IN_TURN = "forward", "backward", "backward in turn"
+_ROW_BLOCK = 256  # of all folds but those of few rows on Hopper
 _WIDTHS = (64, 128, 256)  # tile widths of attention with modified scores on tensor cores
 _ANY_WIDTH = 0
 _LEAST_SCALE = 2.0**-32  # smallest scale that steps may be divided by
@@ -113,9 +114,15 @@ def fold_kernels(
 ) -> int:
     """The handle of the kernel that folds rows; a second kernel, if any, combines partial states."""
     owned = None if plan.owned_rows is None else _owned(widths, plan.owned_rows.lanes, dtype)
-    row_block = plan.tile[0] if plan.tile else 256
     capability = capability_of(device)
-    return handle_of(compiled, _FOLD, program, counts, dtype, plan.tier, capability, owned, row_block)
+    return handle_of(
+        compiled, _FOLD, program, counts, dtype, plan.tier, capability, owned, row_block_of(plan)
+    )
+
+
+def row_block_of(plan: _C.Plan) -> int:
+    """Rows of a tile of a fold on tensor cores; of others any number."""
+    return plan.tile[0] if plan.tile else _ROW_BLOCK
 
 
 def gradient_kernels(
@@ -207,7 +214,7 @@ def compiled(
     tier: str,
     capability: tuple[int, int],
     owned: Owned | None = None,
-    row_block: int = 256,
+    row_block: int = _ROW_BLOCK,
 ) -> Image:
     """The kernels of a pass, from the cache or the compiler.
 
@@ -219,7 +226,7 @@ def compiled(
         tier: kernel family, from the plan.
         capability: compute capability of the GPU, such as (9, 0).
         owned: for a fold whose threads own rows; widths are multiples of the lanes' 16-byte vectors.
-        row_block: rows of a tile of a fold on tensor cores, from the plan.
+        row_block: of a fold on tensor cores, from `row_block_of`.
     """
     found = compiler.find()
     assert found is not None

@@ -23,6 +23,7 @@ __all__ = ["ADVICE", "OF_TORCH", "cpu_works", "gpu_works", "products_of_torch"]
 
 ADVICE = "the function's own operations are not counted: FLOPs are those of the matrix products"
 OF_TORCH = "ops of torch read and write memory, each by itself; all FLOPs of their products count as useful"
+_PAYLOAD_TILE = 256, 128  # four tiles of a kernel of payload sums: the model knows clusters of two blocks
 _PRODUCTS = ("mm", "addmm", "addmm_", "bmm", "baddbmm")
 
 
@@ -85,8 +86,9 @@ def _of_statistics(launch: Launch, gpu: Hardware) -> Iterator[Work]:
         jobs = Counter({rows * columns: 1})
         yield Work(launch.name, kernel, width, 2.0, jobs, read, written, shared=1)
         return
-    assert plan.tile is not None
-    yield contraction(launch.name, rows, columns, width, plan.tile, gpu, written, plan.planes)
+    assert plan.tile is not None  # of the fold, also where a kernel of payload sums shares its plan
+    tile = _PAYLOAD_TILE if launch.name == "statistics_payload" else plan.tile
+    yield contraction(launch.name, rows, columns, width, tile, gpu, written, plan.planes)
     scratch = launch.arguments.get("scratch")
     if isinstance(scratch, Operand):  # partial states of rows
         yield moves("combine_partial", scratch.bytes, written - scratch.bytes)

@@ -5,12 +5,14 @@
 #include <cstdint>
 
 #include "monoidreduce/device/contraction/most_memory.h"
+#include "monoidreduce/error.h"
 #include "monoidreduce/launch/contraction_schedule.h"
 
 namespace monoidreduce {
 
 // The memory for the k largest values of rows: in floats, what is initially 0 (MostMemory's best, then its locks), and all.
-// Between two looks at the lists, a row has at most kMostColumns more elements, or those of a share of a tile.
+// Between two looks at the lists, a row has at most kMostColumns more elements, or those of a share of a tile. Each of the four lanes
+// of a row has a quarter of them, and so of the slack and of the room for fresh elements.
 struct MostSizes {
   std::int64_t zeros, floats;
   int pitch, slack;
@@ -18,6 +20,8 @@ struct MostSizes {
 inline MostSizes most_sizes(const ContractionSizes& tile, std::int64_t rows, const TileSchedule& schedule) {
   const int reach = std::min(tile.columns / tile.shares, kMostColumns), slack = reach / 2,
             pitch = kMostKept + slack + reach;
+  require(reach % 8 == 0 && slack % 4 == 0, "columns: expected a multiple of 8 between two looks, got ",
+          reach);
   constexpr std::int64_t kFloats = sizeof(RankedElement) / sizeof(float);
   const std::int64_t locks = parts_of(parts_of(rows, tile.row_block) * tile.row_block, kRowsOfLock),
                      zeros = rows * kMostKept * kFloats + parts_of(locks, kFloats) * kFloats,

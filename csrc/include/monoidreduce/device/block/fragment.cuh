@@ -25,11 +25,12 @@ __device__ __forceinline__ int fragment_column(int i) { return i / 4 * 8 + threa
 // How many columns there are between element 0 and element i, a multiple of 4.
 __device__ __forceinline__ constexpr int fragment_columns(int i) { return 2 * i; }
 
-// to[i] = fragment[step * kStep + first + i], in a loop over steps that is not unrolled. Registers have no index, so branches find the
+// to[i] = fragment[step * kStep + first + i], first being constant, in a loop over steps that is not unrolled. Registers have no index, so branches find the
 // step among [kBegin, kEnd).
 template <int kStep, int kBegin, int kEnd, int kCount, int kSize>
 __device__ __forceinline__ void take_elements(float (&to)[kCount], const float (&fragment)[kSize], int step,
                                               int first) {
+  static_assert(kEnd * kStep <= kSize);
   if constexpr (kEnd - kBegin == 1) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) to[i] = arch::copied(fragment[kBegin * kStep + first + i]);

@@ -3,9 +3,9 @@
 // products from registers.
 //
 // A 2-CTA cluster computes 2 x 128 rows by kColumns columns at a time. Each block loads half of the columns,
-// by TMA multicast to both. For few rows a cluster may be one block. A block is warp-specialized: one producer warpgroup, and two consumers of 64 rows
-// each. The second consumer is a few steps behind the first, so that one multiplies while the other is in its
-// epilogue.
+// by TMA multicast to both. For at most 128 rows a cluster is one block. A block is warp-specialized: one producer
+// warpgroup, and two consumers of 64 rows each. The second consumer is a few steps behind the first, so that one
+// multiplies while the other is in its epilogue.
 #pragma once
 
 #include "monoidreduce/device/arch/warpgroup.cuh"

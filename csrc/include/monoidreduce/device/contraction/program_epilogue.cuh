@@ -12,13 +12,13 @@
 
 namespace monoidreduce {
 
-// Epilogues of programs are loops over parts of a tile (gradients: over slabs), so that there is one copy of a program's code. Unrolled
-// over a tile, that of a sample with Gumbel numbers was 13,000 instructions, more than an SM's instruction cache holds, and took 17 ms
-// beside products of 11 ms (H200, 8192 x 128256 x 4096).
+// Epilogues of programs are loops over parts of a tile (gradients: over slabs), so that a program's code is there for the elements of
+// a part alone. Unrolled over a tile, that of a sample with Gumbel numbers was 13,000 instructions, more than an SM's instruction
+// cache holds: 8192 x 128256 x 4096 took 17 ms more than the products, on an H200.
 //
 // kPartOfTile: elements of each score that a thread takes at a time, of its kSize of a tile. Parts of half the size took 2 to 4 %
 // longer. Parts of twice the size spilled on sm_80, where a thread holds four tiles of 32 elements (up to 680 bytes), and with two
-// scores in long programs: 100 bytes with the 44 lines of Jensen and Shannon's divergence.
+// scores in long programs: 100 bytes with the 41 lines of Jensen and Shannon's divergence.
 template <class P, int kSize>
 inline constexpr int kPartOfTile = P::kScores == 1                 ? (kSize > 32 ? 16 : 8)
                                    : kSize > 32 && P::kLines <= 30 ? 8
@@ -115,7 +115,7 @@ struct ProgramFold {
   __device__ __forceinline__ void fold_part(Work& work, const float (&dots)[P::kScores][kPart],
                                             int column0) const {
     const auto element = [&](int i) { return fragment_element<P>(data, work.rows, dots, i, column0); };
-    const auto present = [&](int i) { return column0 + fragment_column(i) < data.columns; };
+    const auto present = [&](int i) { return kAll || column0 + fragment_column(i) < data.columns; };
     fold_elements<P, kPart, kAll>(work.state, row_of_element, element, present);
     if constexpr (P::kMost > 0) {
       float values[kPart];
@@ -181,6 +181,7 @@ struct ProgramGradient {
   template <int kSize>
   __device__ __forceinline__ void tile(const Work& work, const float (&dots)[P::kScores][kSize], int row0,
                                        int column0, Memory& memory, int warpgroup) const {
+    // With parts of 8 the gradient of one of two scores, which has 192 sums of a thread, spilled 140 bytes.
     constexpr int kSlabs = kSize / kSlabElements, kPart = P::kScores == 1 ? kPartOfTile<P, kSize> : 4;
     const Rows rows = [&] {
       if constexpr (kKeepsRows)
@@ -188,6 +189,7 @@ struct ProgramGradient {
       else
         return rows_at(row0);
     }();
+    // As a loop over two slabs, gradients of both of two scores spilled 130 bytes.
 #pragma unroll(kSlabs > 2 ? 1 : kSlabs)
     for (int slab = 0; slab < kSlabs; ++slab) {
       const int column = column0 + slab * kSlab;

@@ -104,8 +104,8 @@ __device__ __forceinline__ FastReal<F> log1p_of_unit(FastReal<F> e) {
   return fmaf(e.x * e.x, sum, e.x);
 }
 // A third of the instructions of two accurate logarithms. The error is at most 5e-7, and 2^-22 of a large result: as of rounding the
-// logit to which the Gumbel number is added. Near 1, log(u) is v (1 + v / 2 + ...) in v = 1 - u, which is exact; the polynomial has
-// the least relative error, 1.5e-7.
+// logit to which the Gumbel number is added. Near 1, -log(u) is v (1 + v / 2 + ...) in v = 1 - u, which is exact; the polynomial has
+// the least relative error, 1.5e-7 without rounding.
 template <class F>
 __device__ __forceinline__ FastReal<F> log_of_exponential(FastReal<F> u) {
   constexpr float kOfPowers[] = {0.39398248f, 0.11147445f, 0.26437917f, 0.33234752f, 0.50002157f};
