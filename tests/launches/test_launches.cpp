@@ -235,16 +235,16 @@ const std::vector<Expected> kExpected = {
      "sm90",
      {{"order_rows_kernel", 1, 1024},
       {"scale_rows_kernel<__nv_bfloat16, __nv_bfloat16>", 4096 / 2, 256},
-      {"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, false, 1>, "
+      {"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, false, 1, 2>, "
        "GradientEpilogue<",
        132, 384},
-      {"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, false, 1>, "
+      {"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, false, 1, 2>, "
        "GradientEpilogue<",
        132, 384},
-      {"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, false, 1>, "
+      {"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, false, 1, 2>, "
        "sm90::AddEpilogue<",
        2 * 16 * 4, 384},
-      {"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, true, 1>, "
+      {"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, true, 1, 2>, "
        "sm90::StoreEpilogue<",
        132, 384},
       {"scale_rows_kernel<float, __nv_bfloat16>", 4096 / 2, 256}}},
@@ -264,7 +264,7 @@ const std::vector<Expected> kExpected = {
     {"H100",
      "log_probs_forward bfloat16 top",
      "sm90",
-     {{"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, false, 1>, "
+     {{"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, false, 1, 2>, "
        "FoldEpilogue<TopLogProbs<",
        132, 384},
       {"combine_partial<", 256, 128}}},
@@ -280,7 +280,7 @@ const std::vector<Expected> kExpected = {
     {"H100",
      "log_probs_forward bfloat16 kept",
      "sm90",
-     {{"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, false, 1>, "
+     {{"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, false, 1, 2>, "
        "sm90::SavingEpilogue<LogProbs<",
        132, 384},
       {"combine_partial<", 256, 128}}},
@@ -289,10 +289,10 @@ const std::vector<Expected> kExpected = {
      "log_probs_backward bfloat16 kept",
      "sm90",
      {{"sm90::weights_to_gradients_kernel<", 4096, 256},
-      {"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, false, 1>, "
+      {"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, false, 1, 2>, "
        "sm90::AddEpilogue<",
        2 * 16 * 4, 384},
-      {"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, true, 1>, "
+      {"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, true, 1, 2>, "
        "sm90::StoreEpilogue<",
        132, 384}}},
     {"H100", "log_probs_backward float32", "simt", {{"simt::fold_backward<false,", 64 * 500, 256}}},
@@ -355,7 +355,7 @@ const std::vector<Expected> kExpected = {
     {"H100",
      "rows_product to bfloat16 bfloat16 in order",
      "",
-     {{"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, false, 1>, "
+     {{"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, false, 1, 2>, "
        "sm90::ScatterEpilogue<",
        2 * 20 * 3, 384},
       {"sm90::clear_inactive_rows<__nv_bfloat16>", 2 * 132, 256}}},
@@ -380,7 +380,7 @@ const std::vector<Expected> kExpected = {
     {"H100",
      "score_product",
      "",
-     {{"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, false, 1>, "
+     {{"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, false, 1, 2>, "
        "sm90::FloatEpilogue>",
        132, 384}}},
     {"H100", "jsd_rows", "", {{"simt::jsd_rows_kernel<", 1000, 512}}},
