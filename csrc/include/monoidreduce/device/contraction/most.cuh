@@ -48,8 +48,8 @@ __device__ __forceinline__ void merge_elements(RankedElement (&best)[2], const R
   sort_elements<true, true>(best);
 }
 
-// Sorts the fresh elements of a list into its best. Returns the k-th. Called by a warp. fresh[n]: how many fresh elements the lane has
-// whose elements the calling thread reads as others[n], lane 2 n + threadIdx.x % 32 / 16 of the row's four.
+// Sorts the fresh elements of a list into its best, and returns the k-th. Called by a warp. Each of the row's four lanes has a part of
+// the list. The calling thread reads from parts n = threadIdx.x % 32 / 16 and n + 2, which have fresh[0] and fresh[1] elements.
 template <int k>
 __device__ __forceinline__ RankedElement sort_list(RankedElement* list, int of_lane, const int (&fresh)[2]) {
   const int lane = threadIdx.x % 32;
@@ -155,7 +155,7 @@ struct MostOfRows {
   }
 
  private:
-  // Sorts the lists of which a lane has more fresh elements than this.
+  // Sorts the list of each row in which one of the four lanes has more fresh elements than `more_than`.
   __device__ __forceinline__ void sort_lists(const MostMemory& m, int more_than) {
 #pragma unroll 1  // for the size of the code
     for (int r = 0; r < 2; ++r) {

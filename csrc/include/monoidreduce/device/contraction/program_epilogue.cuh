@@ -13,7 +13,7 @@
 namespace monoidreduce {
 
 // Epilogues of programs are loops over parts of a tile (gradients: over slabs), so that a program's code is there for the elements of
-// a part alone. Unrolled over a tile, that of a sample with Gumbel numbers was 13,000 instructions, more than an SM's instruction
+// a part alone. Unrolled over a tile, the code of linear_sample was 13,000 instructions, more than an SM's instruction
 // cache holds: 8192 x 128256 x 4096 took 17 ms more than the products, on an H200.
 //
 // kPartOfTile: elements of each score that a thread takes at a time, of its kSize of a tile. Parts of half the size took 2 to 4 %
@@ -110,7 +110,7 @@ struct ProgramFold {
   __device__ __forceinline__ void finish() const {}
 
  private:
-  // Folds a part of a thread's elements, whose first column is column0. kAll: none is beyond the last column.
+  // Folds kPart elements of each score, from column0 on. kAll: all of their columns exist.
   template <bool kAll, int kPart>
   __device__ __forceinline__ void fold_part(Work& work, const float (&dots)[P::kScores][kPart],
                                             int column0) const {
