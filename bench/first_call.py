@@ -171,13 +171,14 @@ def measure_first_call(device: Any, quick: bool, ops: Collection[str]) -> list[d
         kernels = [f"{folder}/kernels{n}" for n in range(len(functions))]
         times: list[dict[str, float]] = [{} for _ in functions]
         for suffix in ("", ", cached"):  # no process compiles while others find their kernels in the cache
-            for of, found in zip(times, pool.map(fresh, functions, kernels), strict=True):
-                of |= {
+            for row, found in zip(times, pool.map(fresh, functions, kernels), strict=True):
+                row |= {
                     phase + suffix: milliseconds for phase, milliseconds in zip(PHASES, found, strict=True)
                 }
     titles = [f"fold {name}" if op == "folds" else name for op, name in functions]
     return [
-        {"op": title, "milliseconds": of, "limits": LIMIT_MS} for title, of in zip(titles, times, strict=True)
+        {"op": title, "milliseconds": row, "limits": LIMIT_MS}
+        for title, row in zip(titles, times, strict=True)
     ]
 
 

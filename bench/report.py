@@ -697,8 +697,8 @@ def tables(document: Row) -> str:
             "### Classes of a head",
             "Median milliseconds, the ratio to the first column, and peak memory. The times of "
             "linear_log_probs, linear_cross_entropy and steps are of a forward and a backward pass, those of "
-            "the others of a forward pass. The memory of a CUDA graph is that of its recording, and no peak "
-            "shows it.",
+            "the others of a forward pass. A CUDA graph holds memory since it was recorded, which its peak "
+            "leaves out.",
             calls_table(heads, 2),
         ]
     models = document.get("models", [])

@@ -176,15 +176,17 @@ class _Head:
         self.real, self.scale = accumulation_dtype(x.dtype), check_factor("logit_scale", logit_scale)
         self.bias, self.softcap = bias, softcap_value(softcap)
         self.kind = bias is not None, softcap is not None
-        self.unused = torch.empty(1, dtype=self.real, device=x.device)
+        self.zero = torch.zeros(
+            1, dtype=self.real, device=x.device
+        )  # for data that the program does not read
         self.row = {
-            "cap": self.unused.expand(len(self.rows)) if softcap is None else self.of_rows(self.softcap)
+            "cap": self.zero.expand(len(self.rows)) if softcap is None else self.of_rows(self.softcap)
         }
         self.column = {"bias": self.unused_column() if bias is None else bias.to(self.real)}
 
     def unused_column(self) -> Tensor:
         """Data of the classes that the call's program does not read."""
-        return self.unused.expand(len(self.weight))
+        return self.zero.expand(len(self.weight))
 
     def of_rows(self, number: float) -> Tensor:
         """The number for each token."""
@@ -370,11 +372,10 @@ def linear_sample(
     value, index = found.best
     there = value > -math.inf  # a class, whose logit is not NaN
     of_token["index"] = index.int()
-    column = head.unused[None]
+    column = head.zero[None]
     drawn = _noise_at(column.expand(len(value), 1), column, row=of_token).noise
-    # Rounding errors do not make a probability above 1.
-    log_prob = (torch.addcmul(value, noise, drawn, value=-1) - found.lse).clamp(max=0)
-    log_prob = torch.where(there, log_prob, value)
+    log_prob = _log_prob(torch.addcmul(value, noise, drawn, value=-1), found.lse)
+    log_prob = log_prob - log_prob.detach().clamp(min=0)  # rounding errors do not make a probability above 1
     spread = found.entropy if entropy else None
     if greedy is not None:
         settled = greedy & there

@@ -99,3 +99,18 @@ def test_elements_that_are_not_finite(host: HostKernels) -> None:
         expected = fold.reference(a, b[kept], column={"c": column[kept]})
         for ours, theirs in zip(outputs_of(found), outputs_of(expected), strict=True):
             torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
+def test_gumbel_numbers_have_their_own_logarithm() -> None:
+    """Only logarithms of uniform random numbers: others may be near 0, or negative."""
+
+    def gumbel(score: Any, seed: Any) -> dict[str, Any]:
+        return {"best": mr.stat.largest(score - torch.log(-torch.log(mr.stat.uniform(seed))))}
+
+    def of_scores(score: Any) -> dict[str, Any]:
+        return {"best": mr.stat.largest(-torch.log(-torch.log(score)))}
+
+    drawn, plain = trace(gumbel, {"seed": "int64"}, {}), trace(of_scores, {}, {})
+    counts = [len(drawn.sources[kind]) for kind in ("row", "row_index", "column", "column_index")]
+    assert "log_of_exponential(" in fold_source(drawn.text, *counts).text
+    assert "log_of_exponential(" not in fold_source(plain.text, 0, 0, 0, 0).text

@@ -204,8 +204,8 @@ concept SkipsBlocks = requires(const S s) {
 
 // An epilogue is passed to the kernel by value. Memory is its part of shared memory. Work is what a thread keeps for the 64
 // rows from row0 on while their tiles are computed. dots are the dot products of one tile, for each of kScores scores.
-// place is the index of row0 in [groups, clusters, shares, rows of a block] (device/schedule/tile_schedule.cuh). An epilogue whose
-// code is long has a member kLoops: sm_80's kernel then has it once for all fragments of a thread.
+// place is the index of row0 in [groups, clusters, shares, rows of a block] (device/schedule/tile_schedule.cuh). An epilogue with
+// a member kLoops is called in a loop over a thread's fragments on sm_80, so that its code is there once.
 template <class P, int kScores>
 concept ContractionEpilogue =
     requires(const P p, typename P::Work& work, typename P::Memory& memory, float (&dots)[kScores][32],

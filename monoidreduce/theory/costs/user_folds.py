@@ -23,7 +23,10 @@ __all__ = ["ADVICE", "OF_TORCH", "cpu_works", "gpu_works", "products_of_torch"]
 
 ADVICE = "the function's own operations are not counted: FLOPs are those of the matrix products"
 OF_TORCH = "ops of torch read and write memory, each by itself; all FLOPs of their products count as useful"
-_PAYLOAD_TILE = 256, 128  # four tiles of a kernel of payload sums: the model knows clusters of two blocks
+_PAYLOAD_TILE = (
+    256,
+    128,
+)  # stands for four 128 x 64 tiles of payload sums, as work.py models tiles of clusters
 _PRODUCTS = ("mm", "addmm", "addmm_", "bmm", "baddbmm")
 
 

@@ -11,8 +11,8 @@
 namespace monoidreduce {
 
 // The memory for the k largest values of rows: in floats, what is initially 0 (MostMemory's best, then its locks), and all.
-// Between two looks at the lists, a row has at most kMostColumns more elements, or those of a share of a tile. Each of the four lanes
-// of a row has a quarter of them, and so of the slack and of the room for fresh elements.
+// Lists are looked at every kMostColumns columns, or after a share of a tile if that is fewer; so many elements (reach) may come in
+// between. Four lanes share a row, and each has a quarter of its columns, of the slack and of the room for fresh elements.
 struct MostSizes {
   std::int64_t zeros, floats;
   int pitch, slack;

@@ -30,13 +30,6 @@ __device__ __forceinline__ float tanh(float x) {
   return y;
 }
 
-// Another register with the same number. The compiler cannot replace branches with such copies by selections.
-__device__ __forceinline__ float copied(float x) {
-  float y;
-  asm volatile("mov.b32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // Rounds two floats to nearest and packs them into one register, `low` in the low half.
 template <class E>
 __device__ __forceinline__ unsigned pack(float low, float high);

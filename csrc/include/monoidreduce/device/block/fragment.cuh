@@ -8,6 +8,7 @@
 
 #include "monoidreduce/device/arch/approximate.cuh"
 #include "monoidreduce/device/arch/mma.cuh"
+#include "monoidreduce/device/arch/register.cuh"
 #include "monoidreduce/device/arch/shared_memory.cuh"
 #include "monoidreduce/device/block/shared_tile.cuh"
 
@@ -25,8 +26,8 @@ __device__ __forceinline__ int fragment_column(int i) { return i / 4 * 8 + threa
 // How many columns there are between element 0 and element i, a multiple of 4.
 __device__ __forceinline__ constexpr int fragment_columns(int i) { return 2 * i; }
 
-// to[i] = fragment[step * kStep + first + i], first being constant, in a loop over steps that is not unrolled. Registers have no index, so branches find the
-// step among [kBegin, kEnd).
+// to[i] = fragment[step * kStep + first + i], for a loop over steps that is not unrolled. Registers have no index, so branches find
+// the step among [kBegin, kEnd). first: known to the compiler.
 template <int kStep, int kBegin, int kEnd, int kCount, int kSize>
 __device__ __forceinline__ void take_elements(float (&to)[kCount], const float (&fragment)[kSize], int step,
                                               int first) {

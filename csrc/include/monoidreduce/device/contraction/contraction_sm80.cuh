@@ -162,14 +162,15 @@ struct ParkedDots {
   }
 };
 
-// Whether an epilogue's code for a fragment is a loop's: programs are too long to be there once for each fragment. Their work is then
-// in local memory, as registers have no index.
+// Whether the kernel calls an epilogue in a loop over fragments. Unrolled, a thread's code has the epilogue once for each of up to
+// four fragments, which is too much for a program. In a loop Work is in local memory, as registers have no index.
 template <class Epilogue>
 inline constexpr bool kLooping = false;
 template <class Epilogue>
   requires requires { Epilogue::kLoops; }
 inline constexpr bool kLooping<Epilogue> = true;
 
+// to = dots[f]. kLoops: f is not known to the compiler (arch/register.cuh).
 template <bool kLoops, int kFragments, int kSize>
 __device__ __forceinline__ void take_fragment(float (&to)[kSize], const float (&dots)[kFragments][kSize],
                                               int f) {
