@@ -8,7 +8,7 @@ headers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
@@ -145,11 +145,14 @@ def _lines(
     most: int = MOST,
     modify_scores: bool = False,
     fused: bool = False,
+    maximized: Collection[int] = (),
 ) -> tuple[list[str], list[str], set[str]]:
     """C++ statements, variable names of the roots, and names of all operations used.
 
     most: see `lowered`. modify_scores: the program is for attention, whose elements also have their indices
     as reals, so that sums of them need no conversion. fused: allow the compiler to fuse products with sums.
+    maximized: which of the roots have their largest values found. Gumbel numbers on which no other root depends
+    may be approximate, as their errors do not add up in a sum over columns.
     """
     if modify_scores and most == FEW:
         sums = (_real_sum(nodes, node[1]) if node[0] == "to_real" else None for node in nodes)
@@ -157,12 +160,13 @@ def _lines(
     nodes, numbers = lowered(nodes, roots, most)
     lines, live = [], reachable(nodes, numbers)
     names = {nodes[number][0] for number in live}
+    summed = {*reachable(nodes, (number for i, number in enumerate(numbers) if i not in maximized))}
     for number in live:
         name, value = nodes[number][0], _value(nodes[number], fused)
         if name == "wide_uniform" and modify_scores and nodes[nodes[number][3]] == ("position",):
             stream, row, _ = nodes[number][1:]
             value = f"uniform<R>(x{stream}, x{row}, e.pair, e.second)"
-        if (uniform := _of_gumbel(nodes, number)) is not None:
+        if number not in summed and (uniform := _of_gumbel(nodes, number)) is not None:
             value = f"log_of_exponential(x{uniform})"
         if f"wide_{name}" in names and name in _DATA:  # then all integers of rows (columns) are 64-bit
             value = f"saturated<I>({value})"
@@ -281,7 +285,10 @@ def fold_source(
     program = parse(text)
     of_payloads = () if counted is None else program.payloads
     wanted = [*program.roots, *(factor for _, factor in of_payloads), *(f for f, _ in program.most)]
-    lines, roots, names = _lines(program.nodes, wanted)
+    first = sum(map(len, program.softmaxes)) + len(program.totals)  # of the largest
+    maximized = {*range(first, first + len(program.largest))}
+    maximized |= {len(wanted) - 1 - n for n in range(len(program.most))}
+    lines, roots, names = _lines(program.nodes, wanted, maximized=maximized)
     to: list[str] = []
     means = count()
     for s, (_, *values) in enumerate(program.softmaxes):
