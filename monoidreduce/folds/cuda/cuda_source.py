@@ -151,8 +151,8 @@ def _lines(
 
     most: see `lowered`. modify_scores: the program is for attention, whose elements also have their indices
     as reals, so that sums of them need no conversion. fused: allow the compiler to fuse products with sums.
-    maximized: which of the roots have their largest values found. Gumbel numbers on which no other root depends
-    may be approximate, as their errors do not add up in a sum over columns.
+    maximized: which of the roots have their largest values found. Gumbel numbers of these alone may be
+    approximate, as their errors do not add up in a sum over columns.
     """
     if modify_scores and most == FEW:
         sums = (_real_sum(nodes, node[1]) if node[0] == "to_real" else None for node in nodes)
