@@ -44,6 +44,7 @@ SM80 = {
     "reduce_add": {
         "reduce_add(x, x[4], x[5], x[6], x[7]);": ".global.add.f32",
     },
+    "register": {"x[5] = copied(x[5]);": "mov.b32"},
     "shared_memory": {
         "store(at, x[0]);": "st.shared.f32",
         "store(at, words[0]);": "st.shared.u32",
