@@ -511,9 +511,10 @@ def _register(
             them afterwards.
         second: the gradients of the backward op. It is called with a gradient or None for each of its
             results, with whether the gradient of each upstream gradient and input is wanted, then with its
-            arguments, and returns a gradient or None for each argument. Without it, they are those of the
-            operator as folds of statistics (folds/as_statistics.py), if it is there; otherwise a second
-            derivative is a RuntimeError.
+            arguments, and returns a gradient or None for each argument. In forward mode, `moved` is how the
+            residuals move if the inputs move by these gradients; None where that is not known. Without
+            `second`, they are those of the operator as folds of statistics (folds/as_statistics.py), if it is
+            there; otherwise a second derivative is a RuntimeError.
         tangents: forward mode, for an operator with `second`. It is called with a tangent or None for each
             input, then with the results, then with the arguments, and returns the tangents of the
             differentiable outputs. Without it, forward mode is that of the operator as folds of statistics,
@@ -609,7 +610,8 @@ def _register(
             assert second is not None
             given, wanted = [*args], [*[False] * grad_count, *args[needed_at]]
             given[needed_at] = [t is not None for t in along]
-            found = second(along, wanted, *given)[grad_count : grad_count + input_count - constant_count]
+            of_arguments = second(along, wanted, *given, moved=moved[grad_count + input_count :])
+            found = of_arguments[grad_count : grad_count + input_count - constant_count]
         if any(t is not None for t in upstream):
             by_upstream = backward_op(*upstream, *args[grad_count:])
             pairs = zip(by_upstream, found, args[needed_at], strict=False)

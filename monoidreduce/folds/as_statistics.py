@@ -218,7 +218,9 @@ def _linear_cross_entropy(
     if label_smoothing:
         whole = float(len(weight)) if class_weight is None else class_weight.to(lse.dtype).sum()
         loss = loss + label_smoothing / number * (whole * lse - s.total)
-    loss = torch.where(used, loss + z_loss * lse * lse, 0.0)
+    if z_loss:
+        loss = loss + z_loss * lse * lse
+    loss = torch.where(used, loss, 0.0)
     if reduction != "none":
         divisor: Any = 1
         if reduction == "mean":

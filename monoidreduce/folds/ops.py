@@ -52,7 +52,7 @@ register(
     forward=lambda *args: _statistics().forward(*args),
     fake=lambda *args: _statistics().results(*args),
     backward=lambda *args: _statistics().backward(*args),
-    second=lambda *args: _second_derivatives().gradients_of_gradients(*args),
+    second=lambda *args, **moved: _second_derivatives().gradients_of_gradients(*args, **moved),
     tangents=lambda *args: _second_derivatives().tangents(*args),
     obstacle=lambda *args: _second_derivatives().obstacle(args[:11], args[11]),
     fold=Fold(

@@ -54,15 +54,16 @@ def tangents(directions: Tensors, results: Sequence[Tensor], *arguments: Any) ->
     """
     if torch.is_grad_enabled() and any_requires_grad(arguments):
         results = call_op("statistics", *arguments)
-    return _Direction(directions, results, Inputs(*arguments[:11]), Options(*arguments[11:])).moved
+    return _Direction(directions, results, Inputs(*arguments[:11]), Options(*arguments[11:])).moved()
 
 
 def gradients_of_gradients(
-    cotangents: Tensors, wanted: Sequence[bool], *arguments: Any
+    cotangents: Tensors, wanted: Sequence[bool], *arguments: Any, moved: Tensors | None = None
 ) -> list[Tensor | None]:
     """The gradients of the op `statistics_backward`: of its results times cotangents, by each argument.
 
     wanted: for the upstream gradients and the inputs. The others' gradients may be None.
+    moved: how the op's residuals move if its inputs move by the cotangents; None where that is not known.
 
     Let F be the fold, g the upstream gradients and u the cotangents. Then <u, gradient of <g, F>> is
     <g, F'u>, where F'u is the derivative in the direction u, a fold. Its gradients by g and by the inputs are
@@ -77,8 +78,9 @@ def gradients_of_gradients(
     directions = [u if wanted else None for u, wanted in of_needed][:_FLOATING]
     found: list[Tensor | None] = [None] * len(arguments)
     if any(u is not None for u in directions):
-        direction = _Direction(directions, results, inputs, options)
-        found[:2] = [None if g is None else moved for g, moved in zip(grads, direction.moved, strict=True)]
+        direction = _Direction(directions, results, inputs, options, None if moved is None else moved[0])
+        if any(wanted[:2]):
+            found[:2] = [None if g is None else t for g, t in zip(grads, direction.moved(), strict=True)]
         found[2 : 2 + _FLOATING] = direction.gradients(grads[0], grads[1], wanted[2 : 2 + _FLOATING])
     return found
 
@@ -91,14 +93,17 @@ class _Direction:
     are payloads, and the products with the rows follow:
 
         sum_j w_ij <r_i, c_j> = <r_i, sum_j w_ij c_j>
-
-    Attributes:
-        moved: how the values and the payload sums move.
     """
 
     def __init__(
-        self, directions: Tensors, results: Sequence[Tensor], inputs: Inputs, options: Options
+        self,
+        directions: Tensors,
+        results: Sequence[Tensor],
+        inputs: Inputs,
+        options: Options,
+        moved_values: Tensor | None = None,
     ) -> None:
+        """moved_values: how the values move, if that is known. It may save the call."""
         self.inputs, self.results, self.options, self.scale = inputs, results, options, options.scale
         a, b, other_a, other_b, row, column, payload, table, row_index, column_index, _ = inputs
         *_, d_row, d_column, d_payload, d_table = directions[:_FLOATING]
@@ -149,8 +154,10 @@ class _Direction:
         self.derived_options = options._replace(
             program=self.derived.text, widths=self.derived_widths, sizes=sizes
         )
-        self.found = call_op("statistics", *self.derived_inputs, *self.derived_options)
-        self.moved = self._moved(*self.found[:2])
+        if moved_values is None or self.derived_widths:
+            self.found = call_op("statistics", *self.derived_inputs, *self.derived_options)
+        else:
+            self.found = self._known(moved_values)
 
     def _kept(self, kind: str, *parts: Tensor | None) -> Tensor | None:
         """The data that the derived program uses."""
@@ -158,8 +165,23 @@ class _Direction:
         data = [t for part in parts if part is not None and numbers for t in part.unbind(0)]
         return torch.stack([data[k] for k in numbers]) if numbers else None
 
-    def _moved(self, found: Tensor, found_sums: Tensor) -> tuple[Tensor, Tensor]:
+    def _known(self, moved_values: Tensor) -> Sequence[Tensor]:
+        """What the derived program finds: the program's log-sum-exps, and how its values move.
+
+        The means of deviations are 0.
+        """
+        values, sums, low, indices = self.results
+        of_softmaxes = zip(self.derived.slopes, self.program.log_sum_exps, strict=True)
+        known = {slope - 1: values[lse] for slope, lse in of_softmaxes}
+        known |= {p: moved for p, moved in zip(self.derived.values, moved_values, strict=True) if p is not None}
+        zero = torch.zeros_like(values[0])
+        found = [known.get(place, zero) for place in range(parse(self.derived.text).values)]
+        return torch.stack(found), sums, low, indices.narrow(0, 0, 0)
+
+    def moved(self) -> tuple[Tensor, Tensor]:
+        """How the values and the payload sums move."""
         values, sums, *_ = self.results
+        found, found_sums, *_ = self.found
         moved = {k: found[place] for k, place in enumerate(self.derived.values) if place is not None}
         for (k, score), whole in self._by_scores(found_sums):
             moved[k] = _sum(moved.get(k), self.scale * (self.products[score].rows * whole).sum(1))
@@ -226,10 +248,15 @@ class _Direction:
                 of_wholes.append(of_whole)
             of_program = torch.cat(of_wholes, 1)
         upstream = _stacked(of_found, self.found[0]), torch.cat(of_sums, 1) if of_sums else None
+        # The derived program's row data are, in this order: the program's row data, their directions, the
+        # program's values, and the low words of log-sum-exps, which are constants.
+        before = 0 if row is None else 2 * row.shape[0]
+        values_at = range(before, before + len(values))
+        of_row = wanted[4] or any(k in values_at for k in self.derived.kept["row"])
         parts = [part for k, p in enumerate(self.products) for part in p.parts(wanted[2 * k : 2 * k + 2])]
-        needed = [*wanted[:2], *parts, True, *wanted[5:]]  # the row data: the program's values are among them
+        needed = [*wanted[:2], *parts, of_row, *wanted[5:]]
         if len(self.products) == 2:
-            needed = [*wanted[:4], True, wanted[5], parts[1] or parts[3], wanted[7]]
+            needed = [*wanted[:4], of_row, wanted[5], parts[1] or parts[3], wanted[7]]
         found = _backward(upstream, self.derived_inputs, self.found, self.derived_options, needed)
         gradients = [*found[:4], None, None, None, None]
         if table is not None and found[7] is not None:  # behind it is that of the direction
@@ -247,16 +274,13 @@ class _Direction:
             {} if t is None else dict(zip(self.derived.kept[kind], t.unbind(0), strict=True))
             for kind, t in (("row", found[4]), ("column", found[5]))
         )
-        if row is not None:
+        if wanted[4] and row is not None:
             gradients[4] = _stacked(from_rows, row)
         if column is not None:
             gradients[5] = _stacked(from_columns, column)
         if self.widths and found[6] is not None:
             gradients[6] = torch.cat(torch.split(found[6], self.derived_widths, 1)[1::2], 1)
-        # The derived program's row data are, in this order: the program's row data, their directions, the
-        # program's values, and the low words of log-sum-exps, which are constants.
-        before = 0 if row is None else 2 * row.shape[0]
-        of_values = {k - before: g for k, g in from_rows.items() if before <= k < before + len(values)}
+        of_values = {k - before: g for k, g in from_rows.items() if k in values_at}
         if of_values or of_program is not None:
             upstream = _stacked(of_values, values), of_program
             more = _backward(upstream, self.inputs, self.results, self.options, wanted)
@@ -276,8 +300,7 @@ class _Product:
         self.moves = self.of_a or self.of_b
         rows = [t for t in (d_a, a if self.of_b else None) if t is not None]
         columns = [t for t in (b if self.of_a else None, d_b) if t is not None]
-        self.rows: Any = torch.cat(rows, 1) if rows else None
-        self.columns: Any = torch.cat(columns, 1) if columns else None
+        self.rows, self.columns = _beside(rows), _beside(columns)
 
     def parts(self, wanted: Sequence[bool]) -> tuple[bool, bool]:
         """Whether gradients of the rows and of the columns are needed for those of a and b."""
@@ -292,6 +315,11 @@ class _Product:
             gradients[at] = _added(gradients[at], part)
         if self.of_a and d_columns is not None:
             gradients[at + 1] = _added(gradients[at + 1], d_columns.narrow(1, 0, self.width))
+
+
+def _beside(parts: Sequence[Tensor]) -> Any:
+    """Matrices side by side. One is not copied; without any there is None."""
+    return torch.cat(parts, 1) if len(parts) > 1 else next(iter(parts), None)
 
 
 def _or_zeros(direction: Tensor | None, of: Tensor | None) -> Tensor | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -189,8 +188,7 @@ def ignored_rows(program: Program, row_index: Tensor | None) -> Tensor:
 def leave_out(program: Program, ignored: Tensor, values: Tensor, sums: Tensor, indices: Tensor) -> None:
     """Write the results of an empty fold to the ignored rows."""
     largest, counts, end = len(program.largest), len(program.counts), program.first_entropy
-    log_sum_exps = accumulate((len(softmax) for softmax in program.softmaxes[:-1]), initial=0)
-    lowest = (*(log_sum_exps if program.softmaxes else ()), *range(end - largest, end))
+    lowest = (*program.log_sum_exps, *range(end - largest, end))
     if len(lowest) < program.first_of_most:
         values.masked_fill_(ignored, 0)
     for k in lowest:

@@ -92,6 +92,11 @@ class Program:
         return self.first_of_most + sum(k for _, k in self.most)
 
     @property
+    def log_sum_exps(self) -> list[int]:
+        """The places of the log-sum-exps among the values."""
+        return [sum(map(len, self.softmaxes[:i])) for i in range(len(self.softmaxes))]
+
+    @property
     def first_entropy(self) -> int:
         """The place of the first entropy among the values."""
         return sum(map(len, self.softmaxes)) + len(self.totals) + len(self.largest)

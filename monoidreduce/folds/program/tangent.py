@@ -89,7 +89,7 @@ def tangent(text: str, rows: int, row_indices: int, columns: int, sizes: int, mo
     def value(k: int) -> Expression:
         return graph.leaf("row", 2 * rows + k)
 
-    of_softmaxes = [sum(map(len, program.softmaxes[:i])) for i in range(len(program.softmaxes))]
+    of_softmaxes = program.log_sum_exps
 
     def surprise(i: int) -> Expression:
         """Minus the logarithm of an element's probability in softmax i."""
