@@ -511,10 +511,11 @@ def _register(
             them afterwards.
         second: the gradients of the backward op. It is called with a gradient or None for each of its
             results, with whether the gradient of each upstream gradient and input is wanted, then with its
-            arguments, and returns a gradient or None for each argument. In forward mode, `moved` is how the
-            residuals move if the inputs move by these gradients; None where that is not known. Without
-            `second`, they are those of the operator as folds of statistics (folds/as_statistics.py), if it is
-            there; otherwise a second derivative is a RuntimeError.
+            arguments, and returns a gradient or None for each argument. It serves forward mode too, as a
+            Hessian is symmetric: then it is called with the tangents of the inputs, and as `moved` with those
+            of the upstream gradients and of the residuals, and returns the tangents of the results in the
+            places of the inputs. Without it, they are those of the operator as folds of statistics
+            (folds/as_statistics.py), if it is there; otherwise a second derivative is a RuntimeError.
         tangents: forward mode, for an operator with `second`. It is called with a tangent or None for each
             input, then with the results, then with the arguments, and returns the tangents of the
             differentiable outputs. Without it, forward mode is that of the operator as folds of statistics,
@@ -603,19 +604,12 @@ def _register(
         return [of.get(each) for each in results]
 
     def move_gradients(moved: Sequence[Tensor | None], result: Sequence[Tensor], args: Sequence[Any]) -> Any:
-        """Along the inputs it is what `second` returns for them as cotangents: a Hessian is symmetric."""
-        upstream, along = moved[:grad_count], moved[grad_count : grad_count + input_count]
-        found: Sequence[Tensor | None] = [None] * (input_count - constant_count)
-        if any(t is not None for t in along):
-            assert second is not None
-            given, wanted = [*args], [*[False] * grad_count, *args[needed_at]]
-            given[needed_at] = [t is not None for t in along]
-            of_arguments = second(along, wanted, *given, moved=moved[grad_count + input_count :])
-            found = of_arguments[grad_count : grad_count + input_count - constant_count]
-        if any(t is not None for t in upstream):
-            by_upstream = backward_op(*upstream, *args[grad_count:])
-            pairs = zip(by_upstream, found, args[needed_at], strict=False)
-            found = [x if y is None or not wanted else x + y for x, y, wanted in pairs]
+        assert second is not None
+        last = grad_count + input_count
+        along, others = moved[grad_count:last], (*moved[:grad_count], *moved[last:])
+        given, wanted = [*args], [*[False] * grad_count, *args[needed_at]]
+        given[needed_at] = [t is not None for t in along]
+        found = second(along, wanted, *given, moved=others)[grad_count : last - constant_count]
         of = zip(found, result, args[needed_at], strict=False)
         return [t if wanted and t is not None else torch.zeros_like(like) for t, like, wanted in of]
 

@@ -58,12 +58,14 @@ def tangents(directions: Tensors, results: Sequence[Tensor], *arguments: Any) ->
 
 
 def gradients_of_gradients(
-    cotangents: Tensors, wanted: Sequence[bool], *arguments: Any, moved: Tensors | None = None
+    cotangents: Tensors, wanted: Sequence[bool], *arguments: Any, moved: Tensors = (None,) * 6
 ) -> list[Tensor | None]:
     """The gradients of the op `statistics_backward`: of its results times cotangents, by each argument.
 
     wanted: for the upstream gradients and the inputs. The others' gradients may be None.
-    moved: how the op's residuals move if its inputs move by the cotangents; None where that is not known.
+    moved: in forward mode, how the upstream gradients and the results of F move, with u the direction of the
+        inputs; None for what does not move, or is not known to. The gradient of <g, F> moves by the gradient
+        of <dg, F> too, which is then added.
 
     Let F be the fold, g the upstream gradients and u the cotangents. Then <u, gradient of <g, F>> is
     <g, F'u>, where F'u is the derivative in the direction u, a fold. Its gradients by g and by the inputs are
@@ -78,10 +80,12 @@ def gradients_of_gradients(
     directions = [u if wanted else None for u, wanted in of_needed][:_FLOATING]
     found: list[Tensor | None] = [None] * len(arguments)
     if any(u is not None for u in directions):
-        direction = _Direction(directions, results, inputs, options, None if moved is None else moved[0])
+        direction = _Direction(directions, results, inputs, options, moved[2])
         if any(wanted[:2]):
             found[:2] = [None if g is None else t for g, t in zip(grads, direction.moved(), strict=True)]
-        found[2 : 2 + _FLOATING] = direction.gradients(grads[0], grads[1], wanted[2 : 2 + _FLOATING])
+        found[2 : 2 + _FLOATING] = direction.gradients(grads, wanted[2 : 2 + _FLOATING], moved[:2])
+    elif any(g is not None for g in moved[:2]):
+        found[2 : 2 + _FLOATING] = _backward(moved[:2], inputs, results, options, wanted[2:])
     return found
 
 
@@ -173,10 +177,10 @@ class _Direction:
         values, sums, low, indices = self.results
         of_softmaxes = zip(self.derived.slopes, self.program.log_sum_exps, strict=True)
         known = {slope - 1: values[lse] for slope, lse in of_softmaxes}
-        known |= {p: moved for p, moved in zip(self.derived.values, moved_values, strict=True) if p is not None}
-        zero = torch.zeros_like(values[0])
-        found = [known.get(place, zero) for place in range(parse(self.derived.text).values)]
-        return torch.stack(found), sums, low, indices.narrow(0, 0, 0)
+        places = zip(self.derived.values, moved_values, strict=True)
+        known |= {place: moved for place, moved in places if place is not None}
+        like = values.new_empty(parse(self.derived.text).values, values.shape[1])
+        return _stacked(known, like), sums, low, indices.narrow(0, 0, 0)
 
     def moved(self) -> tuple[Tensor, Tensor]:
         """How the values and the payload sums move."""
@@ -207,13 +211,13 @@ class _Direction:
             return ()
         return zip(self.derived.by_scores, torch.split(sums, self.derived_widths, 1), strict=True)
 
-    def gradients(
-        self, grad_values: Tensor | None, grad_sums: Tensor | None, wanted: Sequence[bool]
-    ) -> list[Tensor | None]:
-        """The gradients of <grad_values, moved values> + <grad_sums, moved sums> by the floating inputs.
+    def gradients(self, grads: Tensors, wanted: Sequence[bool], moved_grads: Tensors) -> list[Tensor | None]:
+        """The gradients of <g, F'u> + <dg, F> by the floating inputs.
 
-        wanted: which of them; the others may be None.
+        grads, moved_grads: g and dg, each of the values and of the payload sums, or None.
+        wanted: which gradients; the others may be None.
         """
+        grad_values, grad_sums = grads
         if not any(wanted):
             return [None] * _FLOATING
         row, column, table = self.inputs.row, self.inputs.column, self.inputs.table
@@ -228,9 +232,7 @@ class _Direction:
                 g = self.scale * grad_values[k][:, None]
                 of_sums.append(g * self.products[score].rows)
                 of_rows[score] = _sum(of_rows[score], g * whole)
-        of_program: Tensor | None = (
-            None  # of the program's payload sums, by which the moved ones are computed
-        )
+        by_sums: Tensor | None = None  # of the program's payload sums, by which the moved ones are computed
         if grad_sums is not None and self.widths:
             of_wholes = []
             for (softmax, _), g, whole in zip(
@@ -246,7 +248,7 @@ class _Direction:
                     of_found[place] = _sum(of_found.get(place), -(g * whole).sum(1))
                     of_whole = -g * self.found[0][place][:, None]
                 of_wholes.append(of_whole)
-            of_program = torch.cat(of_wholes, 1)
+            by_sums = torch.cat(of_wholes, 1)
         upstream = _stacked(of_found, self.found[0]), torch.cat(of_sums, 1) if of_sums else None
         # The derived program's row data are, in this order: the program's row data, their directions, the
         # program's values, and the low words of log-sum-exps, which are constants.
@@ -280,10 +282,11 @@ class _Direction:
             gradients[5] = _stacked(from_columns, column)
         if self.widths and found[6] is not None:
             gradients[6] = torch.cat(torch.split(found[6], self.derived_widths, 1)[1::2], 1)
-        of_values = {k - before: g for k, g in from_rows.items() if k in values_at}
-        if of_values or of_program is not None:
-            upstream = _stacked(of_values, values), of_program
-            more = _backward(upstream, self.inputs, self.results, self.options, wanted)
+        by_values = {k - before: g for k, g in from_rows.items() if k in values_at}
+        of_moved = _stacked(by_values, values) if by_values else None, by_sums
+        of_program = [_added(x, y) for x, y in zip(of_moved, moved_grads, strict=True)]
+        if any(g is not None for g in of_program):
+            more = _backward(of_program, self.inputs, self.results, self.options, wanted)
             gradients = [_added(x, y) for x, y in zip(gradients, more, strict=True)]
         return gradients
 
@@ -317,7 +320,7 @@ class _Product:
             gradients[at + 1] = _added(gradients[at + 1], d_columns.narrow(1, 0, self.width))
 
 
-def _beside(parts: Sequence[Tensor]) -> Any:
+def _beside(parts: list[Tensor]) -> Any:
     """Matrices side by side. One is not copied; without any there is None."""
     return torch.cat(parts, 1) if len(parts) > 1 else next(iter(parts), None)
 

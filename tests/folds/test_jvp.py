@@ -10,11 +10,13 @@ import torch
 from folds import FOLDS, Inputs, fold_inputs, leaves_of
 from forward import NESTS, Function, every, of_leaves, scalar
 from largest import LargestTensor
+from torch import Tensor
 from torch.autograd import forward_ad
-from torch.func import hessian, jacfwd, jacrev, jvp, linearize, vmap
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vmap
 
 import monoidreduce as mr
-from monoidreduce import stat
+from monoidreduce import reference, stat
+from monoidreduce.folds import number_passes
 
 F64 = torch.float64
 MOVED = [name for name in FOLDS if name not in ("of_two_scores", "ranked")]
@@ -115,6 +117,42 @@ def test_scores_are_not_stored() -> None:
     with LargestTensor() as largest:
         jvp(of_leaves(fold, call), x, tuple(map(torch.ones_like, x)))
     assert largest.elements == 2 * x[1].numel()
+
+
+def _twice(f: Any, w: Tensor, u: Tensor) -> Any:
+    w = w.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(f(w), w, create_graph=True)
+    return torch.autograd.grad(slope, w, u)[0]
+
+
+PRODUCTS: dict[str, Callable[[Any, Tensor, Tensor], Any]] = {  # of a Hessian and a direction
+    "jvp of grad": lambda f, w, u: jvp(grad(f), (w,), (u,))[1],
+    "grad of jvp": lambda f, w, u: grad(lambda w: jvp(f, (w,), (u,))[1])(w),
+    "grad of grad": lambda f, w, u: grad(lambda w: (grad(f)(w) * u).sum())(w),
+    "autograd": _twice,
+}
+
+
+@pytest.mark.parametrize("how", PRODUCTS)
+def test_passes_of_a_hessian_vector_product(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One fold and one gradient of the statistics, and one each of how they move, which have two scores."""
+    passes = []
+
+    def counted(kind: str, run: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(call: Any, *args: Any) -> Any:
+            passes.append((kind, len(call.scores)))
+            return run(call, *args)
+
+        return counting
+
+    for name, kind in (("fold", "fold"), ("_by_cpu", "gradient")):
+        monkeypatch.setattr(number_passes, name, counted(kind, getattr(number_passes, name)))
+    x, weight, direction = (torch.randn(n, 5, dtype=F64) for n in (7, 11, 11))
+    target = torch.randint(11, (7,))
+    product = PRODUCTS[how](lambda w: mr.linear_cross_entropy(x, w, target), weight, direction)
+    assert sorted(passes) == [("fold", 1), ("fold", 2), ("gradient", 1), ("gradient", 2)]
+    whole = hessian(lambda w: reference.linear_cross_entropy(x, w, target))(weight)
+    torch.testing.assert_close(product, torch.tensordot(whole, direction))
 
 
 def test_an_ignored_row_does_not_move() -> None:
