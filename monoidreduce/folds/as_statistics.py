@@ -18,7 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from monoidreduce._ops.attention_mask import band
+from monoidreduce._ops.memory import no_gradient
 from monoidreduce._ops.registry import OPERATORS
+from monoidreduce._torch_private import DispatchMode
 from monoidreduce.folds import stat
 from monoidreduce.folds.distillation import Distillation
 from monoidreduce.folds.kept_classes import in_64_bits, is_kept, shifts
@@ -93,9 +95,10 @@ def _gradients_of_gradients(
                 "torch.func that has ended. Take both derivatives by torch.func, or both by torch.autograd"
             )
         outputs, upstream = zip(*pairs, strict=True)
-        found = torch.autograd.grad(
-            outputs, [own[first + i] for i in moves], upstream, create_graph=True, **how
-        )
+        with _GraphOnly():
+            found = torch.autograd.grad(
+                outputs, [own[first + i] for i in moves], upstream, create_graph=True, **how
+            )
         pairs = [(t, cotangents[i]) for t, i in zip(found, moves, strict=True) if t.requires_grad]
         if pairs:
             outputs, along = zip(*pairs, strict=True)
@@ -105,6 +108,20 @@ def _gradients_of_gradients(
             for i, gradient in zip(tracked, twice, strict=True):
                 gradients[i] = gradient
     return gradients
+
+
+class _GraphOnly(DispatchMode):  # type: ignore[misc]
+    """Context in which gradients of statistics are 0, where only the graph behind them is used.
+
+    What an operator folds is linear in its inputs. So that graph does not depend on their values.
+    """
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is not torch.ops.monoidreduce.statistics_backward.default:
+            return function(*args, **(kwargs or {}))
+        inputs, needed = args[2:10], args[23]
+        of_inputs = zip(inputs, needed, strict=False)
+        return [t.new_zeros(()).expand(t.shape) if want else no_gradient(inputs) for t, want in of_inputs]
 
 
 def _of_logits(softcap: float) -> Callable[[Any], Any]:

@@ -150,7 +150,8 @@ def test_passes_of_a_hessian_vector_product(how: str, monkeypatch: pytest.Monkey
     x, weight, direction = (torch.randn(n, 5, dtype=F64) for n in (7, 11, 11))
     target = torch.randint(11, (7,))
     product = PRODUCTS[how](lambda w: mr.linear_cross_entropy(x, w, target), weight, direction)
-    assert sorted(passes) == [("fold", 1), ("fold", 2), ("gradient", 1), ("gradient", 2)]
+    of_score = [] if how == "autograd" else [("gradient", 1)]  # there the operator's own kernels compute it
+    assert sorted(passes) == [("fold", 1), ("fold", 2), *of_score, ("gradient", 2)]
     whole = hessian(lambda w: reference.linear_cross_entropy(x, w, target))(weight)
     torch.testing.assert_close(product, torch.tensordot(whole, direction))
 
