@@ -52,3 +52,13 @@ def test_cross_entropy_stores_no_logits(gpu: torch.device) -> None:
     before = reset_peak()
     jvp(loss, x, x)
     assert peak() - before < 3 << 29
+
+
+def test_directions_of_any_strides(gpu: torch.device) -> None:
+    """A direction that moves alone is read where it is: one number for all, as in the gradient of a sum."""
+    x, weight = (torch.randn(n, 64, device=gpu, dtype=torch.bfloat16) for n in (256, 1000))
+    target = torch.randint(1000, (256,), device=gpu)
+    slope = grad(lambda w: mr.linear_cross_entropy(x, w, target))
+    for direction in (torch.ones_like(weight[0, 0]).expand_as(weight), torch.randn_like(weight.mT).mT):
+        of_both = [jvp(slope, (weight,), (each,))[1] for each in (direction, direction.contiguous())]
+        torch.testing.assert_close(*of_both)
