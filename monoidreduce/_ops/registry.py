@@ -604,12 +604,16 @@ def _register(
         return [of.get(each) for each in results]
 
     def move_gradients(moved: Sequence[Tensor | None], result: Sequence[Tensor], args: Sequence[Any]) -> Any:
-        assert second is not None
         last = grad_count + input_count
-        along, others = moved[grad_count:last], (*moved[:grad_count], *moved[last:])
-        given, wanted = [*args], [*[False] * grad_count, *args[needed_at]]
-        given[needed_at] = [t is not None for t in along]
-        found = second(along, wanted, *given, moved=others)[grad_count : last - constant_count]
+        upstream, along = moved[:grad_count], moved[grad_count:last]
+        if all(t is None for t in along):  # gradients are linear in the upstream ones
+            found = backward_op(*upstream, *args[grad_count:])
+        else:
+            assert second is not None
+            given, wanted = [*args], [*[False] * grad_count, *args[needed_at]]
+            given[needed_at] = [t is not None for t in along]
+            of_arguments = second(along, wanted, *given, moved=(*upstream, *moved[last:]))
+            found = of_arguments[grad_count : last - constant_count]
         of = zip(found, result, args[needed_at], strict=False)
         return [t if wanted and t is not None else torch.zeros_like(like) for t, like, wanted in of]
 

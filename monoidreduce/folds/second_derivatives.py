@@ -84,8 +84,6 @@ def gradients_of_gradients(
         if any(wanted[:2]):
             found[:2] = [None if g is None else t for g, t in zip(grads, direction.moved(), strict=True)]
         found[2 : 2 + _FLOATING] = direction.gradients(grads, wanted[2 : 2 + _FLOATING], moved[:2])
-    elif any(g is not None for g in moved[:2]):
-        found[2 : 2 + _FLOATING] = _backward(moved[:2], inputs, results, options, wanted[2:])
     return found
 
 
