@@ -34,7 +34,7 @@ from monoidreduce.explanation import (
 from monoidreduce.folds.attend import attend, dtype_of_weights
 from monoidreduce.folds.block_mask import as_block_mask
 from monoidreduce.folds.cpp_monoid import CppMonoid
-from monoidreduce.folds.decoding import linear_sample, linear_topk, sample_fold
+from monoidreduce.folds.decoding import linear_sample, linear_topk
 from monoidreduce.folds.explain import explain_fold, explanation_of, with_targets
 from monoidreduce.folds.program.program import parse
 from monoidreduce.folds.statistics import Statistics
@@ -43,14 +43,13 @@ from monoidreduce.theory.hardware import find
 __all__ = ["DECODING", "backend_info", "explain"]
 
 _PUBLIC = {name: getattr(module, name) for module in (functional, varlen) for name in module.__all__}
-# Operators that are folds of `statistics`: a function that runs the fold, with the operator's arguments.
-DECODING: dict[str, Callable[..., Any]] = {"linear_topk": linear_topk, "linear_sample": sample_fold}
+# Operators that are folds of `statistics`.
+DECODING: dict[str, Callable[..., Any]] = {"linear_topk": linear_topk, "linear_sample": linear_sample}
 # The functions that run kernels of this library: those with the name of an op, attend, and those of decoding.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: _PUBLIC[name] for name in sorted(_PUBLIC.keys() & OPERATORS.keys())},
     "attend": attend,
-    "linear_topk": linear_topk,
-    "linear_sample": linear_sample,
+    **DECODING,
 }
 # Arguments of attention with which its kernels run a program, as attend's do.
 MODS = ("score_mod", "mask_mod", "block_mask")
@@ -147,7 +146,7 @@ def explain(
     where = where_of(device, hardware, gpu)
     if call.get("block_mask") is not None:
         call["block_mask"] = as_block_mask(call["block_mask"])
-    function, assumed = DECODING.get(operator, FUNCTIONS[operator]), hardware is not None
+    function, assumed = FUNCTIONS[operator], hardware is not None
     run = dry_run(function, call, differentiated(operator, call), gpu, assumes_compiler=assumed)
     if operator == "linear_topk" and run.ops[-1].name == "linear_target_logits":
         fold = dry_run(function, call, (), gpu, assumes_compiler=assumed)

@@ -40,7 +40,8 @@ struct StatisticsRows : ProgramRows<ProgramFold<T>> {
       for (int k = frame + 2; k < frame + 2 + means; ++k) put(value, p.field[k]);
     });
     for (int k = s.first_total(); k < s.first_largest(); ++k) put(value, p.field[k]);
-    for (int k = s.first_largest(); k < s.first_count(); k += 2) put(value, p.field[k]), put_index(k + 1);
+    for (int k = s.first_largest(); k < s.first_carried(); k += 2) put(value, p.field[k]), put_index(k + 1);
+    for (int k = s.first_carried(); k < s.first_count(); ++k) put(value, p.field[k]);
     for (int k = s.first_count(); k < s.first_entropy(); ++k) put_index(k);
     for (int k = s.first_entropy(); k < s.fields(); ++k) put(value, p.field[k]);
   }

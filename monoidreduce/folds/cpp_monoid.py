@@ -13,7 +13,7 @@ from torch import Tensor
 
 from monoidreduce._ops.registry import call_op
 from monoidreduce._results import RESULTS, result_name
-from monoidreduce._validate import check_choice, check_factor, check_int, mismatch
+from monoidreduce._validate import check_axes, check_choice, check_factor, check_int, check_tensor, mismatch
 from monoidreduce.explanation import Explanation
 from monoidreduce.folds.cpp.cpp_source import KINDS, CppSource
 from monoidreduce.folds.explain import explain_fold
@@ -190,4 +190,5 @@ class CppMonoid:
         if given != wanted:
             expected = f"{wanted} tensors, since scores is {scores}"
             raise ValueError(mismatch("other_a, other_b", expected, given))
+        check_axes("b", check_tensor("b", b), ("V", "D"), {})  # all rows have the same columns
         return checked_operands(a, b, other_a, other_b)

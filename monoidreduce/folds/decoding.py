@@ -3,7 +3,9 @@ stored. Both are folds of `statistics`."""
 
 from __future__ import annotations
 
+import inspect
 import math
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
@@ -30,7 +32,7 @@ from monoidreduce.classes import words_of_rows
 from monoidreduce.folds import stat
 from monoidreduce.folds.kept_classes import in_64_bits, is_kept, shifts
 from monoidreduce.folds.program.program import MOST
-from monoidreduce.folds.statistics import Statistics, statistics
+from monoidreduce.folds.statistics import Statistics
 from monoidreduce.functional import (
     _differentiated,
     _like_rows,
@@ -46,7 +48,7 @@ from monoidreduce.functional import (
 if TYPE_CHECKING:
     from monoidreduce.ranks import RanksOrGroup
 
-__all__ = ["Sample", "TopK", "linear_sample", "linear_topk", "sample_fold"]
+__all__ = ["Sample", "TopK", "linear_sample", "linear_topk"]
 
 _SEED = "an int of 64 bits, or a 0-d tensor of an integer dtype"
 
@@ -82,85 +84,73 @@ class Sample(NamedTuple):
     entropy: Tensor | None
 
 
-Kind = tuple[bool, ...]  # of a call: it has a bias, a softcap and, if it samples, kept classes
+Kind = tuple[bool, ...]  # of a call: which of the data it has that not all calls have
 
 
-def _logit(score: Any, inverse: Any, cap: Any, bias: Any, kind: Kind) -> Any:
+def _logit(score: Any, inverse: Any, cap: Any, bias: Any) -> Any:
     """The logit divided by the temperature. inverse: 1 / temperature."""
-    biased, capped, *_ = kind
-    logit = score + bias if biased else score
-    return (cap * torch.tanh(logit / cap) if capped else logit) * inverse
-
-
-# Calls pass all data that these functions name. What a function does not use is not in its program.
+    logit = score if bias is None else score + bias
+    return (logit if cap is None else cap * torch.tanh(logit / cap)) * inverse
 
 
 def _topk_fold(k: int, kind: Kind) -> Statistics:
-    def linear_topk(score: Any, inverse: Any, cap: Any, bias: Any) -> dict[str, Any]:
-        logit = _logit(score, inverse, cap, bias, kind)
+    def linear_topk(score: Any, inverse: Any, *, bias: Any, cap: Any) -> dict[str, Any]:
+        logit = _logit(score, inverse, cap, bias)
         return {"best": stat.largest(logit, k), "lse": stat.softmax(logit).logsumexp}
 
-    return Statistics(linear_topk)
+    return _fold_of(linear_topk, kind)
 
 
 def _sample_fold(entropy: bool, kind: Kind) -> Statistics:
-    """noise: factor of the random numbers of a row, 0 or 1."""
-    *_, kept = kind
+    """noise: factor of the random numbers of a row, 0 or 1; 1 without it."""
 
     def linear_sample(
         score: Any,
         row: Any,
         column: Any,
         inverse: Any,
+        seed: Any,
+        *,
+        bias: Any,
         cap: Any,
         noise: Any,
-        seed: Any,
-        bias: Any,
         shift: Any,
     ) -> dict[str, Any]:
-        logit = _logit(score, inverse, cap, bias, kind)
-        noisy = logit + noise * _gumbel(stat.uniform(seed))
-        if kept:
+        logit = _logit(score, inverse, cap, bias)
+        gumbel = -torch.log(-torch.log(stat.uniform(seed)))
+        noisy = logit + (gumbel if noise is None else noise * gumbel)
+        if shift is not None:
             keep = is_kept(row, column, shift)
             logit, noisy = (torch.where(keep, each, -math.inf) for each in (logit, noisy))
         p = stat.softmax(logit)
-        found = {"best": stat.largest(noisy), "lse": p.logsumexp}
+        found = {"best": stat._largest_by(logit, noisy), "lse": p.logsumexp}
         return {**found, "entropy": p.entropy} if entropy else found
 
-    return Statistics(linear_sample)
+    return _fold_of(linear_sample, kind)
 
 
-def _gumbel(uniform: Any) -> Any:
-    return -torch.log(-torch.log(uniform))
-
-
-@statistics
-def _noise_at(seed: Any, token: Any, index: Any) -> dict[str, Any]:
-    """The Gumbel number of an element of each row. The fold has one column.
-
-    As the kernels compute it: in torch it were some 60 operations.
-    """
-    return {"noise": stat.total(_gumbel(stat._uniform_at(seed, token, index)))}
+def _fold_of(function: Any, kind: Kind) -> Statistics:
+    """The fold of a function, of whose keyword arguments a call has those of its kind. The others are None:
+    an argument with a default is no datum."""
+    named = inspect.getfullargspec(function).kwonlyargs
+    function.__kwdefaults__ = {name: None for name, given in zip(named, kind, strict=True) if not given}
+    return Statistics(function)
 
 
 _BOOLS = (False, True)
 # Numbers of classes that are found; a call uses the next one. So few programs are compiled.
 _COUNTS = tuple(2**n for n in range(MOST.bit_length()))
-_TOPK = {(k, (b, c)): _topk_fold(k, (b, c)) for k in _COUNTS for b in _BOOLS for c in _BOOLS}
+_TOPK = {(k, kind): _topk_fold(k, kind) for k in _COUNTS for kind in product(_BOOLS, repeat=2)}
 _SAMPLE = {
-    (entropy, (b, c, kept)): _sample_fold(entropy, (b, c, kept))
-    for entropy in _BOOLS
-    for b in _BOOLS
-    for c in _BOOLS
-    for kept in _BOOLS
+    (entropy, kind): _sample_fold(entropy, kind) for entropy in _BOOLS for kind in product(_BOOLS, repeat=4)
 }
 
 
 class _Head:
     """The checked arguments that both operators have.
 
-    rows [N, D], weight [V, D], column: data of the classes, row: data of the tokens, [N] each. real: the
-    accumulation dtype.
+    rows [N, D], weight [V, D]; row and column: data of the tokens [N] and of the classes [V], by name. real:
+    the accumulation dtype.
     """
 
     def __init__(
@@ -175,27 +165,19 @@ class _Head:
         self.rows, self.weight, bias, _ = head_operands(x, weight, bias)
         self.real, self.scale = accumulation_dtype(x.dtype), check_factor("logit_scale", logit_scale)
         self.bias, self.softcap = bias, softcap_value(softcap)
-        self.kind = bias is not None, softcap is not None
-        self.zero = torch.zeros(
-            1, dtype=self.real, device=x.device
-        )  # for data that the program does not read
-        self.row = {
-            "cap": self.zero.expand(len(self.rows)) if softcap is None else self.of_rows(self.softcap)
-        }
-        self.column = {"bias": self.unused_column() if bias is None else bias.to(self.real)}
+        self.row = {} if softcap is None else {"cap": self.of_rows(self.softcap)}
+        self.column = {} if bias is None else {"bias": bias.to(self.real)}
 
-    def unused_column(self) -> Tensor:
-        """Data of the classes that the call's program does not read."""
-        return self.zero.expand(len(self.weight))
+    def has(self, *names: str) -> Kind:
+        """Whether the call has these data."""
+        return tuple([name in self.row or name in self.column for name in names])
 
     def of_rows(self, number: float) -> Tensor:
         """The number for each token."""
         place: Any = {"dtype": self.real, "device": self.rows.device}
         if torch.compiler.is_dynamo_compiling() and any(are_symbols((number,))):
-            one = torch.ones(1, **place) * as_tensor(number)
-        else:
-            one = torch.full((1,), number, **place)
-        return one.expand(len(self.rows))
+            return torch.ones(self.rows.shape[0], **place) * as_tensor(number)
+        return torch.full((self.rows.shape[0],), number, **place)
 
     def like_rows(self, result: Tensor) -> Tensor:
         return _like_rows(result, self.x)
@@ -278,14 +260,14 @@ def linear_topk(
             raise
         refuse_over_ranks(ranks, "linear_topk", error)
     count = next(n for n in _COUNTS if n >= k)
-    given = head.rows, head.weight, head.column["bias"]
+    given = head.rows, head.weight, *head.column.values()
     by_targets = ranks is None and (_differentiated(*given) or has_tangent(given))
-    rows, weight, of_columns = (t.detach() if by_targets else t for t in given)
-    found = _TOPK[count, head.kind](
+    rows, weight, *of_columns = (t.detach() if by_targets else t for t in given)
+    found = _TOPK[count, head.has("bias", "cap")](
         rows,
         weight,
         row={"inverse": inverse, **head.row},
-        column={"bias": of_columns},
+        column=dict(zip(head.column, of_columns, strict=True)),
         scale=head.scale,
         workspace=workspace,
         ranks=ranks,
@@ -310,9 +292,9 @@ def _checked_seed(seed: int | Tensor, rows: Tensor) -> Tensor:
     if isinstance(seed, Tensor):
         if seed.dim() or seed.dtype not in INTEGERS or seed.dtype == torch.uint64:
             raise TypeError(mismatch("seed", _SEED, f"a tensor of shape {list(seed.shape)}, {seed.dtype}"))
-        return seed.to(rows.device, torch.int64).expand(len(rows))
+        return seed.to(rows.device, torch.int64).expand(rows.shape[0])
     seed = check_index("seed", check_int("seed", seed, _SEED))
-    return torch.full((1,), seed, dtype=torch.int64, device=rows.device).expand(len(rows))
+    return torch.full((rows.shape[0],), seed, dtype=torch.int64, device=rows.device)
 
 
 def linear_sample(
@@ -367,45 +349,7 @@ def linear_sample(
     """
     if others:
         refuse("linear_sample", others)
-    call = x, weight, bias, temperature, softcap, logit_scale, kept, entropy, seed, ranks
-    head, found, of_token, noise, greedy = sample_fold(*call)
-    value, index = found.best
-    there = value > -math.inf  # a class, whose logit is not NaN
-    of_token["index"] = index.int()
-    column = head.zero[None]
-    drawn = _noise_at(column.expand(len(value), 1), column, row=of_token).noise
-    log_prob = _log_prob(torch.addcmul(value, noise, drawn, value=-1), found.lse)
-    log_prob = log_prob - log_prob.detach().clamp(min=0)  # rounding errors do not make a probability above 1
-    spread = found.entropy if entropy else None
-    if greedy is not None:
-        settled = greedy & there
-        log_prob = torch.where(settled, 0.0, log_prob)
-        spread = None if spread is None else torch.where(settled, 0.0, spread)
-    return Sample(
-        head.like_rows(torch.where(there, index, -1)),
-        head.like_rows(log_prob),
-        None if spread is None else head.like_rows(spread),
-    )
-
-
-def sample_fold(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    temperature: float | Tensor,
-    softcap: float | None,
-    logit_scale: float,
-    kept: Tensor | None,
-    entropy: bool,
-    seed: int | Tensor,
-    ranks: RanksOrGroup | None,
-) -> tuple[_Head, Any, dict[str, Tensor], Tensor, Tensor | None]:
-    """The fold of `linear_sample`, which has these arguments.
-
-    Returns the arguments as they are checked; the statistics; the seed and the number of each token; the
-    factor of its random numbers; and whether it takes the largest logit, None if no token does.
-    """
-    first, words = 0, None
+    words = None
     try:
         _refuse_dtensors("linear_sample", x, weight, bias)
         head = _Head(x, weight, bias, softcap, logit_scale)
@@ -414,13 +358,13 @@ def sample_fold(
         if of_tokens is not None:
             greedy = of_tokens == 0
             inverse = _in_range(torch.where(greedy, 1.0, of_tokens))
-            noise = (~greedy).to(head.real)
         else:
             at_zero = not isinstance(temperature, Tensor) and temperature == 0
             divisor = 1.0 if at_zero else check_positive("temperature", temperature, instead="0 or ")
             inverse = head.of_rows(1 / divisor)
-            noise = head.of_rows(0.0 if at_zero else 1.0)
-            greedy = torch.ones_like(noise, dtype=torch.bool) if at_zero else None
+            greedy = torch.ones_like(inverse, dtype=torch.bool) if at_zero else None
+        if greedy is not None:
+            head.row["noise"] = (~greedy).to(head.real)
         seeds, entropy = _checked_seed(seed, head.rows), check_bool("entropy", entropy)
         sharding = None if ranks is None else _yards.ranks().Sharding.of(ranks)
         if kept is not None:
@@ -430,23 +374,33 @@ def sample_fold(
                 classes, place = columns.all, place + columns.first
             words = words_of_rows(kept, head.x, classes)
             head.column["shift"] = shifts(place)
-        else:
-            head.column["shift"] = head.unused_column()
     except (TypeError, ValueError) as error:
         if ranks is None:
             raise
         refuse_over_ranks(ranks, "linear_sample", error)
-    if sharding is not None and sharding.ranks.sequence_parallel:
-        first = sharding.group.rank * len(head.rows)
-        words = None if words is None else _yards.ranks().unshard(words, 0, sharding.group.handle)
-    found = _SAMPLE[entropy, (*head.kind, kept is not None)]._with_words(
+    if words is not None and sharding is not None and sharding.ranks.sequence_parallel:
+        words = _yards.ranks().unshard(words, 0, sharding.group.handle)
+    found = _SAMPLE[entropy, head.has("bias", "cap", "noise", "shift")]._with_words(
         head.rows,
         head.weight,
         words=None if words is None else in_64_bits(words),
-        row={"inverse": inverse, "seed": seeds, "noise": noise, **head.row},
+        row={"inverse": inverse, "seed": seeds, **head.row},
         column=head.column,
         scale=head.scale,
         ranks=ranks,
     )
-    token = torch.arange(first, first + len(head.rows), dtype=torch.int32, device=head.rows.device)
-    return head, found, {"seed": seeds, "token": token}, noise, greedy
+    value, index = found.best
+    least = torch.finfo(value.dtype).min  # -inf less itself, for a token without a class, would be NaN
+    log_prob = value - found.lse.clamp(min=least)
+    log_prob = log_prob - log_prob.detach().clamp(min=0)  # rounding errors do not make a probability above 1
+    spread = found.entropy if entropy else None
+    there = value > -math.inf  # a class, whose logit is not NaN
+    if greedy is not None:
+        settled = greedy & there
+        log_prob = torch.where(settled, 0.0, log_prob)
+        spread = None if spread is None else torch.where(settled, 0.0, spread)
+    return Sample(
+        head.like_rows(torch.where(there, index, -1)),
+        head.like_rows(log_prob),
+        None if spread is None else head.like_rows(spread),
+    )

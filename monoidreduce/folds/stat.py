@@ -131,6 +131,7 @@ class Statistic(_KnownLater):
 
     kind: its name. of, log_weight: numbers of graph nodes. payload: the datum of columns whose vectors it
     sums, with the factor `of`; None if it is of numbers. k: how many numbers it is; None if it is one.
+    carried: the node whose value is wanted of the column with the largest `of`; None if that is `of`.
     """
 
     def __init__(
@@ -140,8 +141,10 @@ class Statistic(_KnownLater):
         log_weight: int | None = None,
         payload: str | None = None,
         k: int | None = None,
+        carried: int | None = None,
     ) -> None:
         self.kind, self.of, self.log_weight, self.payload, self.k = kind, of, log_weight, payload, k
+        self.carried = carried
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -203,6 +206,11 @@ def largest(f: Any, k: int | None = None) -> Any:
     tensor cores the pass over the scores finds k values; elsewhere torch does, in chunks of columns.
     """
     return Statistic("largest", _traced("largest", f, "real"), k=_checked_k("largest", k))
+
+
+def _largest_by(f: Any, key: Any) -> Any:
+    """The f of the column with the largest key, and that column (`Extremum`). f is -inf where the key is."""
+    return Statistic("largest", _traced("largest", key, "real"), carried=_traced("largest", f, "real"))
 
 
 def smallest(f: Any, k: int | None = None) -> Any:
@@ -275,9 +283,3 @@ def uniform(seed: int | Tensor) -> Any:
             each row. Its values need no new kernels.
     """
     return _graph_for("uniform").uniform(seed)
-
-
-def _uniform_at(seed: Any, row: Any, column: Any) -> Any:
-    """`uniform` of the element with this row and column, which are data of rows in 32
-    bits."""
-    return _graph_for("uniform").uniform_at(seed, row, column)

@@ -12,7 +12,15 @@ from torch import Tensor
 
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._results import RESULTS
-from monoidreduce._validate import INTEGERS, check_axes, check_factor, check_like, check_tensor, mismatch
+from monoidreduce._validate import (
+    INTEGERS,
+    check_axes,
+    check_factor,
+    check_like,
+    check_tensor,
+    mismatch,
+    remembering,
+)
 from monoidreduce.folds.block_mask import BlockMask, as_block_mask, check_block_mask
 from monoidreduce.folds.program.arguments import ARGUMENTS, VECTOR, kind_of
 from monoidreduce.folds.program.captures import described
@@ -33,42 +41,46 @@ __all__ = ["Call", "Options", "checked_label", "checked_operands"]
 Options = tuple[str, list[int], int, list[int]]
 
 
-def checked_operands(
-    a: Tensor, b: Tensor, other_a: Tensor | None, other_b: Tensor | None, batched: bool = False
-) -> tuple[Any, ...]:
+@remembering
+def _of_fold(
+    a: Tensor, b: Tensor, other_a: Tensor | None, other_b: Tensor | None
+) -> tuple[list[Any], dict[Any, Any]]:
+    shape = check_tensor("a", a).shape
+    operands = _operands(("other_a", "other_b"), a=a, b=b, other_a=other_a, other_b=other_b)
+    a, b, other_a, other_b = operands
+    b, other_b = _flat_columns(a, b, other_b)
+    sizes: dict[Any, Any] = {}
+    check_axes("a", _rows("a", a, "D"), ("rows", "D"), sizes, a)
+    check_axes("b", b, ("V", "D"), sizes)
+    if other_a is not None and other_b is not None:
+        if other_a.shape[:-1] != shape[:-1]:
+            expected = f"the leading axes of a, as a is {list(shape)}"
+            raise ValueError(mismatch("other_a", expected, list(other_a.shape)))
+        check_axes("other_a", _rows("other_a", other_a, "E"), ("rows", "E"), sizes, other_a)
+        check_axes("other_b", other_b, ("V", "E"), sizes)
+    return operands, sizes
+
+
+def checked_operands(a: Tensor, b: Tensor, other_a: Tensor | None, other_b: Tensor | None) -> tuple[Any, ...]:
     """Check the operands of a fold: a [..., D] -> [rows, D], b [V, D], and those of a second score.
 
-    batched: b may be [..., V, D], with the leading axes of a. It becomes [all columns, D].
+    b may be [..., V, D], with the leading axes of a. It becomes [all columns, D].
     """
-    shape = check_tensor("a", a).shape
-    a, b, other_a, other_b = _operands(("other_a", "other_b"), a=a, b=b, other_a=other_a, other_b=other_b)
-    sizes: dict[Any, Any] = {}
-    rows = _rows("a", a, "D")
-    check_axes("a", rows, ("rows", "D"), sizes, a)
-    if batched and b.dim() > 2:
-        b, other_b = (
-            _flat_columns("b", b, a),
-            None if other_b is None else _flat_columns("other_b", other_b, a),
-        )
-    check_axes("b", b, ("V", "D"), sizes)
-    if other_a is None or other_b is None:
-        return rows, b, None, None
-    if other_a.shape[:-1] != shape[:-1]:
-        expected = f"the leading axes of a, as a is {list(shape)}"
-        raise ValueError(mismatch("other_a", expected, list(other_a.shape)))
-    other = _rows("other_a", other_a, "E")
-    check_axes("other_a", other, ("rows", "E"), sizes, other_a)
-    check_axes("other_b", other_b, ("V", "E"), sizes)
-    return rows, b, other, other_b
+    (a, b, other_a, other_b), _ = _of_fold(a, b, other_a, other_b)
+    b, other_b = _flat_columns(a, b, other_b)
+    return _rows("a", a, "D"), b, None if other_a is None else _rows("other_a", other_a, "E"), other_b
 
 
-def _flat_columns(name: str, columns: Tensor, a: Tensor) -> Tensor:
-    """[..., V, D] with the leading axes of a [..., N, D] -> [all columns, D]."""
-    leading, given = list(a.shape[:-2]), list(columns.shape)
-    if columns.dim() != a.dim() or given[:-2] != leading:
-        expected = f"shape [V, D], or {[*leading, 'V', 'D']} as a is {list(a.shape)}".replace("'", "")
-        raise ValueError(mismatch(name, expected, given))
-    return columns.flatten(0, -2)
+def _flat_columns(a: Tensor, b: Tensor, other_b: Tensor | None) -> list[Any]:
+    """b and other_b: [V, D] as they are; [..., V, D], with the leading axes of a, as [all columns, D]."""
+    if b.dim() <= 2:
+        return [b, other_b]
+    leading = list(a.shape[:-2])
+    for name, columns in (("b", b), ("other_b", other_b)):
+        if columns is not None and (columns.dim() != a.dim() or list(columns.shape[:-2]) != leading):
+            expected = f"shape [V, D], or {[*leading, 'V', 'D']} as a is {list(a.shape)}".replace("'", "")
+            raise ValueError(mismatch(name, expected, list(columns.shape)))
+    return [None if columns is None else columns.flatten(0, -2) for columns in (b, other_b)]
 
 
 def checked_label(label: Tensor, a: Tensor) -> Tensor:
@@ -117,7 +129,7 @@ class Call:
             )
             given = " and ".join("none" if t is None else "a tensor" for t in (other_a, other_b))
             raise ValueError(mismatch("other_a, other_b", expected, given))
-        self.operands: tuple[Any, ...] = checked_operands(a, b, other_a, other_b, batched=True)
+        self.operands: tuple[Any, ...] = checked_operands(a, b, other_a, other_b)
         self.batches, self.columns = math.prod(b.shape[:-2]), b.shape[-2]
         self.scale = check_factor("scale", scale)
         self.ignore_index = check_index("ignore_index", ignore_index)
@@ -165,7 +177,7 @@ class Call:
             vectors = f"[{', '.join(map(str, (*shape, width)))}]"
             expected = f"shape {list(shape)}, or {vectors} of floating-point numbers"
             raise ValueError(mismatch(named, expected, list(tensor.shape)))
-        return tensor.reshape(-1)
+        return tensor if len(shape) == 1 else tensor.reshape(-1)
 
     @property
     def masking(self) -> Masking | None:
@@ -298,7 +310,8 @@ class Call:
         for source in traced.sources[kind]:
             t = self._vector(traced, tensors, kind, source)
             t = t if t.dtype == dtype else t.to(dtype)
-            vectors.append(t if t.dim() else t.expand(len(self.a if kind.startswith("row") else self.b)))
+            of = self.a if kind.startswith("row") else self.b
+            vectors.append(t if t.dim() else t.expand(of.shape[0]))
         return torch.stack(vectors) if len(vectors) > 1 else vectors[0].unsqueeze(0)
 
     def tables_of(
@@ -329,12 +342,15 @@ class Call:
         if name == "number":
             return torch.full((), rest[0], dtype=torch.int64, device=self.a.device)
         if name in ("leading", "row", "head", "batch"):
-            number = torch.arange(len(self.a), device=self.a.device)
             *leading, _ = self.given.shape
+            in_batches = len(leading) > 1 and leading[-1] > 0
+            if name == "leading" and not in_batches:
+                return torch.zeros((), dtype=torch.int64, device=self.a.device)
+            number = torch.arange(self.a.shape[0], device=self.a.device)
             if name == "leading":
-                return number // leading[-1] if len(leading) > 1 and leading[-1] else number.new_zeros(())
+                return number // leading[-1]
             if name == "row":
-                return number % leading[-1] if len(leading) > 1 and leading[-1] else number
+                return number % leading[-1] if in_batches else number
             _, heads, rows = leading
             number = number // max(rows, 1)
             return number % max(heads, 1) if name == "head" else number // max(heads, 1)

@@ -187,8 +187,8 @@ def ignored_rows(program: Program, row_index: Tensor | None) -> Tensor:
 
 def leave_out(program: Program, ignored: Tensor, values: Tensor, sums: Tensor, indices: Tensor) -> None:
     """Write the results of an empty fold to the ignored rows."""
-    largest, counts, end = len(program.largest), len(program.counts), program.first_entropy
-    lowest = (*program.log_sum_exps, *range(end - largest, end))
+    largest, counts = len(program.largest), len(program.counts)
+    lowest = (*program.log_sum_exps, *range(program.first_largest, program.first_entropy))
     if len(lowest) < program.first_of_most:
         values.masked_fill_(ignored, 0)
     for k in lowest:

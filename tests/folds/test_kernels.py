@@ -120,14 +120,13 @@ def test_losses_of_distillation_hardly_spill(nvrtc: Compiler, loss: str) -> None
 )
 def test_heads_hardly_spill(nvrtc: Compiler, name: str, tier: str) -> None:
     """And they have the code of a few elements: unrolled over a tile it was over 200 KB."""
-    fold = decoding._TOPK[64, (False, False)] if name == "topk" else decoding._SAMPLE[True, (False,) * 3]
+    kinds = (64, (False, False)), (True, (False, False, True, False))
+    fold = decoding._TOPK[kinds[0]] if name == "topk" else decoding._SAMPLE[kinds[1]]
     a, b = torch.ones(8, 64, dtype=torch.bfloat16), torch.ones(9, 64, dtype=torch.bfloat16)
-    row = {"inverse": torch.ones(8), "cap": torch.ones(8)}
-    column = {"bias": torch.ones(9)}
+    row = {"inverse": torch.ones(8)}
     if name == "sample":
         row |= {"noise": torch.ones(8), "seed": torch.ones(8, dtype=torch.int64)}
-        column["shift"] = torch.ones(9, dtype=torch.int64)
-    traced, _ = fold._traced(Call(fold, a, b, None, None, None, -100, row, column, 1.0))
+    traced, _ = fold._traced(Call(fold, a, b, None, None, None, -100, row, {}, 1.0))
     capability = (9, 0) if tier == "sm90" else (8, 0)
     given = "fold", traced.text, traced.counts, torch.bfloat16, tier, capability
     for row_block in (256, 128) if tier == "sm90" else (256,):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import monoidreduce as mr
 from monoidreduce.folds.program.tracing import trace
+from monoidreduce.folds.stat import _largest_by
 
 stat = mr.stat
 Inputs = dict[str, Any]
@@ -98,6 +99,21 @@ def entropies(score, column, label, w):  # type: ignore[no-untyped-def]
     )
 
 
+def carried(score, column, label, w):  # type: ignore[no-untyped-def]
+    """Of the column of a largest value another one is wanted; of a second largest value none."""
+    shares = column != label
+    key, value = (
+        torch.where(shares, x, -torch.inf) for x in (w * torch.sigmoid(score) + 1.5, torch.tanh(w * score))
+    )
+    return dict(
+        most=stat.largest(score),
+        lse=stat.softmax(score).logsumexp,
+        taken=_largest_by(value, key),
+        entropy=stat.softmax(score).entropy,
+        above=stat.count(score > 0.5),
+    )
+
+
 def ranked(score, column, label, w):  # type: ignore[no-untyped-def]
     return dict(
         lse=stat.softmax(score).logsumexp,
@@ -137,6 +153,7 @@ FOLDS: dict[str, tuple[Any, int, tuple[str, ...], tuple[Any, ...]]] = {
     "distances": (distances, 1, ("squares",), ("norms",)),
     "variances": (variances, 1, (), ("w",)),
     "entropies": (entropies, 1, (), ("w",)),
+    "carried": (carried, 1, (), ("w",)),
     "ranked": (ranked, 1, (), ("w",)),
     "attention": (attention, 1, (), (("v", 24),)),
     "vectors": (vectors, 1, (), ("bias", ("v", 5), ("w", 1))),

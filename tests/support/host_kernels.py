@@ -21,6 +21,7 @@ import monoidreduce as mr
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce.folds import number_passes
 from monoidreduce.folds.cuda import cuda_source
+from monoidreduce.folds.program.program import Program
 from monoidreduce.folds.torch.reader import scores
 
 UNIT = """
@@ -162,7 +163,7 @@ class HostKernels:
         key = (source.__name__, *program, dtype)
         if key not in self.known:
             folds = source is cuda_source.fold_source
-            words = cuda_source.state_words(program[0]) if folds else 7
+            words = cuda_source.state_words(program[0] if folds else Program(()).text)
             real = "double" if dtype == torch.float64 else "float"
             unit, library = self.tmp / f"unit{len(self.known)}.cpp", self.tmp / f"unit{len(self.known)}.so"
             unit.write_text(UNIT % (source(*program).text, real, words, STATE if folds else GRADIENT))

@@ -87,7 +87,7 @@ enum class Instruction {
   kMean,     // += a b, weight times value, where the log weight c is not -inf
   kEntropy,  // += a times its logarithm b - frame; c is the frame's field
   kTotal,    // += a
-  kLargest,  // the largest a, and its column in the next field
+  kLargest,  // the largest a, and its column in the next field. Field c gets the b of that column; 0: none does
   kCount,    // += 1 where the mask a is true
   // These write a number of the element into panel `to`
   kResult,  // a times the scale of scores

@@ -195,8 +195,8 @@ def forward_code(text: str, rows: int, row_indices: int, columns: int, column_in
     writer = _Writer(program.nodes, program.roots, (rows, row_indices, columns, column_indices))
     root = iter(writer.roots)
     means_of = [len(softmax) - 1 for softmax in program.softmaxes]
-    numbers = sum(means_of) + len(program.totals) + len(program.counts)
-    first_entropy = 2 * (len(means_of) + len(program.largest)) + numbers
+    first_carried = 2 * (len(means_of) + len(program.largest)) + sum(means_of) + len(program.totals)
+    first_entropy = first_carried + len(program.carried) + len(program.counts)
     field = 0
     for i, (_, *means) in enumerate(program.softmaxes):
         log_weight = next(root)
@@ -211,9 +211,13 @@ def forward_code(text: str, rows: int, row_indices: int, columns: int, column_in
     for _ in program.totals:
         writer.state("total", field, [writer.value(next(root))])
         field += 1
-    for _ in program.largest:
-        writer.state("largest", field, [writer.value(next(root))])
+    largest = [writer.value(next(root)) for _ in program.largest]
+    carried = [writer.value(next(root)) for _ in program.carried]
+    for n, value in enumerate(largest):
+        of = carried[n : n + 1]
+        writer.state("largest", field, [value, *of], [first_carried + n for _ in of])
         field += 2
+    field += len(carried)
     for _ in program.counts:
         writer.state("count", field, [writer.value(next(root))])
         field += 1
@@ -222,7 +226,7 @@ def forward_code(text: str, rows: int, row_indices: int, columns: int, column_in
         raise TraceError(
             f"the statistics have {field} numbers of a row, more than {FIELDS}: write two functions"
         )
-    layout = [len(means_of), *means_of, len(program.totals), len(program.largest), len(program.counts)]
+    layout = [len(means_of), *means_of, len(program.totals), len(largest), len(carried), len(program.counts)]
     return writer.text([*layout, len(program.entropies), *program.entropies])
 
 
@@ -238,7 +242,7 @@ def backward_code(text: str, rows: int, row_indices: int, columns: int, column_i
     # Gradients overwrite the scores, so they are written last.
     for k, number in enumerate([writer.value(root) for root in writer.roots]):
         writer.state("result", k, [number])
-    return writer.text([0, 0, 0, 0, 0])
+    return writer.text([0, 0, 0, 0, 0, 0])
 
 
 @lru_cache(256)
@@ -259,4 +263,4 @@ def scores_code(text: str, sizes: tuple[int, ...], most: int, backward: bool) ->
     values = [writer.value(root) for root in writer.roots]
     for panel, number in zip(panels, values, strict=True):
         writer.state("result" if panel == 2 else "store", panel, [number])
-    return writer.text([0, 0, 0, 0, 0])
+    return writer.text([0, 0, 0, 0, 0, 0])

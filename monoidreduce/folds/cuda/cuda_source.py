@@ -260,7 +260,7 @@ _TO_REAL = """\
 
 def _constants(scores: int, counts: Sequence[int], statistics: Sequence[int]) -> dict[str, int]:
     data = ("kRowData", "kRowIndices", "kColumnData", "kColumnIndices")
-    of_rows = ("kSoftmaxes", "kTotals", "kLargest", "kCounts", "kPayloads", "kMost", "kEntropies")
+    of_rows = ("kSoftmaxes", "kTotals", "kLargest", "kCounts", "kPayloads", "kMost", "kEntropies", "kCarried")
     return {"kScores": scores, **dict(zip((*data, *of_rows), (*counts, *statistics), strict=True))}
 
 
@@ -285,7 +285,7 @@ def fold_source(
     program = parse(text)
     of_payloads = () if counted is None else program.payloads
     wanted = [*program.roots, *(factor for _, factor in of_payloads), *(f for f, _ in program.most)]
-    first = sum(map(len, program.softmaxes)) + len(program.totals)  # of the largest
+    first = program.first_largest
     maximized = {*range(first, first + len(program.largest))}
     maximized |= {len(wanted) - 1 - n for n in range(len(program.most))}
     lines, roots, names = _lines(program.nodes, wanted, maximized=maximized)
@@ -296,6 +296,7 @@ def fold_source(
     for field, numbers in (
         ("total", program.totals),
         ("largest", program.largest),
+        ("carried", program.carried),
         ("counted", program.counts),
         ("factor", of_payloads),
     ):
@@ -306,7 +307,12 @@ def fold_source(
     constants = _constants(
         program.scores,
         (rows, row_indices, columns, column_indices),
-        (*map(len, statistics), sum(k for _, k in program.most), len(program.entropies)),
+        (
+            *map(len, statistics),
+            sum(k for _, k in program.most),
+            len(program.entropies),
+            len(program.carried),
+        ),
     )
     function, more = "ElementStatistics<Program> statistics", ""
     if counted is not None:
@@ -329,7 +335,7 @@ def gradient_source(text: str, rows: int, row_indices: int, columns: int, column
     counts = (known, row_indices + len(program.largest), columns, column_indices)
     results = ", ".join(roots) + (", R(0)" if len(roots) == 1 else "")
     body = [*lines, f"return {{{results}}};"]
-    constants = _constants(program.scores, counts, (0,) * 7)
+    constants = _constants(program.scores, counts, (0,) * 8)
     return Source(_struct(constants, ((), ()), "Gradient<R> gradient", body, names), program.scores)
 
 
@@ -363,7 +369,7 @@ def pulled_source(
     body = [*lines, "ElementGradients<Program> to{};"]
     body += [f"to.{name} = {root};" for name, root in zip(wanted, roots, strict=True)]
     constants = {"kOperands": int(operands), "kSums": len(data)}
-    constants |= _constants(program.scores, counts, (0,) * 7)
+    constants |= _constants(program.scores, counts, (0,) * 8)
     function = "ElementGradients<Program> pulled"
     return Source(_struct(constants, ((), ()), function, [*body, "return to;"], names), program.scores)
 
@@ -374,7 +380,7 @@ def state_words(text: str) -> int:
     program = parse(text)
     softmaxes, largest = len(program.softmaxes), len(program.largest)
     sums = sum(_means(program)) + len(program.entropies)
-    numbers = (softmaxes, softmaxes, sums, len(program.totals), largest, largest)
+    numbers = (softmaxes, softmaxes, sums, len(program.totals), largest, largest, len(program.carried))
     return sum(max(count, 1) for count in (*numbers, len(program.counts)))
 
 

@@ -229,10 +229,10 @@ def gradient(text: str, rows: int, row_indices: int) -> Gradient:
     for total in program.totals:
         adjoint.add(total, upstream(k), counted)
         k += 1
-    for n, largest in enumerate(program.largest):
+    for value_there, n in program.in_columns:
         at = graph.leaf("row_index", row_indices + n, "number or none")
         here = graph.leaf("position") == at
-        adjoint.add(largest, upstream(k), counted | {(here.number, True)})
+        adjoint.add(value_there, upstream(k), counted | {(here.number, True)})
         k += 1
 
     for n, (f, _) in enumerate(program.most):

@@ -1,9 +1,10 @@
 """A program as data: a graph of operations, the statistics that fold it, and both as canonical text.
 
 The order of results is fixed. Values: for each softmax its log-sum-exp and its means, then totals, then
-largest values, then entropies, then variances, then the k largest values of `most`. Integers: the columns of
-the largest values, then counts, then the columns of `most`. Payload sums have tensors of their own: for each
-pair of `payloads` the rows of a matrix, summed over the columns with the elements' weights.
+largest values, then carried values, then entropies, then variances, then the k largest values of `most`.
+Integers: the columns of the largest values, then counts, then the columns of `most`. Payload sums have
+tensors of their own: for each pair of `payloads` the rows of a matrix, summed over the columns with the
+elements' weights.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from monoidreduce.folds.program.graph import Node
 from monoidreduce.folds.program.operations import DTYPES, LEAVES, OPERATIONS
 
 MOST = 64  # largest k of `most`
-_NO_MORE: Any = ((), (), None, (), (), None, ())  # the fields that a program's text leaves out together
+_NO_MORE: Any = ((), (), None, (), (), None, (), ())  # the fields that a program's text leaves out together
 
 __all__ = ["MOST", "Program", "operands", "parse", "reachable", "with_sizes", "without_own_row"]
 
@@ -51,6 +52,8 @@ class Program:
     variances: pairs (softmax, k): the variance of the f whose mean is number k of that softmax.
     most: pairs (f, k): the k largest f, in order.
     entropies: the softmaxes whose entropies are wanted.
+    carried: for the first of `largest`, another value that is wanted of the same column. It is -inf where the
+        value in `largest` is.
     own_row: the row integer, by its number among the data, that is the row's number in its batch. None if
         there is none, or if that is not known.
     """
@@ -67,13 +70,14 @@ class Program:
     most: tuple[tuple[int, int], ...] = ()
     own_row: int | None = None
     entropies: tuple[int, ...] = ()
+    carried: tuple[int, ...] = ()
 
     @property
     def roots(self) -> Iterator[int]:
         """The nodes that statistics of one number fold."""
         for softmax in self.softmaxes:
             yield from softmax
-        yield from (*self.totals, *self.largest, *self.counts)
+        yield from (*self.totals, *self.largest, *self.carried, *self.counts)
 
     @property
     def used(self) -> Iterator[int]:
@@ -97,9 +101,21 @@ class Program:
         return [sum(map(len, self.softmaxes[:i])) for i in range(len(self.softmaxes))]
 
     @property
+    def first_largest(self) -> int:
+        """The place of the first largest value among the values."""
+        return sum(map(len, self.softmaxes)) + len(self.totals)
+
+    @property
+    def in_columns(self) -> Iterator[tuple[int, int]]:
+        """For each largest and each carried value: its node, and of which largest value it has the column."""
+        for values in (self.largest, self.carried):
+            for n, value in enumerate(values):
+                yield value, n
+
+    @property
     def first_entropy(self) -> int:
         """The place of the first entropy among the values."""
-        return sum(map(len, self.softmaxes)) + len(self.totals) + len(self.largest)
+        return self.first_largest + len(self.largest) + len(self.carried)
 
     @property
     def first_variance(self) -> int:
@@ -124,7 +140,7 @@ class Program:
     def text(self) -> str:
         fields = (self.nodes, self.softmaxes, self.totals, self.largest, self.counts)
         more = (self.payloads, self.factors, self.ignored, self.variances, self.most)
-        more += (self.own_row, self.entropies)  # type: ignore[assignment]
+        more += (self.own_row, self.entropies, self.carried)  # type: ignore[assignment]
         if more != _NO_MORE:
             fields += more  # type: ignore[assignment]
         return json.dumps(fields, separators=(",", ":"))
@@ -171,6 +187,7 @@ class Program:
             tuple((of(f), k) for f, k in self.most),
             self.own_row,
             self.entropies,
+            tuple(map(of, self.carried)),
         )
 
 
@@ -179,7 +196,7 @@ def parse(text: str) -> Program:
     """The inverse of `Program.text`. Raises ValueError for a text that it could not have written."""
     try:
         nodes, softmaxes, totals, largest, counts, *more = json.loads(text)
-        payloads, factors, ignored, variances, most, own_row, entropies = more or _NO_MORE
+        payloads, factors, ignored, variances, most, own_row, entropies, carried = more or _NO_MORE
         program = Program(
             tuple(map(tuple, nodes)),
             tuple(map(tuple, softmaxes)),
@@ -193,6 +210,7 @@ def parse(text: str) -> Program:
             tuple((f, k) for f, k in most),
             own_row,
             tuple(entropies),
+            tuple(carried),
         )
         _check(program)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
@@ -237,6 +255,7 @@ def _check(program: Program) -> None:
         *sum(program.softmaxes, ()),
         *program.totals,
         *program.largest,
+        *program.carried,
         *of_payloads,
         *program.factors,
         *(f for f, _ in program.most),
@@ -246,6 +265,8 @@ def _check(program: Program) -> None:
             raise ValueError("a statistic")
     if not all(program.softmaxes) and program.softmaxes:
         raise ValueError("a softmax")
+    if len(program.carried) > len(program.largest):
+        raise ValueError("a carried value")
     if not all(type(s) is int and -1 <= s < len(program.softmaxes) for s, _ in program.payloads):
         raise ValueError("a payload")
     if program.ignored is not None:

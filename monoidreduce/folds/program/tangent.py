@@ -126,10 +126,10 @@ def tangent(text: str, rows: int, row_indices: int, columns: int, sizes: int, mo
                     square = deviation * deviation - value(program.first_variance + v)
                     variances[v] = i, 2.0 * deviation * by_mean + square * by_weight
         found += [(-1, along(total, directions)) for total in program.totals]
-        for n, largest in enumerate(program.largest):
+        for value_there, n in program.in_columns:
             here = graph.leaf("position") == graph.leaf("row_index", row_indices + n, "number or none")
-            by_largest = along(largest, directions)
-            found.append((-1, by_largest.where(here, by_largest, 0.0)))
+            moved_there = along(value_there, directions)
+            found.append((-1, moved_there.where(here, moved_there, 0.0)))
         for e, i in enumerate(program.entropies):
             found.append((i, of_entropy(e) * along(program.softmaxes[i][0], directions)))
         return found + [variances[v] for v in range(len(variances))]

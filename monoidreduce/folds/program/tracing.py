@@ -217,13 +217,7 @@ class Trace(Graph):
         leading, row = (self.data("row", "number", (name,)) for name in ("leading", "row"))
         return self._uniform(seed, leading, row)
 
-    def uniform_at(self, seed: Any, row: Expression, column: Expression) -> Expression:
-        """The number of the element with this row and column."""
-        return self._uniform(seed, self.data("row", "number", ("leading",)), row, column)
-
-    def _uniform(
-        self, seed: Any, leading: Expression, row: Expression, column: Expression | None = None
-    ) -> Expression:
+    def _uniform(self, seed: Any, leading: Expression, row: Expression) -> Expression:
         if (
             isinstance(seed, Tensor)
             and seed.dim() == 0
@@ -235,8 +229,7 @@ class Trace(Graph):
         else:
             expected = "an int of 64 bits, or a 0-d tensor or datum of rows of an integer dtype"
             raise TraceError(mismatch("seed", expected, repr(seed)))
-        column = self.leaf("position") if column is None else column
-        return self.apply("uniform", self.apply("index_stream", of, leading), row, column)
+        return self.apply("uniform", self.apply("index_stream", of, leading), row, self.leaf("position"))
 
     def _is_of_rows(self, value: Any) -> bool:
         """Whether a value is an integer that depends on the row alone."""
@@ -381,7 +374,8 @@ def _of_kept(graph: Trace, keep: Expression, statistic: stat.Statistic) -> stat.
         of = where(of, False if kind == "count" else 0.0)
     else:
         of = where(of, -math.inf)  # of the negative values, if the smallest are wanted
-    return stat.Statistic(kind, of, log_weight, statistic.payload, statistic.k)
+    carried = None if statistic.carried is None else where(statistic.carried, -math.inf)
+    return stat.Statistic(kind, of, log_weight, statistic.payload, statistic.k, carried)
 
 
 def run(graph: Trace, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
@@ -491,7 +485,8 @@ def _traced(
     """Build the program of the returned statistics. ignored: as in `Program`."""
     softmaxes: dict[int, list[int]] = {}
     totals: list[int] = []
-    largest: list[int] = []
+    carrying = [*dict.fromkeys((s.of, s.carried) for s in results.values() if s.carried is not None)]
+    largest = [of for of, _ in carrying]
     counts: list[int] = []
     weights: list[
         tuple[int | None, int]
@@ -527,6 +522,8 @@ def _traced(
                 places[name] = place(variances, (weight, places[name] - 1))
         elif statistic.k is not None:
             places[name] = place(most, (number, statistic.k))
+        elif statistic.carried is not None:
+            places[name] = carrying.index((number, statistic.carried))
         else:
             into = {"total": totals, "count": counts}.get(statistic.kind, largest)
             places[name] = place(into, number)
@@ -534,6 +531,9 @@ def _traced(
     for weight, means in softmaxes.items():
         first_of[weight] = rows
         rows += 1 + len(means)
+    of_largest = rows + len(totals)
+    of_carried = of_largest + len(largest)
+    of_entropies = of_carried + len(carrying)
     outputs: dict[str, tuple[Any, ...]] = {}
     ordered = sorted(vectors)
     for name, statistic in results.items():
@@ -541,9 +541,9 @@ def _traced(
         if statistic.payload is not None:
             outputs[name] = ("payload", ordered.index(at))
         elif statistic.kind == "entropy":
-            outputs[name] = ("value", rows + len(totals) + len(largest) + at)
+            outputs[name] = ("value", of_entropies + at)
         elif statistic.kind == "variance":
-            outputs[name] = ("value", rows + len(totals) + len(largest) + len(entropies) + at)
+            outputs[name] = ("value", of_entropies + len(entropies) + at)
         elif statistic.log_weight is not None:
             kind = "value" if statistic.kind == "mean" else "logsumexp"
             outputs[name] = (kind, first_of[statistic.log_weight] + at)
@@ -553,10 +553,11 @@ def _traced(
             outputs[name] = ("index", len(largest) + at)
         elif statistic.k is not None:
             before = sum(k for _, k in most[:at])
-            of_values = rows + len(totals) + len(largest) + len(entropies) + len(variances) + before
+            of_values = of_entropies + len(entropies) + len(variances) + before
             outputs[name] = (statistic.kind, of_values, len(largest) + len(counts) + before, statistic.k)
         else:
-            outputs[name] = (statistic.kind, rows + len(totals) + at, at, None)
+            first = of_largest if statistic.carried is None else of_carried
+            outputs[name] = (statistic.kind, first + at, at, None)
     nodes, numbered = tuple(graph.nodes), list(softmaxes)
     integers, own = graph.sources["row_index"], ("row",)
     program, kept = Program(
@@ -571,6 +572,7 @@ def _traced(
         ignored=ignored,
         own_row=integers.index(own) if own in integers else None,
         entropies=tuple(map(numbered.index, entropies)),
+        carried=tuple(carried for _, carried in carrying),
     ).pruned()
     if not is_mean_alone(program):  # only attention's kernels read it
         program = replace(program, own_row=None)

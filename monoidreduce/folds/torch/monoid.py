@@ -32,6 +32,7 @@ def _state(text: str) -> Any:
         fields += [f"lse{i}", *(f"mean{i}_{k}" for k in range(len(softmax) - 1))]
     fields += [f"total{i}" for i in range(len(program.totals))]
     fields += [f"largest{i}" for i in range(len(program.largest))]
+    fields += [f"carried{i}" for i in range(len(program.carried))]
     fields += [f"entropy{i}" for i in range(len(program.entropies))]
     fields += [f"variance{i}" for i in range(len(program.variances))]
     fields += [f"most{i}_{rank}" for i, (_, k) in enumerate(program.most) for rank in range(k)]
@@ -107,8 +108,9 @@ class StatisticsMonoid(Monoid[Any]):
         fields = [torch.zeros_like(field) for field in like]
         for first, _ in self._softmaxes():
             fields[first] = torch.full_like(like[first], -math.inf)
-        for value, at in self._largest():
-            fields[value] = torch.full_like(like[value], -math.inf)
+        for *values, at in self._largest():
+            for value in values:
+                fields[value] = torch.full_like(like[value], -math.inf)
             fields[at] = torch.full_like(like[at], _LAST)
         for ranks, places in self._most():
             for value, at in zip(ranks, places, strict=True):
@@ -134,10 +136,10 @@ class StatisticsMonoid(Monoid[Any]):
                     _part(share, x[variance] + (x[mean] - fields[mean]) ** 2)
                     for share, x in ((share_a, a), (share_b, b))
                 )
-        for value, at in self._largest():
+        for value, *carried, at in self._largest():
             take = _is_larger(b[value], b[at], a[value], a[at])
-            fields[value] = torch.where(take, b[value], a[value])
-            fields[at] = torch.where(take, b[at], a[at])
+            for field in (value, *carried, at):
+                fields[field] = torch.where(take, b[field], a[field])
         for ranks, places in self._most():
             values = torch.stack([x[value] for x in (a, b) for value in ranks], -1)
             columns = torch.stack([x[at] for x in (a, b) for at in places], -1)
@@ -164,8 +166,9 @@ class StatisticsMonoid(Monoid[Any]):
                 fields[variance] = share * g[variance]
                 fields[mean] = fields[mean] + 2 * share * g[variance] * deviation
             fields[first] = torch.where(share == 0, 0.0, share * inner)
-        for value, at in self._largest():
-            fields[value] = torch.where(a[at] == c[at], g[value], 0.0)
+        for *values, at in self._largest():
+            for value in values:
+                fields[value] = torch.where(a[at] == c[at], g[value], 0.0)
         for ranks, places in self._most():
             for value, at in zip(ranks, places, strict=True):
                 of_ranks = zip(ranks, places, strict=True)
@@ -183,11 +186,12 @@ class StatisticsMonoid(Monoid[Any]):
             field += len(softmax)
         return found
 
-    def _largest(self) -> list[tuple[int, int]]:
-        """For each largest value: the indices of its value field and its column field."""
-        count = len(self.program.largest)
-        first = self.program.first_entropy - count
-        return [(first + i, self.program.values + i) for i in range(count)]
+    def _largest(self) -> list[tuple[int, ...]]:
+        """For each largest value: the indices of its value field, of that of the value that it carries, if it
+        does, and of its column field."""
+        first, count = self.program.first_largest, len(self.program.largest)
+        carried = [*range(first + count, first + count + len(self.program.carried))]
+        return [(first + i, *carried[i : i + 1], self.program.values + i) for i in range(count)]
 
     def _most(self) -> list[tuple[range, range]]:
         """For each pair of `most`: the indices of its value fields and of its column fields, by rank."""

@@ -103,11 +103,11 @@ def statistics(
         share, absent = shares[softmax]
         deviation = element[program.softmaxes[softmax][1 + k]] - values[program.mean_of(n)][:, None]
         squares.append((share * deviation.masked_fill(absent, 0.0) ** 2).sum(1))
-    indices: list[Tensor] = []
-    for number in program.largest:
-        value, index = _largest(element[number])
-        values.append(value)
-        indices.append(torch.where(index < 0, index, index + first))
+    found_at = [_largest(element[number]) for number in program.largest]
+    values.extend(value for value, _ in found_at)
+    for number, (value, index) in zip(program.carried, found_at, strict=False):
+        values.append(element[number].gather(1, index[:, None]).squeeze(1) if columns else value)
+    indices = [torch.where(index < 0, index, index + first) for _, index in found_at]
     indices.extend(element[number].sum(1) for number in program.counts)
     values.extend(entropies[softmax] for softmax in program.entropies)
     values.extend(squares)

@@ -7,7 +7,8 @@
 // element runs for each block.
 //
 // A state has, for each softmax: a frame (row max), its mass, and the sums of its means, all measured from the frame. Then
-// come totals, then a value and a column for each largest value, then counts, then the sums of entropies (entropy.h).
+// come totals, then a value and a column for each largest value, then what the first of these carry from that column, then
+// counts, then the sums of entropies (entropy.h).
 #pragma once
 
 #include <algorithm>
@@ -39,7 +40,7 @@ struct Command {
 
 // Which statistics a program has, and where their fields are in the state.
 struct Statistics {
-  int softmaxes = 0, means[kStateFields] = {}, totals = 0, largest = 0, counts = 0;
+  int softmaxes = 0, means[kStateFields] = {}, totals = 0, largest = 0, carried = 0, counts = 0;
   int entropies = 0, softmax_of[kStateFields] = {};  // of each entropy
 
   int first_total() const {
@@ -48,7 +49,8 @@ struct Statistics {
     return field;
   }
   int first_largest() const { return first_total() + totals; }
-  int first_count() const { return first_largest() + 2 * largest; }
+  int first_carried() const { return first_largest() + 2 * largest; }
+  int first_count() const { return first_carried() + carried; }
   int first_entropy() const { return first_count() + counts; }
   int fields() const { return first_entropy() + entropies; }
   // f(first field, number of means)
@@ -142,8 +144,8 @@ class Program {
   // Checks the sizes of the call's results: rows of values, of low words and of indices.
   void expect_results(std::int64_t values, std::int64_t low, std::int64_t indices) const {
     const Statistics& s = statistics;
-    expect(values == s.first_largest() - s.softmaxes + s.largest + s.entropies && low == s.softmaxes &&
-           indices == s.largest + s.counts);
+    expect(values == s.first_largest() - s.softmaxes + s.largest + s.carried + s.entropies &&
+           low == s.softmaxes && indices == s.largest + s.counts);
   }
   const Word* column(int k) const { return column_ + of_columns_.first[k] * columns_; }
   // Elements of the tables. An index out of range is clamped.
@@ -238,7 +240,8 @@ class Program {
     Statistics s;
     s.softmaxes = count(kStateFields / 2);
     for (int i = 0; i < s.softmaxes; ++i) s.means[i] = count(kStateFields);
-    s.totals = count(kStateFields), s.largest = count(kStateFields), s.counts = count(kStateFields);
+    s.totals = count(kStateFields), s.largest = count(kStateFields), s.carried = count(s.largest);
+    s.counts = count(kStateFields);
     s.entropies = count(s.softmaxes);
     for (int e = 0; e < s.entropies; ++e) s.softmax_of[e] = count(s.softmaxes - 1);
     expect(s.fields() <= kStateFields);
@@ -293,7 +296,7 @@ class Program {
       case Instruction::kEntropy:
         return expect(s.a < registers && s.b < registers && is_entropy(s.to, s.c));
       case Instruction::kLargest:
-        return expect(s.a < registers && s.to + 1 < kStateFields);
+        return expect(s.a < registers && s.b < registers && s.to + 1 < kStateFields && s.c < kStateFields);
       case Instruction::kResult:
       case Instruction::kStore:
         return expect(s.a < registers && s.to < kPanels);
@@ -705,7 +708,7 @@ class Interpreter {
       case Instruction::kTotal:
         return sum(field[s.to], n, [&](int j, int half) { return a.at[j * a.step + half]; });
       case Instruction::kLargest:
-        return find_row_max(field[s.to], field[s.to + 1], a, n);
+        return find_row_max(field[s.to], field[s.to + 1], a, s.c > 0 ? field[s.c] : nullptr, b, n);
       case Instruction::kCount:
         for (int j = 0; j < n; ++j) {
           for (int half = 0; half < kPacks; ++half)
@@ -771,8 +774,10 @@ class Interpreter {
     }
   }
 
-  // Updates the largest value and its column. Most blocks have no larger value, which the first loop finds out.
-  MR_HD void find_row_max(R (&value)[kPacks], R (&column)[kPacks], Operand a, int n) const {
+  // Updates the largest value, its column, and what it carries from there, if it does. Most blocks have no larger value, which
+  // the first loop finds out.
+  MR_HD void find_row_max(R (&value)[kPacks], R (&column)[kPacks], Operand a, R* carried, Operand b,
+                          int n) const {
     for (int half = 0; half < kPacks; ++half) {
       M larger = index(column[half]) == I(kNoColumn<T>);
       for (int j = 0; j < n; ++j) larger = larger | !(a.at[j * a.step + half] <= value[half]);
@@ -783,6 +788,7 @@ class Interpreter {
         const M take = is_larger(x, position, value[half], index(column[half]));
         value[half] = select(take, x, value[half]);
         column[half] = word(select(take, position, index(column[half])));
+        if (carried != nullptr) carried[half] = select(take, b.at[j * b.step + half], carried[half]);
       }
     }
   }
@@ -864,8 +870,9 @@ struct ProgramFold {
     std::fill_n(state.low, kStateFields, R(0));
     s.each_softmax(
         [&](int frame, int) { state.field[frame] = -infinity<R>(), state.field[frame + 1] = R(0); });
-    for (int k = s.first_largest(); k < s.first_count(); k += 2)
+    for (int k = s.first_largest(); k < s.first_carried(); k += 2)
       state.field[k] = -infinity<R>(), state.field[k + 1] = word(Index<R>(kNoColumn<T>));
+    std::fill_n(state.field + s.first_carried(), s.carried, -infinity<R>());
     for (int k = s.first_count(); k < s.first_entropy(); ++k) state.field[k] = word(Index<R>(0));
     return state;
   }
@@ -887,9 +894,11 @@ struct ProgramFold {
       for (int k = frame + 1; k < frame + 2 + means; ++k) add(k, of_a, of_b);
     });
     for (int k = s.first_total(); k < s.first_largest(); ++k) add(k, R(1), R(1));
-    for (int k = s.first_largest(); k < s.first_count(); k += 2) {
+    for (int n = 0, k = s.first_largest(); n < s.largest; ++n, k += 2) {
       const auto take = is_larger(b.field[k], index(b.field[k + 1]), a.field[k], index(a.field[k + 1]));
-      for (int i = k; i < k + 2; ++i) c.field[i] = select(take, b.field[i], a.field[i]);
+      const auto put = [&](int i) { c.field[i] = select(take, b.field[i], a.field[i]); };
+      put(k), put(k + 1);
+      if (n < s.carried) put(s.first_carried() + n);
     }
     for (int k = s.first_count(); k < s.first_entropy(); ++k)
       c.field[k] = word(index(a.field[k]) + index(b.field[k]));
@@ -919,7 +928,7 @@ struct ProgramFold {
       for (int k = frame + 2; k < frame + 2 + means; ++k)
         out.field[k] = select(mass == R(0), R(0), whole(k) / mass);
     });
-    for (int k = s.first_largest() + 1; k < s.first_count(); k += 2) {
+    for (int k = s.first_largest() + 1; k < s.first_carried(); k += 2) {
       const Index<R> column = index(state.field[k]);
       out.field[k] = word(select(column == Index<R>(kNoColumn<T>), Index<R>(-1), column));
     }

@@ -142,7 +142,8 @@ struct ProgramRows {
  private:
   // They are behind all other values and indices.
   __device__ __forceinline__ void store_most(std::int64_t row) const {
-    constexpr int kValues = P::kSoftmaxes + means<P>() + P::kTotals + P::kLargest + P::kEntropies,
+    constexpr int kValues =
+                      P::kSoftmaxes + means<P>() + P::kTotals + P::kLargest + P::kCarried + P::kEntropies,
                   kIndices = P::kLargest + P::kCounts;
     for (int n = 0; n < P::kMost; ++n) {
       const RankedElement x = best[row * kMostKept + n];

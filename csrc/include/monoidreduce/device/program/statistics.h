@@ -8,6 +8,8 @@
 //   RowIndex, ColumnIndex                               types of these integers: std::int64_t, or Index<Real>, in which
 //                                                       an integer that does not fit becomes the nearest one
 //   kMeans[s], kSoftmaxes, kTotals, kLargest, kCounts   how many statistics it has; means for each softmax
+//   kCarried                                            how many of the largest, from the first on, carry another value of
+//                                                       their column
 //   kEntropies, kEntropyOf[e]                           how many entropies, and the softmax of each
 //   kLines                                              lines of code for an element
 //   kPayloads                                           how many payload sums the kernel computes
@@ -98,6 +100,7 @@ struct ElementStatistics {
   Numbers<R, means<P>()> mean;  // the values whose means are taken, for all softmaxes
   Numbers<R, P::kTotals> total;
   Numbers<R, P::kLargest> largest;
+  Numbers<R, P::kCarried> carried;
   Numbers<bool, P::kCounts> counted;
   Numbers<R, P::kPayloads> factor;  // of the payload; a softmax's weight is another factor
 
@@ -192,6 +195,7 @@ struct StatisticsState {
   Numbers<R, P::kSoftmaxes> frame;
   StatisticsSums<P> sums;
   Numbers<R, P::kLargest> largest;
+  Numbers<R, P::kCarried> carried;
   Numbers<I, P::kLargest> at;
   Numbers<I, P::kCounts> count;
 
@@ -230,6 +234,7 @@ struct StatisticsState {
     MR_UNROLL for (int k = 0; k < P::kLargest; ++k) {
       const bool take = present && is_larger(e.largest[k], largest[k]);
       largest[k] = select(take, e.largest[k], largest[k]), at[k] = select(take, column, at[k]);
+      if (k < P::kCarried) carried[k] = select(take, e.carried[k], carried[k]);
     }
     MR_UNROLL for (int k = 0; k < P::kCounts; ++k) count[k] += present && e.counted[k];
     return weight;
@@ -247,6 +252,7 @@ struct StatisticsSum {
     s.sums = StatisticsSums<P>::none();
     MR_UNROLL for (int k = 0; k < P::kSoftmaxes; ++k) s.frame[k] = -infinity<R>();
     MR_UNROLL for (int k = 0; k < P::kLargest; ++k) s.largest[k] = -infinity<R>(), s.at[k] = State::kNoColumn;
+    MR_UNROLL for (int k = 0; k < P::kCarried; ++k) s.carried[k] = -infinity<R>();
     return s;
   }
   MR_HD State combine(State a, const State& b) const {
@@ -264,6 +270,7 @@ struct StatisticsSum {
     MR_UNROLL for (int k = 0; k < P::kLargest; ++k) {
       const bool take = is_larger(b.largest[k], b.at[k], a.largest[k], a.at[k]);
       a.largest[k] = select(take, b.largest[k], a.largest[k]), a.at[k] = select(take, b.at[k], a.at[k]);
+      if (k < P::kCarried) a.carried[k] = select(take, b.carried[k], a.carried[k]);
     }
     MR_UNROLL for (int k = 0; k < P::kCounts; ++k) a.count[k] += b.count[k];
   }
@@ -383,6 +390,7 @@ struct StatisticsResults {
       const I column = state.at[n];
       *value = scalar(state.largest[n]), *index = column == StatisticsState<P>::kNoColumn ? lowest : column;
     }
+    for (int n = 0; n < P::kCarried; ++n, value += rows) *value = scalar(state.carried[n]);
     for (int n = 0; n < P::kCounts; ++n, index += rows) *index = state.count[n];
     for (int n = 0; n < P::kEntropies; ++n, value += rows)
       *value = Entropy<T>::of(scalar(state.sums.mass[P::kEntropyOf[n]]), scalar(state.sums.mean[k + n]));
