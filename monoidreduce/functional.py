@@ -592,7 +592,8 @@ def check_attention(
     scale, softcap = score_factors(scale, softcap)
     of_rows = bias if bias is not None and raises_rows(bias) else None
     bias = None if of_rows is not None else bias
-    compensated = compensated or _shows_rounding(q, bias, sinks)
+    # Forward mode subtracts out times how the log-sum-exp moves from a sum of about the same size.
+    compensated = compensated or has_tangent((q, k, v)) or _shows_rounding(q, bias, sinks)
     return (q, k, v, bias), (scale, softcap, *bounds(causal, window), compensated), of_rows
 
 

@@ -146,6 +146,8 @@ register(
     forward=attention_forward,
     fake=attention_results,
     backward=attention_backward,
+    tangents=lambda *args: _yards.folds().attention_tangents(*args),
+    moves=lambda q, k, v, bias, sinks, *_: bias is None and sinks is None,
     fold=Fold(a="q", b="k", payload="v", joined=("sinks",)),
     # whole: see `BuiltInScores`. unrounded_gradients: see `UNROUNDED`.
     backward_options="bool whole=True, bool unrounded_gradients=False",

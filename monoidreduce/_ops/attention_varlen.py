@@ -107,6 +107,8 @@ register(
     forward=varlen_forward,
     fake=varlen_results,
     backward=varlen_backward,
+    tangents=lambda *args: _yards.folds().varlen_tangents(*args),
+    moves=lambda q, k, v, sinks, *_: sinks is None,
     fold=Fold(a="q", b="k", payload="v", joined=("sinks",)),
     backward_options="bool unrounded_gradients=False",
 )

@@ -237,6 +237,7 @@ def _autograd(
     obstacle: Callable[..., str | None],
     move: Callable[..., Any] | None,
     rewritten: Callable[..., Any] | None = None,
+    moves: Callable[..., bool] | None = None,
     compiles: bool = False,
 ) -> tuple[Callable[..., Any], Callable[[tuple[Any, ...]], Any]]:
     """Two functions: the Autograd kernel of `op`, which takes half the time of what
@@ -257,6 +258,7 @@ def _autograd(
         tangents or None of the results.
     rewritten: a call written with ops that have forward mode and gradients of gradients. It is used for
         tangents, and where torch.func differentiates gradients.
+    moves: for an op with both: whether `move` serves a call that autograd does not record.
     compiles: as in `_register`.
 
     Inside, `plain` is whether nothing else is to intercept the call.
@@ -333,7 +335,8 @@ def _autograd(
             why = obstacle(*args)
             if why is not None:
                 raise no_forward_mode(_title(name), why)
-            if rewritten is not None:
+            recorded_too = torch.is_grad_enabled() and any_requires_grad(args)
+            if rewritten is not None and (moves is None or recorded_too or not moves(*args)):
                 return rewritten(*args)
             with single_level():
                 return along(False, args[tensors:], *args[:tensors])
@@ -459,6 +462,7 @@ def register(name: str, **described: Any) -> None:
             "in_place": None if in_place is None else of_backward(in_place),
             "second": None,
             "tangents": None,
+            "moves": None,
             "obstacle": lambda *args: "",
         },
     )
@@ -483,6 +487,7 @@ def _register(
     in_place: Callable[..., list[Tensor]] | None = None,
     second: Callable[..., list[Tensor | None]] | None = None,
     tangents: Callable[..., Sequence[Tensor]] | None = None,
+    moves: Callable[..., bool] | None = None,
     obstacle: Callable[..., str | None] | None = None,
     calls: str | None = None,
     compiles: bool = False,
@@ -516,11 +521,13 @@ def _register(
             of the upstream gradients and of the residuals, and returns the tangents of the results in the
             places of the inputs. Without it, they are those of the operator as folds of statistics
             (folds/as_statistics.py), if it is there; otherwise a second derivative is a RuntimeError.
-        tangents: forward mode, for an operator with `second`. It is called with a tangent or None for each
-            input, then with the results, then with the arguments, and returns the tangents of the
+        tangents: forward mode, for an operator with `second` or `moves`. It is called with a tangent or None
+            for each input, then with the results, then with the arguments, and returns the tangents of the
             differentiable outputs. Without it, forward mode is that of the operator as folds of statistics,
             if it is there; otherwise forward mode is a NotImplementedError.
-        obstacle: why a call has no forward mode, from its arguments; None if it has. Given with `tangents`.
+        moves: whether `tangents` serves a call, from its arguments. Otherwise, and where the call also has
+            gradients, forward mode is that of the operator as folds of statistics.
+        obstacle: why a call has no forward mode, from its arguments; None if it has. Given with `second`.
         calls: the calls that run the op, for errors, if it does not have the name of one.
         compiles: the op's kernels are compiled for a user's function. Those of the backward pass are compiled
             beside those of the forward pass (folds/cuda/ahead.py).
@@ -650,7 +657,8 @@ def _register(
         differentiate,
         obstacle_of,
         move if tangents else None,
-        None if tangents else rewritten,
+        None if second else rewritten,
+        moves,
         compiles,
     )
     backward_kernel, _ = _autograd(

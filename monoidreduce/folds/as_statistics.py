@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from monoidreduce._ops.attention_mask import band
+from monoidreduce._ops.attention_passes import in_full
 from monoidreduce._ops.memory import no_gradient
 from monoidreduce._ops.registry import OPERATORS
 from monoidreduce._torch_private import DispatchMode
@@ -25,10 +26,11 @@ from monoidreduce.folds import stat
 from monoidreduce.folds.distillation import Distillation
 from monoidreduce.folds.kept_classes import in_64_bits, is_kept, shifts
 from monoidreduce.folds.modified_as_statistics import modified_attention, seen_in_sequences
+from monoidreduce.folds.second_derivatives import tangents
 from monoidreduce.folds.statistics import Statistics
 from monoidreduce.functional import _with_sinks
 
-__all__ = ["by_statistics", "obstacle", "second_derivative"]
+__all__ = ["attention_tangents", "by_statistics", "obstacle", "second_derivative", "varlen_tangents"]
 
 _NO_LABEL = -1
 
@@ -415,12 +417,9 @@ def _of_heads(
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention and its log-sum-exp. seen: `Mask.bounds`. bias: [B, H, M, N], beside no softcap."""
-    (batch, heads, queries, width), shared = q.shape, k.shape[1]
+    (batch, heads, queries, _), shared = q.shape, k.shape[1]
     fold = _attention_of_head(softcap, seen is not None, bias is not None)
-    of_rows = () if seen is None else seen.repeat(1, heads // max(shared, 1))
-    row = dict(zip(("first", "stop"), of_rows, strict=False))
-    by = 1 / math.sqrt(max(width, 1)) if scale is None else scale
-    rows = q.reshape(batch, shared, heads // max(shared, 1) * queries, width)  # of the heads that share keys
+    rows, row, by = _rows_of_heads(q, shared, scale, seen)
     if bias is None:
         row = {name: t.expand(rows.shape[:-1]) for name, t in row.items()}
         out, lse = fold._by_folds(rows, k, row=row, column={"v": v}, scale=by)
@@ -439,6 +438,60 @@ def _of_heads(
     empty = lse == -math.inf
     joined, total = _with_sinks(out.to(lse.dtype), lse.masked_fill(empty, 0), sinks)
     return joined.to(out.dtype), torch.where(empty, sinks.to(lse.dtype)[:, None], total)
+
+
+def _rows_of_heads(
+    q: Tensor, shared: int, scale: float | None, seen: Tensor | None
+) -> tuple[Tensor, dict[str, Tensor], float]:
+    """The queries of the heads that share keys, [B, shared, rows, D]; what such rows see; and the scale."""
+    batch, heads, queries, width = q.shape
+    groups = heads // max(shared, 1)
+    of_rows = () if seen is None else seen.repeat(1, groups)
+    row = dict(zip(("first", "stop"), of_rows, strict=False))
+    by = 1 / math.sqrt(max(width, 1)) if scale is None else scale
+    return q.reshape(batch, shared, groups * queries, width), row, by
+
+
+def _tangents_of_heads(
+    directions: Sequence[Tensor | None],
+    results: Sequence[Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None,
+    softcap: float,
+    seen: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """How attention and its log-sum-exp move. They are a fold's results, which attention's kernels computed.
+
+    directions: of q, k and v. results: those of the op. seen: as in `_of_heads`.
+    """
+    out, lse, lse_low, out_low = results
+    rows, row, by = _rows_of_heads(q, k.shape[1], scale, seen)
+    row = {name: t.expand(rows.shape[:-1]) for name, t in row.items()}
+    fold = _attention_of_head(softcap, seen is not None, False)
+    arguments = fold._op_arguments(rows, k, row=row, column={"v": v}, scale=by)
+    d_q, d_k, d_v = (None if t is None else t.flatten(0, 2) for t in directions)
+    sums = in_full(out, out_low).to(lse.dtype).flatten(0, 2)
+    found = lse.reshape(1, -1), sums, lse_low.reshape(1, -1)
+    indices = lse.new_empty(0, lse.numel(), dtype=torch.int64)
+    of_inputs = d_q, d_k, None, None, None, None, d_v, None
+    d_lse, d_out = tangents(of_inputs, (*found, indices), *arguments)
+    return d_out.reshape(out.shape), d_lse.reshape(lse.shape)
+
+
+def attention_tangents(directions: Sequence[Tensor | None], results: Sequence[Tensor], *arguments: Any) -> Any:
+    """Forward mode of the op `attention` without a bias and without sinks (`tangents` in _ops/registry.py)."""
+    q, k, v, _bias, _sinks, scale, softcap, left, right, _ = arguments
+    seen = band(left, right).bounds(q.shape[2], k.shape[2], q.device)
+    return _tangents_of_heads(directions[:3], results, q, k, v, scale, softcap, seen)
+
+
+def varlen_tangents(directions: Sequence[Tensor | None], results: Sequence[Tensor], *arguments: Any) -> Any:
+    """Forward mode of the op `attention_varlen` without sinks."""
+    q, k, v, _sinks, of_q, of_k, scale, softcap, left, right, _, first, _ = arguments
+    seen = seen_in_sequences(q, of_q, of_k, left, right, first)
+    return _tangents_of_heads(directions[:3], results, q, k, v, scale, softcap, seen)
 
 
 def _with_bias(

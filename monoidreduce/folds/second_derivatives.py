@@ -121,7 +121,7 @@ class _Direction:
             self.products.append(_Product(other_a, other_b, *directions[2:4]))
         counts = [0 if t is None else t.shape[0] for t in (row, row_index, column)]
         moves = [product.moves and self.scale != 0 for product in (self.products[0], self.products[-1])]
-        moves += [d is not None for d in (d_row, d_column, d_table)]
+        moves += [d is not None for d in (d_row, d_column, d_payload, d_table)]
         self.derived = tangent(options.program, *counts, len(sizes), tuple(moves))
         if d_table is not None:
             assert table is not None
@@ -130,15 +130,13 @@ class _Direction:
             other_a, other_b = self.products[0].rows, self.products[0].columns
         if parse(self.derived.text).scores == 1:
             other_a = other_b = None
-        vectors, self.derived_widths = None, [w for w in self.widths for _ in "dv"]
-        if payload is not None:
-            d_payload = torch.zeros_like(payload) if d_payload is None else d_payload
-            parts = zip(*(torch.split(t, self.widths, 1) for t in (d_payload, payload)), strict=True)
-            vectors = torch.cat([t for pair in parts for t in pair], 1)
+        of_payload = (d_payload, self.derived.directions), (payload, self.derived.vectors)
+        of_sums = [t for t, has in of_payload if has and t is not None]
+        vectors, self.derived_widths = _beside(of_sums), self.widths if of_sums else []
         if self.derived.by_scores:
             real = accumulation_dtype(a.dtype)  # not rounded beside operands of 16 bits
-            of_sums = [self.products[score].columns.to(real) for _, score in self.derived.by_scores]
-            vectors, self.derived_widths = torch.cat(of_sums, 1), [t.shape[1] for t in of_sums]
+            of_products = [self.products[score].columns.to(real) for _, score in self.derived.by_scores]
+            vectors, self.derived_widths = torch.cat(of_products, 1), [t.shape[1] for t in of_products]
         values, _, low, indices = results
         self.derived_inputs = Inputs(
             a,
@@ -193,15 +191,15 @@ class _Direction:
         moved_values = _stacked(moved, values)
         if not self.widths:
             return moved_values, torch.zeros_like(sums)
-        parts, moved_sums = torch.split(found_sums, self.derived_widths, 1), []
-        for (softmax, _), of_directions, of_weights, whole in zip(
-            self.program.payloads, parts[::2], parts[1::2], torch.split(sums, self.widths, 1), strict=True
-        ):
-            moved_sum = of_directions + of_weights
+        moved_sums = found_sums if self.derived_widths else torch.zeros_like(sums)
+        of_sums = (torch.split(t, self.widths, 1) for t in (moved_sums, sums))
+        parts = []
+        for (softmax, *_), moved_sum, whole in zip(self.program.payloads, *of_sums, strict=True):
             if softmax >= 0:
-                moved_sum = moved_sum - whole * found[self.derived.slopes[softmax]][:, None]
-            moved_sums.append(moved_sum)
-        return moved_values, torch.cat(moved_sums, 1)
+                by = found[self.derived.slopes[softmax]][:, None]
+                moved_sum = torch.addcmul(moved_sum, whole, by, value=-1)
+            parts.append(moved_sum)
+        return moved_values, _beside(parts)
 
     def _by_scores(self, sums: Tensor) -> Iterable[tuple[tuple[int, int], Tensor]]:
         """For each pair of `Tangent.by_scores`, its part of the derived program's payload sums."""
@@ -233,13 +231,13 @@ class _Direction:
         by_sums: Tensor | None = None  # of the program's payload sums, by which the moved ones are computed
         if grad_sums is not None and self.widths:
             of_wholes = []
-            for (softmax, _), g, whole in zip(
+            of_sums = [grad_sums] if self.derived_widths else []
+            for (softmax, *_), g, whole in zip(
                 self.program.payloads,
                 torch.split(grad_sums, self.widths, 1),
                 torch.split(sums, self.widths, 1),
                 strict=True,
             ):
-                of_sums += [g, g]
                 of_whole = torch.zeros_like(g)
                 if softmax >= 0:
                     place = self.derived.slopes[softmax]
@@ -279,7 +277,9 @@ class _Direction:
         if column is not None:
             gradients[5] = _stacked(from_columns, column)
         if self.widths and found[6] is not None:
-            gradients[6] = torch.cat(torch.split(found[6], self.derived_widths, 1)[1::2], 1)
+            width = self.inputs.payload.shape[1]
+            of_payload = found[6].narrow(1, found[6].shape[1] - width, width)
+            gradients[6] = _added(gradients[6], of_payload) if self.derived.vectors else None
         by_values = {k - before: g for k, g in from_rows.items() if k in values_at}
         of_moved = _stacked(by_values, values) if by_values else None, by_sums
         of_program = [_added(x, y) for x, y in zip(of_moved, moved_grads, strict=True)]

@@ -203,6 +203,14 @@ class Statistics:
         traced, values, _, indices, sums = self._folded(call, None, by_attention=False)
         return call.named(traced, values, indices, sums)
 
+    def _op_arguments(
+        self, a: Tensor, b: Tensor, *, row: Mapping[str, Tensor], column: Mapping[str, Tensor], scale: float
+    ) -> tuple[Any, ...]:
+        """The arguments of the op `statistics` in such a call."""
+        call = Call(self, a, b, None, None, None, -100, row, column, scale)
+        inputs, options = call.inputs(*self._traced(call))
+        return *inputs, *options, scale, workspace_bytes(None)
+
     def _folded(
         self, call: Call, workspace: int | None, by_attention: bool = True
     ) -> tuple[Traced, Tensor, Tensor, Tensor, Tensor]:

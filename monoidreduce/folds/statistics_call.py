@@ -225,7 +225,8 @@ class Call:
             widths[number] += t.shape[1]
         own = self.a.dtype
         dtype = own if all(t.dtype == own for t in vectors) else accumulation_dtype(own)
-        return torch.cat([t.to(dtype) for t in vectors], 1), widths
+        vectors = [t.to(dtype) for t in vectors]
+        return torch.cat(vectors, 1) if len(vectors) > 1 else vectors[0], widths
 
     def inputs(
         self, traced: Traced, tensors: tuple[Tensor, ...]

@@ -21,6 +21,7 @@ from monoidreduce.folds.number_passes import Wanted, empty_results, gradients, n
 from monoidreduce.folds.operands import ProgramCall, Results
 from monoidreduce.folds.payload_passes import payload_gradients, payload_sums
 from monoidreduce.folds.program.integers import most_numbers
+from monoidreduce.folds.program.payloads import separated
 from monoidreduce.folds.program.program import Program, parse, with_sizes
 
 # For each input of the op, the axis of its rows or columns, along which batches are split; None for tables,
@@ -51,7 +52,9 @@ class Inputs(NamedTuple):
         other_a, other_b: likewise, those of a second score.
         row, column, row_index, column_index: reals and integers of rows and of columns, [data, rows or
             columns].
-        payload: the vectors of all payload sums side by side, [batches * V, sum of widths].
+        payload: the vectors of all payload sums side by side, [batches * V, sum of widths]. If a payload sum has
+            several vectors of a column (`Program.vectors`), the first of all payload sums, then the second
+            of all, and so on.
         table, table_index: what the program gathers from.
     """
 
@@ -72,7 +75,7 @@ class Options(NamedTuple):
     """The options of the op.
 
     Attributes:
-        widths: of the vectors of each payload sum. AOTInductor passes an empty list as None, here and below.
+        widths: of each payload sum. AOTInductor passes an empty list as None, here and below.
         sizes: of the captured tensors in the tables.
     """
 
@@ -94,10 +97,9 @@ def _call(inputs: Inputs, options: Options) -> ProgramCall:
 
 def results(*arguments: Any) -> Results:
     """Memory for the results of a call of the op."""
-    inputs = Inputs(*arguments[:11])
-    values, low, indices = empty_results(parse(Options(*arguments[11:]).program), inputs.a)
-    width = 0 if inputs.payload is None else inputs.payload.shape[1]
-    return values, empty_statistics(inputs.a, len(inputs.a), width), low, indices
+    inputs, options = Inputs(*arguments[:11]), Options(*arguments[11:])
+    values, low, indices = empty_results(parse(options.program), inputs.a)
+    return values, empty_statistics(inputs.a, len(inputs.a), sum(options.widths or ())), low, indices
 
 
 def parts_of(tensors: Sequence[Tensor | None], axes: Sequence[int | None], batches: int) -> Iterator[Any]:
@@ -159,9 +161,8 @@ def _check(of: Program, inputs: Inputs, widths: list[int]) -> None:
     """Check what a hand-written call of the op might get wrong."""
     if not (of.scores == 2) == (inputs.other_a is not None) == (inputs.other_b is not None):
         raise ValueError("other_a, other_b: expected them for a program of two scores, and for no other")
-    if len(widths) != len(of.payloads) or sum(widths) != (
-        0 if inputs.payload is None else inputs.payload.shape[1]
-    ):
+    width = 0 if inputs.payload is None else inputs.payload.shape[1]
+    if len(widths) != len(of.payloads) or of.vectors * sum(widths) != width:
         raise ValueError(
             "widths: expected one for each payload sum of the program, of the columns of payload"
         )
@@ -175,7 +176,9 @@ def _forward(call: ProgramCall, payload: Tensor | None, widths: Sequence[int]) -
     values, low, indices = folded
     if payload is None:
         return values, empty_statistics(call.a, call.a.shape[0], 0), low, indices
-    return values, payload_sums(call, payload, widths, folded), low, indices
+    call, vectors = call._replace(program=separated(call.program)), of.vectors
+    sums = payload_sums(call, payload, [*widths] * vectors, folded)
+    return values, sums if vectors == 1 else sums.unflatten(1, (vectors, -1)).sum(1), low, indices
 
 
 def ignored_rows(program: Program, row_index: Tensor | None) -> Tensor:
@@ -245,7 +248,7 @@ def _at_once(call: ProgramCall, payload: Tensor | None, needed: Sequence[bool], 
     others = any(wanted and t is not None for wanted, t in of_data)
     if not call.a.is_cuda or not kernels.is_available() or others:
         return False
-    if of.most or of.variances or len(of.payloads) > 1:
+    if of.most or of.variances or len(of.payloads) > 1 or of.vectors > 1:
         return False
     if payload is not None and of.payloads:
         if len(call.scores) > 1 or payload.dtype != call.a.dtype or payload.shape[1] == 0:
@@ -269,7 +272,7 @@ def _backward(
 ) -> list[Tensor]:
     """The gradients of one batch, or of several that `_at_once` takes."""
     payload, (grad_values, grad_sums) = inputs.payload, upstream
-    of, (values, _, low, indices) = call.parsed, results
+    of, (values, sums, low, indices) = call.parsed, results
     if of.ignored is not None:  # their local gradients are 0, and 0 * NaN is NaN
         ignored = ignored_rows(of, inputs.row_index)[:, None]
         call = call._replace(
@@ -283,7 +286,11 @@ def _backward(
         found = gradients(call, (values, low, indices), grad_values, wanted, unrounded, batches)
         d_payload = None if payload is None else torch.zeros_like(payload)
     else:
-        widths, of_results = options.widths or [], (grad_values, grad_sums)
+        call, widths = call._replace(program=separated(call.program)), (options.widths or []) * of.vectors
+        # Gradients of a softmax's weights read a payload sum as a whole, so it does not matter of which vectors it is.
+        others = [torch.zeros_like(sums)] * (of.vectors - 1)
+        results = values, torch.cat((sums, *others), 1) if others else sums, low, indices
+        of_results = grad_values, grad_sums.repeat(1, of.vectors)
         found, d_payload = payload_gradients(
             call, payload, widths, of_results, results, wanted, needed[6], unrounded, batches
         )

@@ -16,6 +16,10 @@ from torch import Tensor
 
 import monoidreduce as mr
 from monoidreduce import stat
+from monoidreduce._ops.registry import call_op
+from monoidreduce.folds.program.graph import Graph
+from monoidreduce.folds.program.payloads import separated
+from monoidreduce.folds.program.program import Program
 
 F64 = torch.float64
 
@@ -39,6 +43,25 @@ def attention(score: Any, v: Any) -> Any:
 
 def leaf(*sizes: int, dtype: torch.dtype = F64) -> Tensor:
     return torch.randn(sizes, dtype=F64).to(dtype).requires_grad_()
+
+
+def test_a_payload_sum_of_several_vectors_of_a_column() -> None:
+    """It is the sum of as many payload sums of one vector each, and so are its gradients."""
+    graph = Graph()
+    score, column, row = graph.leaf("score"), graph.leaf("position"), graph.leaf("row", 0)
+    log_weight = score.where(column < 7, score, -math.inf).number
+    weights = [each.number for each in (graph.constant(1.0), score * row, graph.apply("exp", score))]
+    payloads = ((0, weights[0], weights[1]), (-1, weights[2], weights[1]))
+    program = Program(tuple(graph.nodes), softmaxes=((log_weight,),), payloads=payloads)
+    a, b, data, payload = leaf(10, 3), leaf(16, 3), leaf(1, 10), leaf(16, 2 * (4 + 2))
+    inputs = [a, b, None, None, data, None, payload, *[None] * 4]
+    found = call_op("statistics", *inputs, program.text, [4, 2], 2, [], 0.5, None)[:2]
+    apart = call_op("statistics", *inputs, separated(program.text), [4, 2, 4, 2], 2, [], 0.5, None)[:2]
+    expected = apart[0], apart[1].unflatten(1, (2, 6)).sum(1)
+    torch.testing.assert_close(found, expected)
+    upstream, leaves = [torch.randn_like(t) for t in found], (a, b, data, payload)
+    gradients = (torch.autograd.grad(each, leaves, upstream) for each in (found, expected))
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize("value", (math.nan, math.inf, -math.inf))

@@ -255,25 +255,37 @@ def test_vectors_that_are_not_finite_reach_their_rows_alone(
     assert folded and mean[:70].isfinite().all() and mean[70:, 3].isnan().all()
 
 
-def test_forward_mode_of_attention(gpu: torch.device, folded: list[str]) -> None:
-    """By one pass for all heads, with and without a mask."""
-    q, k, v = (torch.randn(2, 3, 200, 64, device=gpu, dtype=torch.bfloat16) for _ in range(3))
-    directions = tuple(map(torch.randn_like, (q, k, v)))
+@pytest.mark.parametrize("moving", ("qkv", "q", "v"))
+@pytest.mark.parametrize("width", (40, 64, 128))
+def test_forward_mode_of_attention(width: int, moving: str, gpu: torch.device, folded: list[str]) -> None:
+    """By attention's own kernel, and one pass for all heads: with and without a mask."""
+    inputs = [torch.randn(2, 3, 200, width, device=gpu, dtype=torch.bfloat16) for _ in "qkv"]
+    x = [t for t, name in zip(inputs, "qkv", strict=True) if name in moving]
+    directions = [torch.randn_like(t) for t in x]
+    failures = []
     for causal in (False, True):
-        failures = []
-        results = [
-            torch.func.jvp(
-                lambda *x, of=of, causal=causal: of(*x, causal=causal),
-                tuple(t.to(dtype) for t in (q, k, v)),
-                tuple(t.to(dtype) for t in directions),
-            )
-            for of, dtype in (
-                (mr.attention, torch.bfloat16),
-                (mr.reference.attention, torch.float64),
-                (mr.reference.attention, torch.bfloat16),
-            )
-        ]
-        for name, *of in zip(("out", "moved"), *results, strict=True):
-            failures += accuracy_failures(name, *of, torch.bfloat16, 200)
-        assert not failures, "\n".join(failures)
-    assert len(folded) == 3  # how it moves each time; with a mask also the attention itself
+        results = []
+        for of, dtype in (
+            (mr.attention, torch.bfloat16),
+            (mr.reference.attention, torch.float64),
+            (mr.reference.attention, torch.bfloat16),
+        ):
+
+            def along(*moved: Tensor, of: Any = of, dtype: Any = dtype, causal: bool = causal) -> Any:
+                left = iter(moved)
+                q, k, v = (
+                    next(left) if name in moving else t.to(dtype)
+                    for t, name in zip(inputs, "qkv", strict=True)
+                )
+                return of(q, k, v, causal=causal, return_lse=True)
+
+            given = (tuple(t.to(dtype) for t in each) for each in (x, directions))
+            found = torch.func.jvp(along, *given)
+            results.append([t for pair in found for t in pair])
+        for name, *of_name in zip(("out", "lse", "d_out", "d_lse"), *results, strict=True):
+            if of_name[1].any():  # v moves no log-sum-exp
+                failures += accuracy_failures(f"{name}, causal {causal}", *of_name, torch.bfloat16, 200)
+            else:
+                assert not of_name[0].any()
+    assert not failures, "\n".join(failures)
+    assert len(folded) == 2  # how it moves each time

@@ -57,7 +57,11 @@ void run(const StatisticsPayload& x, const Plan& plan, const Launch& launch) {
   if (x.other_a.present())
     arguments.rows[1] = map(x.other_a), arguments.columns[1] = map(x.other_b),
     arguments.steps[1] = slabs(x.other_a);
-  if (x.payload.present()) arguments.payload = map(x.payload);
+  if (x.payload.present()) {
+    require(x.payload.size[1] % x.sums.size[1] == 0, "payload: expected a multiple of ", x.sums.size[1],
+            " columns, got ", x.payload.size[1]);
+    arguments.payload = map(x.payload);
+  }
   ProgramData data = data_of(x);
   data.rows = rows, data.columns = x.b.size[0] / x.batches;
   const DeviceGuard guard(x.a.cuda_device);

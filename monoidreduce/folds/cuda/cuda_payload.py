@@ -28,7 +28,8 @@ __all__ = ["fold", "plan_of"]
 
 _Results: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]  # values, low words, indices, payload sums
 
-_SLAB = 64  # columns of the payload
+_SLAB = 64  # columns of the payload sums
+_LOADED = 5  # slabs of the payload that a kernel holds beside those of the scores (PayloadFold::kStages)
 _KERNELS = 2  # at most: each computes the scores, and with more of them stored weights need fewer products
 
 
@@ -43,7 +44,12 @@ def plan_of(call: ProgramCall, payload: Tensor | None, widths: Sequence[int], ba
     if (payload is not None and payload.dtype != a.dtype) or not kernels.is_available():
         return None
     plan = _C.plan_statistics_fold(*call.operands, state_words=state_words(call.program))
-    return plan if plan.payload_slabs and slabs <= _KERNELS * plan.payload_slabs else None
+    return plan if slabs <= _KERNELS * _slabs_of_kernel(plan, of) else None
+
+
+def _slabs_of_kernel(plan: _C.Plan, program: Program) -> int:
+    """The most slabs of payload sums that a kernel adds up; 0 if there is none for this call."""
+    return min(plan.payload_slabs, _LOADED // program.vectors)
 
 
 def fold(
@@ -51,8 +57,7 @@ def fold(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Values, payload sums, low words of log-sum-exps, and indices.
 
-    payload: [V, sum of widths], the vectors of all payload sums. batches: as in the op `statistics`. Rows and
-    columns are at least one of each.
+    payload, widths, batches: as in the op `statistics`. Rows and columns are at least one of each.
     """
     of, rows = call.parsed, len(call.a)
     of_slabs = [n for n, width in enumerate(widths) for _ in range(0, width, _SLAB)]
@@ -62,7 +67,7 @@ def fold(
     if payload is None:
         kernel.launch(call, (), None, None, results)
         return values, sums, low, indices
-    vectors = torch.split(payload, [*widths], 1)
+    vectors = torch.split(payload, [*widths] * of.vectors, 1)
     whole = payload if all(width % _SLAB == 0 for width in widths) else _in_slabs(vectors)
     kernel.launch(call, (), whole, None, results)
     # 0 times a vector that is not finite is NaN. If there is one, a second launch counts the rows in which it
@@ -71,7 +76,9 @@ def fold(
     text, counted = counting_excluded(call.program, 0 if column is None else column.shape[0])
     if counted:
         # A vector times 0 is 0 or NaN. With isfinite().all(1) torch took 0.25 ms of a call of 2.7 (H200).
-        spoiled = torch.stack([vectors[n] @ vectors[n].new_zeros(widths[n]) for n in counted]) != 0
+        zeros = payload.new_zeros(max(widths))
+        products = [sum(t @ zeros[: widths[n]] for t in vectors[n :: len(widths)]) for n in counted]
+        spoiled = torch.stack(products) != 0
         column = torch.cat([t for t in (column, spoiled.to(torch.float32)) if t is not None])
         of_counts = call.a.new_empty(of.indices + len(counted), rows, dtype=torch.int64)
         kernel.launch(
@@ -119,7 +126,7 @@ class _Kernel(NamedTuple):
     ) -> None:
         """counted: as in `cuda_source.fold_source`. wanted: kernels do nothing if this number is 0."""
         slabs, device = len(self.of_slabs), call.a.device
-        parts = max(-(-slabs // self.plan.payload_slabs), 1)
+        parts = max(-(-slabs // _slabs_of_kernel(self.plan, call.parsed)), 1)
         bounds = [*pairwise(slabs * i // parts for i in range(parts + 1))]
         of_kernels = tuple(tuple(self.of_slabs[slice(*bound)]) for bound in bounds)
         kernel = kernels.payload_kernels(

@@ -185,11 +185,11 @@ def _of_gumbel(nodes: Sequence[Node], number: int) -> int | None:
 
 
 def _of_payloads(program: Program, counted: tuple[int, ...]) -> str:
-    """Members for the kernel of payload sums: the softmax and the count of each, and the bounds of a row's
-    columns. counted: as in `fold_source`."""
+    """Members for the kernel of payload sums: the number of their vectors, the softmax and the count of each,
+    and the bounds of a row's columns. counted: as in `fold_source`."""
     own_counts = len(program.counts) - len(counted)
     counts = {n: own_counts + k for k, n in enumerate(counted)}
-    softmax_of = ", ".join([*(str(softmax) for softmax, _ in program.payloads), "-1"])
+    softmax_of = ", ".join([*(str(softmax) for softmax, *_ in program.payloads), "-1"])
     count_of = ", ".join([*(str(counts.get(n, -1)) for n in range(len(program.payloads))), "-1"])
     bounds = column_bounds(replace(program, counts=program.counts[:own_counts]).text)
     lines, roots, _ = _lines(program.nodes, [n for bound in bounds for _, n in bound.terms])
@@ -202,6 +202,7 @@ def _of_payloads(program: Program, counted: tuple[int, ...]) -> str:
         )
     body = "".join(f"    {line}\n" for line in lines)
     return f"""\
+  static constexpr int kVectors = {program.vectors};
   static constexpr int kSoftmaxOf[] = {{{softmax_of}}}, kCountOf[] = {{{count_of}}};
   static constexpr bool kBounded = {str(bool(bounds)).lower()};
   MR_HD static void bound([[maybe_unused]] const ProgramElement<Program>& e, W& first, W& end) {{
@@ -260,7 +261,7 @@ _TO_REAL = """\
 
 def _constants(scores: int, counts: Sequence[int], statistics: Sequence[int]) -> dict[str, int]:
     data = ("kRowData", "kRowIndices", "kColumnData", "kColumnIndices")
-    of_rows = ("kSoftmaxes", "kTotals", "kLargest", "kCounts", "kPayloads", "kMost", "kEntropies", "kCarried")
+    of_rows = ("kSoftmaxes", "kTotals", "kLargest", "kCounts", "kWeights", "kMost", "kEntropies", "kCarried")
     return {"kScores": scores, **dict(zip((*data, *of_rows), (*counts, *statistics), strict=True))}
 
 
@@ -283,8 +284,8 @@ def fold_source(
     for (`payloads.counting_excluded`).
     """
     program = parse(text)
-    of_payloads = () if counted is None else program.payloads
-    wanted = [*program.roots, *(factor for _, factor in of_payloads), *(f for f, _ in program.most)]
+    weights = [] if counted is None else [*program.weights]
+    wanted = [*program.roots, *weights, *(f for f, _ in program.most)]
     first = program.first_largest
     maximized = {*range(first, first + len(program.largest))}
     maximized |= {len(wanted) - 1 - n for n in range(len(program.most))}
@@ -298,12 +299,12 @@ def fold_source(
         ("largest", program.largest),
         ("carried", program.carried),
         ("counted", program.counts),
-        ("factor", of_payloads),
+        ("factor", weights),
     ):
         to += [f"{field}[{k}]" for k in range(len(numbers))]
     assigned = [f"to.{place} = {root};" for place, root in zip(to, roots, strict=False)]
     body = [*lines, "ElementStatistics<Program> to{};", *assigned, "return to;"]
-    statistics = (program.softmaxes, program.totals, program.largest, program.counts, of_payloads)
+    statistics = (program.softmaxes, program.totals, program.largest, program.counts, weights)
     constants = _constants(
         program.scores,
         (rows, row_indices, columns, column_indices),

@@ -165,7 +165,7 @@ def compiled_payload(
     Args:
         program, counts, dtype, tier, capability: as in `compiled`.
         counted: as in `cuda_source.fold_source`.
-        slabs: for each kernel its slabs of the payload, each by the number of its payload sum.
+        slabs: for each kernel its slabs of the payload sums, each by the number of its sum.
     """
     found = compiler.find()
     assert found is not None

@@ -9,6 +9,8 @@ is a total of numbers; for a mean of f v it is the mean of f t. So its gradient 
 which all engines know (`with_score`). Its gradients with respect to v and G are products with the weights,
 sum_i w_ij G_i and sum_j w_ij v_j. The second is P itself: an engine computes a payload sum as the gradient of
 the rows of a score that it never reads (`weights`).
+
+A payload sum of several vectors of a column is the sum of as many payload sums, of one vector each (`separated`).
 """
 
 from __future__ import annotations
@@ -28,9 +30,20 @@ __all__ = [
     "is_mean",
     "is_mean_alone",
     "may_exclude",
+    "separated",
     "weights",
     "with_score",
 ]
+
+
+@lru_cache(256)
+def separated(text: str) -> str:
+    """The program in which each vector of a column has a payload sum of its own: those of the first vectors,
+    then those of the second ones, and so on."""
+    program = parse(text)
+    by_vectors = range(1, 1 + program.vectors)
+    payloads = [(payload[0], payload[n]) for n in by_vectors for payload in program.payloads]
+    return replace(program, payloads=tuple(payloads)).text
 
 
 @lru_cache(256)
@@ -59,7 +72,7 @@ def weights(text: str, number: int, rows: int) -> tuple[str, Mapping[str, Sequen
 def may_exclude(text: str, number: int) -> bool:
     """Whether a payload sum may leave out elements of finite scores: a mean with log weights of -inf."""
     program = parse(text)
-    softmax, _ = program.payloads[number]
+    softmax, *_ = program.payloads[number]
     if softmax < 0:
         return False
     used = {program.nodes[i] for i in reachable(program.nodes, [program.softmaxes[softmax][0]])}
@@ -81,7 +94,7 @@ def counting_excluded(text: str, columns: int) -> tuple[str, tuple[int, ...]]:
     graph, counts = Graph(program.nodes), list(program.counts)
     numbers = tuple(n for n in range(len(program.payloads)) if may_exclude(text, n))
     for k, number in enumerate(numbers):
-        softmax, _ = program.payloads[number]
+        softmax, *_ = program.payloads[number]
         log_weight = Expression(graph, program.softmaxes[softmax][0])
         taken = ~(log_weight == -math.inf) & (graph.leaf("column", columns + k) != 0)
         counts.append(taken.number)
@@ -114,8 +127,8 @@ def with_score(text: str, number: int) -> tuple[str, int]:
 
 def is_mean(program: Program, number: int) -> bool:
     """Whether payload sum `number` is the mean of the vectors themselves by a softmax."""
-    softmax, factor = program.payloads[number]
-    return softmax >= 0 and program.nodes[factor] == ("real", (1.0).hex())
+    softmax, *factors = program.payloads[number]
+    return softmax >= 0 and [program.nodes[factor] for factor in factors] == [("real", (1.0).hex())]
 
 
 def is_mean_alone(program: Program) -> bool:

@@ -3,7 +3,7 @@
 The order of results is fixed. Values: for each softmax its log-sum-exp and its means, then totals, then
 largest values, then carried values, then entropies, then variances, then the k largest values of `most`.
 Integers: the columns of the largest values, then counts, then the columns of `most`. Payload sums have
-tensors of their own: for each pair of `payloads` the rows of a matrix, summed over the columns with the
+tensors of their own: for each entry of `payloads` the rows of a matrix, summed over the columns with the
 elements' weights.
 """
 
@@ -43,8 +43,9 @@ class Program:
     """A program; ints are numbers of nodes.
 
     softmaxes: for each, the log weight followed by the f of its means.
-    payloads: pairs (softmax, f): a column's vector has the weight f times its probability in that softmax, or
-        f alone if softmax is -1.
+    payloads: for each payload sum (softmax, f, ...). A column has a vector for each f, whose weight is f times
+        its probability in that softmax, or f alone if softmax is -1. The sum is over all of a row's elements and
+        over all f, of which each payload sum has as many.
     factors: for a program that is not a fold: for each score, the weights of its product with the operands
         (`derivative.gradient` returns them instead of gradients).
     ignored: a row integer, by its number among the data, and a value. Where they are equal, the row has the
@@ -63,7 +64,7 @@ class Program:
     totals: tuple[int, ...] = ()
     largest: tuple[int, ...] = ()
     counts: tuple[int, ...] = ()
-    payloads: tuple[tuple[int, int], ...] = ()
+    payloads: tuple[tuple[int, ...], ...] = ()
     factors: tuple[int, ...] = ()
     ignored: tuple[int, int] | None = None
     variances: tuple[tuple[int, int], ...] = ()
@@ -81,8 +82,19 @@ class Program:
 
     @property
     def used(self) -> Iterator[int]:
-        yield from (*self.roots, *(factor for _, factor in self.payloads), *self.factors)
+        yield from (*self.roots, *self.weights, *self.factors)
         yield from (f for f, _ in self.most)
+
+    @property
+    def weights(self) -> Iterator[int]:
+        """The f of all payload sums."""
+        for _, *weights in self.payloads:
+            yield from weights
+
+    @property
+    def vectors(self) -> int:
+        """The number of vectors that a column has for each payload sum."""
+        return len(self.payloads[0]) - 1 if self.payloads else 1
 
     @cached_property
     def scores(self) -> int:
@@ -180,7 +192,7 @@ class Program:
             tuple(map(of, self.totals)),
             tuple(map(of, self.largest)),
             tuple(map(of, self.counts)),
-            tuple((softmax, of(factor)) for softmax, factor in self.payloads),
+            tuple((softmax, *map(of, weights)) for softmax, *weights in self.payloads),
             tuple(map(of, self.factors)),
             self.ignored,
             self.variances,
@@ -203,7 +215,7 @@ def parse(text: str) -> Program:
             tuple(totals),
             tuple(largest),
             tuple(counts),
-            tuple((softmax, factor) for softmax, factor in payloads),
+            tuple(map(tuple, payloads)),
             tuple(factors),
             None if ignored is None else (ignored[0], ignored[1]),
             tuple((softmax, k) for softmax, k in variances),
@@ -250,13 +262,12 @@ def _check(program: Program) -> None:
             if [kinds[_number(x, len(kinds))] for x in rest] != expected:
                 raise ValueError(name)
             kinds.append(kind)
-    of_payloads = (factor for _, factor in program.payloads)
     of_reals = (
         *sum(program.softmaxes, ()),
         *program.totals,
         *program.largest,
         *program.carried,
-        *of_payloads,
+        *program.weights,
         *program.factors,
         *(f for f, _ in program.most),
     )
@@ -267,8 +278,10 @@ def _check(program: Program) -> None:
         raise ValueError("a softmax")
     if len(program.carried) > len(program.largest):
         raise ValueError("a carried value")
-    if not all(type(s) is int and -1 <= s < len(program.softmaxes) for s, _ in program.payloads):
+    if not all(type(s) is int and -1 <= s < len(program.softmaxes) for s, *_ in program.payloads):
         raise ValueError("a payload")
+    if any(len(payload) != 1 + max(program.vectors, 1) for payload in program.payloads):
+        raise ValueError("the weights of a payload")
     if program.ignored is not None:
         label, value = program.ignored
         _number(label, label + 1)

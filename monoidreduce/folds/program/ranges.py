@@ -38,7 +38,7 @@ def column_bounds(text: str) -> tuple[Bound, ...]:
     None if elements beyond them would matter: for totals, largest values or counts.
     """
     program = parse(text)
-    if program.totals or program.largest or program.counts or any(s < 0 for s, _ in program.payloads):
+    if program.totals or program.largest or program.counts or any(s < 0 for s, *_ in program.payloads):
         return ()
     common: set[Bound] | None = None
     for log_weight, *_ in program.softmaxes:

@@ -31,8 +31,8 @@ from monoidreduce.folds.program.program import Program, parse
 
 __all__ = ["Moved", "Tangent", "tangent"]
 
-# Whether the scores, the row reals, the column reals and the table of reals move.
-Moved = tuple[bool, bool, bool, bool, bool]
+# Whether the first score, the second, the row reals, the column reals, the payload and the table of reals move.
+Moved = tuple[bool, bool, bool, bool, bool, bool]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,10 @@ class Tangent:
     values: for each value of the program, the place of its derivative; None if that is 0. deviations: for
     each value that is a mean, its softmax's log-sum-exp among the values, and the place of the mean of f -
     mean. An entropy is the mean of f = lse - w. slopes: for each softmax, the place of the derivative of its
-    log-sum-exp. Payload sums come in pairs: those of dv, then those of v.
+    log-sum-exp.
+
+    directions, vectors: whether its payload sums are over dv, over v, or over both, in this order. They are those
+    of the program, without what the softmax's normalization adds (P times the mean of dw).
 
     by_scores: for a program of two scores, the payload sums: pairs (value, score). The derivative of the
     value by the score is the weight of the columns of that score's operands.
@@ -58,6 +61,8 @@ class Tangent:
     values: tuple[int | None, ...]
     deviations: Mapping[int, tuple[int, int]]
     slopes: tuple[int, ...]
+    directions: bool
+    vectors: bool
     by_scores: tuple[tuple[int, int], ...] = ()
 
 
@@ -77,7 +82,7 @@ def tangent(text: str, rows: int, row_indices: int, columns: int, sizes: int, mo
         directions |= {("row", k): graph.leaf("row", rows + k) for k in range(rows)}
     if moved[3]:
         directions |= {("column", k): graph.leaf("column", columns + k) for k in range(columns)}
-    if moved[4]:
+    if moved[5]:
         length = graph.leaf("size", sizes)
         for gather in {node for node in program.nodes if node[0] == "gather"}:
             beside = graph.raw("table_place", length, Expression(graph, gather[1]))
@@ -155,13 +160,24 @@ def tangent(text: str, rows: int, row_indices: int, columns: int, sizes: int, mo
     places = tuple([None if place is None else first[place[0]] + place[1] for place in at])
     deviations = {k: (of_softmaxes[i], first[i] + n) for k, (i, n) in of_deviations.items()}
 
-    payloads: list[tuple[int, int]] = []
+    payloads: list[tuple[int, ...]] = []
     by_scores: list[tuple[int, int]] = []
-    for softmax, factor in program.payloads:
-        by_factor = along(factor, directions)
+    by_weights: list[list[Expression]] = []
+    for softmax, *factors in program.payloads:
+        by_factors = [along(factor, directions) for factor in factors]
         if softmax >= 0:
-            by_factor = by_factor + node(factor) * along(program.softmaxes[softmax][0], directions)
-        payloads += [(softmax, factor), (softmax, by_factor.number)]
+            by_log_weight = along(program.softmaxes[softmax][0], directions)
+            by_factors = [
+                by + node(factor) * by_log_weight for by, factor in zip(by_factors, factors, strict=True)
+            ]
+        by_weights.append(by_factors)
+    of_directions = moved[4]
+    of_vectors = any(by.constant != 0.0 for by_factors in by_weights for by in by_factors)
+    for (softmax, *factors), by_factors in zip(program.payloads, by_weights, strict=True):
+        weights = factors if of_directions else []
+        weights += [by.number for by in by_factors] if of_vectors else []
+        if weights:
+            payloads.append((softmax, *weights))
     if program.scores == 2:
         for score, leaf in enumerate(scores):
             slopes = moves({leaf: graph.constant(1.0)}) if moved[score] else []
@@ -177,4 +193,5 @@ def tangent(text: str, rows: int, row_indices: int, columns: int, sizes: int, mo
         ignored=program.ignored,
     ).pruned()
     of_slopes = tuple([place + 1 for place in first[:-1]])
-    return Tangent(derived.text, kept, places, deviations, of_slopes, tuple(by_scores))
+    how = of_directions, of_vectors
+    return Tangent(derived.text, kept, places, deviations, of_slopes, *how, tuple(by_scores))

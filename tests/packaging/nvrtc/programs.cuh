@@ -15,8 +15,8 @@ struct Program {
   using RowIndex = Index<R>;
   using ColumnIndex = Index<R>;
   static constexpr int kScores = 1, kRowData = 1, kRowIndices = 0, kColumnData = 0, kColumnIndices = 0;
-  static constexpr int kSoftmaxes = 1, kTotals = 0, kLargest = 1, kCounts = 0, kPayloads = 1, kMost = 0,
-                       kEntropies = 1, kCarried = 1, kLines = 9;
+  static constexpr int kSoftmaxes = 1, kTotals = 0, kLargest = 1, kCounts = 0, kWeights = 1, kVectors = 1,
+                       kMost = 0, kEntropies = 1, kCarried = 1, kLines = 9;
   static constexpr int kMeans[] = {1}, kEntropyOf[] = {0}, kSoftmaxOf[] = {0}, kCountOf[] = {-1};
   static constexpr bool kBounded = true;
   static constexpr int kOperands = 1, kSums = 1;

@@ -82,8 +82,8 @@ constexpr auto describe(const X*) {
 }
 
 // The same on Hopper for a program with payload sums, or for several batches: all statistics, and the sums of some slabs of the
-// payload, if there is one, in one pass (Plan::payload_slabs). Slabs are 64 columns of the payload; those of one sum are adjacent. The call of slab 0 also writes the
-// statistics. batches: a has the rows of so many folds, and b their columns, one fold after another.
+// payload sums, if there are any, in one pass (Plan::payload_slabs). Slabs are 64 columns of the sums; those of one sum are
+// adjacent. The payload is as wide as the sums for each vector that a column has. The call of slab 0 also writes the statistics. batches: a has the rows of so many folds, and b their columns, one fold after another.
 struct StatisticsPayload {
   TensorView a, b, other_a, other_b, row, column, row_index, column_index, table, table_index;
   TensorView payload;
@@ -96,7 +96,7 @@ struct StatisticsPayload {
 template <std::same_as<StatisticsPayload> X>
 constexpr auto describe(const X*) {
   return part<StatisticsFold>(
-      "statistics_payload", kSm90, statistics_operands<X>(), optional("payload", &X::payload, "V S"),
+      "statistics_payload", kSm90, statistics_operands<X>(), optional("payload", &X::payload, "V T"),
       optional("wanted", &X::wanted, "one=1", Type::kInt64),
       result("values", &X::values, "K N", Type::kAccumulation),
       result("low", &X::low, "L N", Type::kAccumulation), result("indices", &X::indices, "P N", Type::kInt64),

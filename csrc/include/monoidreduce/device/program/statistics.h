@@ -12,12 +12,13 @@
 //                                                       their column
 //   kEntropies, kEntropyOf[e]                           how many entropies, and the softmax of each
 //   kLines                                              lines of code for an element
-//   kPayloads                                           how many payload sums the kernel computes
+//   kWeights                                            weights of vectors that the kernel computes, for payload sums
 //   statistics(element)                                 -> ElementStatistics<P>
 //
 // With payload sums (resident/fold_payload_sm90.cuh) it also has
 //
-//   kSoftmaxOf[g], kCountOf[g]    of each sum the softmax, -1 for a total; and the count of vectors that are not finite, -1 if
+//   kVectors                      vectors that a column has for each sum; weights are ordered by sums, then by vectors
+//   kSoftmaxOf[k], kCountOf[k]    of each sum the softmax, -1 for a total; and the count of vectors that are not finite, -1 if
 //                                 there is none
 //   kBounded, bound(element, first, end)    whether a row's columns have bounds; raises first and lowers end to them
 //
@@ -102,12 +103,11 @@ struct ElementStatistics {
   Numbers<R, P::kLargest> largest;
   Numbers<R, P::kCarried> carried;
   Numbers<bool, P::kCounts> counted;
-  Numbers<R, P::kPayloads> factor;  // of the payload; a softmax's weight is another factor
+  Numbers<R, P::kWeights> factor;  // of each vector of the column; a softmax's weight is another factor
 
-  // The weight of the element's vector in payload sum g, measured from the softmax's frame. weight: of the element in each
-  // softmax.
+  // Weight g, measured from the frame of its sum's softmax. weight: of the element in each softmax.
   MR_HD R payload_weight(int g, const Numbers<R, P::kSoftmaxes>& weight) const {
-    const int s = P::kSoftmaxOf[g];
+    const int s = P::kSoftmaxOf[g / P::kVectors];
     if (s < 0) return factor[g];
     return select(log_weight[s] == -infinity<R>(), R(0), weight[s] * factor[g]);
   }

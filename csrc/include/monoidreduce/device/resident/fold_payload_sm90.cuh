@@ -2,12 +2,12 @@
 // batches at once. For operands whose rows fit into shared memory.
 //
 //   scores[n] = rows[n] . columns[n]^T     from shared memory      program: scores become weights, in registers
-//   sums[k]  += weights[g(k)] . payload[k]   weights from registers
+//   sums[k]  += weights[g] . payload[k]   weights from registers; perhaps for several weights g and vectors of a sum
 //
 // Operands are streamed in slabs: 64 lines of 64 elements of the width. A block has 128 rows of one batch, and adds
 // up some slabs of the payload; for a wider payload there are several kernels. Two consumer warpgroups own 64 rows
 // each; a producer loads by TMA. A consumer multiplies the scores of the next tile together with the payload of this
-// one, so one consumer's program hides behind the other's products.
+// one. Consumers issue products in turn, so that one consumer's program hides behind the other's products.
 #pragma once
 
 #include "monoidreduce/device/arch/warpgroup.cuh"
@@ -18,20 +18,19 @@
 
 namespace monoidreduce::sm90 {
 
-// A block's slabs of the payload, perhaps none. kWeight[k]: which of the program's payload sums slab k belongs to.
-template <int... kWeights>
+// A block's slabs of the payload sums, perhaps none. kSum[k]: which of the program's payload sums slab k belongs to.
+template <int... kSums>
 struct PayloadSlabs {
-  static constexpr int kCount = sizeof...(kWeights), kWeight[] = {kWeights..., -1};
+  static constexpr int kCount = sizeof...(kSums), kSum[] = {kSums..., -1};
 };
 
 struct PayloadFold {
   static constexpr int kColumns = 64, kConsumers = 2, kRows = kConsumers * kFragmentRows;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
   static constexpr int kSlabBytes = SharedTile<kSlab, kSlab>::kBytes;
-  // The most slabs of the rows of both scores, of a block's payload, and how many are in flight. A consumer holds
+  // The most slabs of the rows of both scores, of a block's payload sums, and how many are in flight. A consumer holds
   // the slabs of a tile's scores and of a tile of payload at the same time.
   static constexpr int kRowSlabs = 6, kPayloadSlabs = 3, kStages = 12;
-  static_assert(kStages > kRowSlabs + kPayloadSlabs);
 };
 
 struct PayloadFoldArguments {
@@ -40,8 +39,8 @@ struct PayloadFoldArguments {
   int first_slab;                                // of the payload; the kernel of slab 0 writes the statistics
   int row_blocks;                                // of a batch
   const std::int64_t* wanted;  // the kernel does nothing if this is 0; null: there is no such number
-  float* sums;                 // [batches * rows, pitch], as wide as the payload
-  std::int64_t pitch;
+  float* sums;                 // [batches * rows, pitch]
+  std::int64_t pitch;  // all payload sums side by side; the payload has as much for each of a sum's vectors
 };
 
 struct alignas(kSharedAlignment) PayloadFoldMemory {
@@ -87,7 +86,7 @@ __device__ __forceinline__ int row_slabs(const PayloadFoldArguments& p) {
 
 // The producer: loads the block's rows, then the slabs of all tiles in the order in which consumers multiply them.
 // Called by one thread.
-template <int kScores, int kSlabs>
+template <class P, class Slabs>
 __device__ __forceinline__ void produce(const PayloadFoldArguments& p, PayloadFoldMemory& memory, int batch,
                                         int row0, TileSpan tiles) {
   constexpr int kBytes = PayloadFold::kSlabBytes;
@@ -99,8 +98,13 @@ __device__ __forceinline__ void produce(const PayloadFoldArguments& p, PayloadFo
   };
   const auto load_payload = [&](int tile) {
 #pragma unroll 1
-    for (int slab = 0; slab < kSlabs; ++slab) load(p.payload, p.first_slab + slab, tile);
+    for (int slab = 0; slab < Slabs::kCount; ++slab) {
+#pragma unroll
+      for (int v = 0; v < P::kVectors; ++v)
+        load(p.payload, v * static_cast<int>(p.pitch / kSlab) + p.first_slab + slab, tile);
+    }
   };
+  constexpr int kScores = P::kScores;
   arch::arrive_expect(&memory.rows_arrived, row_slabs<kScores>(p) * PayloadFold::kConsumers * kBytes);
   int place = 0;
 #pragma unroll
@@ -151,8 +155,11 @@ __device__ __forceinline__ TileSpan find_tiles(PayloadFoldMemory& memory, const 
 template <class E, class P, class Slabs>
 struct PayloadConsumer {
   using R = typename P::Real;
-  static constexpr int kScores = P::kScores, kSize = PayloadFold::kColumns / 2;
+  static constexpr int kScores = P::kScores, kVectors = P::kVectors, kSize = PayloadFold::kColumns / 2;
+  static_assert(PayloadFold::kStages > PayloadFold::kRowSlabs + Slabs::kCount * kVectors);
   using Frames = Numbers<R, P::kSoftmaxes>;
+  static constexpr int kOneConsumer = 1,
+                       kTurns = 3;  // named barriers; kTurns + w lets consumer w issue its products
 
   const PayloadFoldArguments& p;
   PayloadFoldMemory& memory;
@@ -162,8 +169,8 @@ struct PayloadConsumer {
   RingPosition<PayloadFold::kStages> at{}, released{};
 
   // The scores of a tile, which become the weights of the payload sums.
-  float tile[kScores < P::kPayloads ? P::kPayloads : kScores][kSize];
-  std::uint32_t operands[P::kPayloads > 0 ? P::kPayloads : 1][kSize / 2];
+  float tile[kScores < P::kWeights ? P::kWeights : kScores][kSize];
+  std::uint32_t operands[P::kWeights > 0 ? P::kWeights : 1][kSize / 2];
   float sums[Slabs::kCount > 0 ? Slabs::kCount : 1][kSize];
   StatisticsState<P> state[2];
   Frames scale[2];  // what the sums must be multiplied with, since frames have moved
@@ -196,15 +203,18 @@ struct PayloadConsumer {
   __device__ __forceinline__ void multiply_payload() {
 #pragma unroll
     for (int slab = 0; slab < Slabs::kCount; ++slab) {
-      const AlongRows<kSlab> payload(arch::shared_address(memory.slabs[at.stage]));
-      memory.ring.wait(at);
-      arch::pin(sums[slab]);
-      arch::fence_wgmma();
 #pragma unroll
-      for (int k = 0; k < PayloadFold::kColumns / kProductDepth; ++k)
-        arch::Wgmma<E, kSlab>::template registers<true>(sums[slab], &operands[Slabs::kWeight[slab]][4 * k],
-                                                        payload[k], true);
-      at.advance();
+      for (int v = 0; v < kVectors; ++v) {
+        const AlongRows<kSlab> payload(arch::shared_address(memory.slabs[at.stage]));
+        memory.ring.wait(at);
+        arch::pin(sums[slab]);
+        arch::fence_wgmma();
+#pragma unroll
+        for (int k = 0; k < PayloadFold::kColumns / kProductDepth; ++k)
+          arch::Wgmma<E, kSlab>::template registers<true>(
+              sums[slab], &operands[Slabs::kSum[slab] * kVectors + v][4 * k], payload[k], true);
+        at.advance();
+      }
     }
     arch::commit_wgmma();
   }
@@ -253,7 +263,7 @@ struct PayloadConsumer {
           [&](int i) { return present(first + i); },
           [&](int i, const ElementStatistics<P>& e, const Frames& weight) {
 #pragma unroll
-            for (int g = 0; g < P::kPayloads; ++g)
+            for (int g = 0; g < P::kWeights; ++g)
               tile[g][first + i] = present(first + i) ? e.payload_weight(g, weight).x : 0.f;
           });
     }
@@ -276,16 +286,16 @@ struct PayloadConsumer {
   __device__ __forceinline__ void load_numbers(int number) {
     if constexpr (P::kColumnData + P::kColumnIndices > 0) {
       numbers[number % 2].load(data, number * PayloadFold::kColumns);
-      arch::sync_threads(1 + warpgroup, kWarpgroup);
+      arch::sync_threads(kOneConsumer + warpgroup, kWarpgroup);
     }
   }
   __device__ __forceinline__ void round_weights() {
 #pragma unroll
-    for (int g = 0; g < P::kPayloads; ++g) round_fragment<E>(operands[g], tile[g]);
+    for (int g = 0; g < P::kWeights; ++g) round_fragment<E>(operands[g], tile[g]);
   }
   // The factor of a slab's sums in one of the thread's rows, where `of_softmax` has those of softmaxes.
   __device__ __forceinline__ static float of_slab(int slab, const Frames& of_softmax) {
-    const int softmax = P::kSoftmaxOf[Slabs::kWeight[slab]];
+    const int softmax = P::kSoftmaxOf[Slabs::kSum[slab]];
     return softmax < 0 ? 1.f : of_softmax[softmax].x;
   }
   __device__ __forceinline__ void rescale() {
@@ -299,6 +309,14 @@ struct PayloadConsumer {
     }
   }
 
+  __device__ __forceinline__ void wait_for_turn() const {
+    arch::sync_threads(kTurns + warpgroup, PayloadFold::kConsumers * kWarpgroup);
+  }
+  __device__ __forceinline__ void end_turn() const {
+    arch::arrive_threads(kTurns + (warpgroup + 1) % PayloadFold::kConsumers,
+                         PayloadFold::kConsumers * kWarpgroup);
+  }
+
   __device__ __forceinline__ void run(int row0, TileSpan tiles) {
     const int of_scores = row_slabs<kScores>(p);
     load_rows<P>(rows, data, row0);
@@ -310,7 +328,11 @@ struct PayloadConsumer {
       for (float& sum : slab) sum = 0.f;
     }
     arch::wait(&memory.rows_arrived, 0);
+    if (warpgroup == PayloadFold::kConsumers - 1)
+      arch::arrive_threads(kTurns, PayloadFold::kConsumers * kWarpgroup);
+    wait_for_turn();
     multiply_scores();
+    end_turn();
     load_numbers(tiles.first);
     arch::wait_wgmma<0>();
     release(of_scores);
@@ -318,13 +340,16 @@ struct PayloadConsumer {
     round_weights();
 #pragma unroll 1
     for (int number = tiles.first + 1; number < tiles.end; ++number) {
+      wait_for_turn();
       multiply_scores();
       multiply_payload();
+      end_turn();
       load_numbers(number);
       arch::wait_wgmma<1>();
+      release(of_scores);
       fold(number);
       arch::wait_wgmma<0>();
-      release(of_scores + Slabs::kCount);
+      release(Slabs::kCount * kVectors);
       rescale();
       round_weights();
     }
@@ -344,7 +369,7 @@ struct PayloadConsumer {
       if (p.first_slab == 0 && threadIdx.x % 4 == 0) results.store<P>(first + row, whole);
 #pragma unroll
       for (int slab = 0; slab < Slabs::kCount; ++slab) {
-        const int count = P::kCountOf[Slabs::kWeight[slab]];
+        const int count = P::kCountOf[Slabs::kSum[slab]];
         const float mass = count >= 0 && whole.count[count] != 0 ? NAN : of_slab(slab, whole.sums.mass);
         float* const to = p.sums + (first + row) * p.pitch + (p.first_slab + slab) * kSlab;
 #pragma unroll
@@ -385,8 +410,7 @@ __global__ void __launch_bounds__(PayloadFold::kThreads, 1)
   const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
   if (warpgroup == PayloadFold::kConsumers) {
     arch::setmaxnreg_dec<24>();
-    if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect())
-      produce<P::kScores, Slabs::kCount>(p, memory, batch, row0, tiles);
+    if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect()) produce<P, Slabs>(p, memory, batch, row0, tiles);
   } else {
     arch::setmaxnreg_inc<240>();
     PayloadConsumer<E, P, Slabs> consumer{p, memory, numbers[warpgroup], data, warpgroup};
