@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from monoidreduce import _yards
 from monoidreduce._ops.attention import differentiate
 from monoidreduce._ops.attention_mask import packed_mask
 from monoidreduce._ops.attention_passes import Results, forward_pass, new_results, score_scale

@@ -480,8 +480,10 @@ def _tangents_of_heads(
     return d_out.reshape(out.shape), d_lse.reshape(lse.shape)
 
 
-def attention_tangents(directions: Sequence[Tensor | None], results: Sequence[Tensor], *arguments: Any) -> Any:
-    """Forward mode of the op `attention` without a bias and without sinks (`tangents` in _ops/registry.py)."""
+def attention_tangents(
+    directions: Sequence[Tensor | None], results: Sequence[Tensor], *arguments: Any
+) -> Any:
+    """Forward mode of the op `attention` without bias and sinks (`tangents` in _ops/registry.py)."""
     q, k, v, _bias, _sinks, scale, softcap, left, right, _ = arguments
     seen = band(left, right).bounds(q.shape[2], k.shape[2], q.device)
     return _tangents_of_heads(directions[:3], results, q, k, v, scale, softcap, seen)

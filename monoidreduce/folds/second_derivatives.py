@@ -276,10 +276,9 @@ class _Direction:
             gradients[4] = _stacked(from_rows, row)
         if column is not None:
             gradients[5] = _stacked(from_columns, column)
-        if self.widths and found[6] is not None:
-            width = self.inputs.payload.shape[1]
-            of_payload = found[6].narrow(1, found[6].shape[1] - width, width)
-            gradients[6] = _added(gradients[6], of_payload) if self.derived.vectors else None
+        if (payload := self.inputs.payload) is not None and found[6] is not None and self.derived.vectors:
+            width = payload.shape[1]  # those of directions come first
+            gradients[6] = found[6].narrow(1, found[6].shape[1] - width, width)
         by_values = {k - before: g for k, g in from_rows.items() if k in values_at}
         of_moved = _stacked(by_values, values) if by_values else None, by_sums
         of_program = [_added(x, y) for x, y in zip(of_moved, moved_grads, strict=True)]

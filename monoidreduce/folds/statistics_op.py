@@ -52,9 +52,9 @@ class Inputs(NamedTuple):
         other_a, other_b: likewise, those of a second score.
         row, column, row_index, column_index: reals and integers of rows and of columns, [data, rows or
             columns].
-        payload: the vectors of all payload sums side by side, [batches * V, sum of widths]. If a payload sum has
-            several vectors of a column (`Program.vectors`), the first of all payload sums, then the second
-            of all, and so on.
+        payload: the vectors of all payload sums side by side, [batches * V, sum of widths]. If a column has
+            several vectors for a payload sum (`Program.vectors`), the first ones of all payload sums, then
+            the second ones, and so on.
         table, table_index: what the program gathers from.
     """
 
@@ -178,7 +178,9 @@ def _forward(call: ProgramCall, payload: Tensor | None, widths: Sequence[int]) -
         return values, empty_statistics(call.a, call.a.shape[0], 0), low, indices
     call, vectors = call._replace(program=separated(call.program)), of.vectors
     sums = payload_sums(call, payload, [*widths] * vectors, folded)
-    return values, sums if vectors == 1 else sums.unflatten(1, (vectors, -1)).sum(1), low, indices
+    if vectors > 1:
+        sums = sums.view(len(sums), vectors, sum(widths)).sum(1)
+    return values, sums, low, indices
 
 
 def ignored_rows(program: Program, row_index: Tensor | None) -> Tensor:
@@ -287,7 +289,7 @@ def _backward(
         d_payload = None if payload is None else torch.zeros_like(payload)
     else:
         call, widths = call._replace(program=separated(call.program)), (options.widths or []) * of.vectors
-        # Gradients of a softmax's weights read a payload sum as a whole, so it does not matter of which vectors it is.
+        # Gradients of weights need only the sum over the vectors, so the first vectors may have all of it.
         others = [torch.zeros_like(sums)] * (of.vectors - 1)
         results = values, torch.cat((sums, *others), 1) if others else sums, low, indices
         of_results = grad_values, grad_sums.repeat(1, of.vectors)

@@ -77,8 +77,8 @@ def fold(
     if counted:
         # A vector times 0 is 0 or NaN. With isfinite().all(1) torch took 0.25 ms of a call of 2.7 (H200).
         zeros = payload.new_zeros(max(widths))
-        products = [sum(t @ zeros[: widths[n]] for t in vectors[n :: len(widths)]) for n in counted]
-        spoiled = torch.stack(products) != 0
+        products = [[t @ zeros[: widths[n]] for t in vectors[n :: len(widths)]] for n in counted]
+        spoiled = torch.stack([torch.stack(of_sum).sum(0) for of_sum in products]) != 0
         column = torch.cat([t for t in (column, spoiled.to(torch.float32)) if t is not None])
         of_counts = call.a.new_empty(of.indices + len(counted), rows, dtype=torch.int64)
         kernel.launch(

@@ -10,7 +10,8 @@ which all engines know (`with_score`). Its gradients with respect to v and G are
 sum_i w_ij G_i and sum_j w_ij v_j. The second is P itself: an engine computes a payload sum as the gradient of
 the rows of a score that it never reads (`weights`).
 
-A payload sum of several vectors of a column is the sum of as many payload sums, of one vector each (`separated`).
+Where a column has several vectors for a payload sum, that is the sum of as many payload sums, of one vector
+each (`separated`).
 """
 
 from __future__ import annotations

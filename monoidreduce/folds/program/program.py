@@ -43,9 +43,9 @@ class Program:
     """A program; ints are numbers of nodes.
 
     softmaxes: for each, the log weight followed by the f of its means.
-    payloads: for each payload sum (softmax, f, ...). A column has a vector for each f, whose weight is f times
-        its probability in that softmax, or f alone if softmax is -1. The sum is over all of a row's elements and
-        over all f, of which each payload sum has as many.
+    payloads: for each payload sum (softmax, f, ...). A column has a vector for each f, with the weight f
+        times its probability in that softmax, or f alone if softmax is -1. The sum is over the columns and
+        over the f. All payload sums have as many f.
     factors: for a program that is not a fold: for each score, the weights of its product with the operands
         (`derivative.gradient` returns them instead of gradients).
     ignored: a row integer, by its number among the data, and a value. Where they are equal, the row has the

@@ -31,7 +31,7 @@ from monoidreduce.folds.program.program import Program, parse
 
 __all__ = ["Moved", "Tangent", "tangent"]
 
-# Whether the first score, the second, the row reals, the column reals, the payload and the table of reals move.
+# Whether these move: first score, second score, row reals, column reals, payload, table of reals.
 Moved = tuple[bool, bool, bool, bool, bool, bool]
 
 
@@ -49,8 +49,8 @@ class Tangent:
     mean. An entropy is the mean of f = lse - w. slopes: for each softmax, the place of the derivative of its
     log-sum-exp.
 
-    directions, vectors: whether its payload sums are over dv, over v, or over both, in this order. They are those
-    of the program, without what the softmax's normalization adds (P times the mean of dw).
+    directions, vectors: whether its payload sums have the vectors dv, and whether they have v, behind dv.
+    They are the program's, without what the softmax's normalization adds (P times the mean of dw).
 
     by_scores: for a program of two scores, the payload sums: pairs (value, score). The derivative of the
     value by the score is the weight of the columns of that score's operands.
