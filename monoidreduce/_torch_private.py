@@ -33,6 +33,7 @@ __all__ = [
     "gradients_are_differentiated",
     "has_hooks",
     "has_tangent",
+    "in_forward_mode",
     "inductor_keeping",
     "is_observed",
     "is_transformed",
@@ -140,9 +141,14 @@ _required("torch._C._functorch.get_interpreter_stack")
 _gradient: Any = _required("torch._C._functorch.TransformType").Grad
 
 
+def in_forward_mode() -> bool:
+    """Whether tensors may have tangents of forward-mode AD."""
+    return _forward_ad._current_level >= 0 and _forward_ad_enabled()
+
+
 def has_tangent(tensors: Iterable[Any]) -> bool:
     """Whether one of these has a tangent of forward-mode AD; those that are not tensors have none."""
-    if _forward_ad._current_level < 0 or not _forward_ad_enabled():
+    if not in_forward_mode():
         return False
     tangents = (_forward_ad.unpack_dual(t).tangent for t in tensors if isinstance(t, Tensor))
     return any(tangent is not None for tangent in tangents)

@@ -59,7 +59,7 @@ from monoidreduce._ops.registry import any_requires_grad, call_op
 from monoidreduce._ops.summed_weights import call_adding
 from monoidreduce._results import exported
 from monoidreduce._soft_targets import SoftTargets
-from monoidreduce._torch_private import has_tangent, is_captured
+from monoidreduce._torch_private import has_tangent, in_forward_mode, is_captured
 from monoidreduce._validate import (
     INTEGERS,
     check_axes,
@@ -593,7 +593,7 @@ def check_attention(
     of_rows = bias if bias is not None and raises_rows(bias) else None
     bias = None if of_rows is not None else bias
     # Forward mode subtracts out times how the log-sum-exp moves from a sum of about the same size.
-    compensated = compensated or has_tangent((q, k, v)) or _shows_rounding(q, bias, sinks)
+    compensated = compensated or in_forward_mode() or _shows_rounding(q, bias, sinks)
     return (q, k, v, bias), (scale, softcap, *bounds(causal, window), compensated), of_rows
 
 

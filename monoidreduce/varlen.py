@@ -10,7 +10,7 @@ from torch import Tensor
 from monoidreduce import _yards
 from monoidreduce._keywords import refuse
 from monoidreduce._ops.registry import call_op
-from monoidreduce._torch_private import has_tangent
+from monoidreduce._torch_private import in_forward_mode
 from monoidreduce._validate import check_axes, check_bool, check_tensor, mismatch, remembering
 from monoidreduce.functional import (
     AttentionOptions,
@@ -197,8 +197,8 @@ def check_varlen(
     compensated = check_bool("compensated", compensated)
     tensors = _check_tensors(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks)
     options = (*score_factors(scale, softcap), *bounds(causal, window))
-    compensated = compensated or has_tangent(tensors[:3])  # as in check_attention
-    return tensors, (*options, compensated or _shows_rounding(tensors[0], sinks))
+    compensated = compensated or in_forward_mode() or _shows_rounding(tensors[0], sinks)
+    return tensors, (*options, compensated)
 
 
 @remembering

@@ -13,6 +13,7 @@ from largest import LargestTensor
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import monoidreduce as mr
 from monoidreduce import reference, stat
@@ -154,6 +155,35 @@ def test_passes_of_a_hessian_vector_product(how: str, monkeypatch: pytest.Monkey
     assert sorted(passes) == [("fold", 1), ("fold", 2), *of_score, ("gradient", 2)]
     whole = hessian(lambda w: reference.linear_cross_entropy(x, w, target))(weight)
     torch.testing.assert_close(product, torch.tensordot(whole, direction))
+
+
+class Calls(TorchDispatchMode):
+    """The names of this project's ops that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if function.namespace == "monoidreduce":
+            self.names.append(function.__name__.removesuffix(".default"))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("with_sinks", (False, True))
+def test_forward_mode_of_attention_reads_its_own_results(with_sinks: bool) -> None:
+    """A fold computes them again where there are sinks."""
+    x = tuple(torch.randn(2, 2, 5, 4, dtype=F64) for _ in "qkv")
+    sinks = torch.randn(2, dtype=F64) if with_sinks else None
+    results = []
+    for attention in (mr.attention, reference.attention):
+        with Calls() as calls:
+            results.append(jvp(lambda *t, of=attention: of(*t, sinks=sinks, causal=True), x, x))
+        if attention is mr.attention:
+            assert calls.names == ["statistics" if with_sinks else "attention", "statistics"]
+    torch.testing.assert_close(*results)
 
 
 def test_an_ignored_row_does_not_move() -> None:

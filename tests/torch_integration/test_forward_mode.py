@@ -93,9 +93,13 @@ def test_vmap_and_linearize(specimen: Specimen, device: torch.device) -> None:
     x = tuple(inputs[name] for name in specimen.differentiable(inputs))
     u = tuple(map(torch.randn_like, x))
     function = of_leaves(specimen, inputs, mr)
-    expected = [jvp(function, x, tuple(k * t for t in u))[1] for k in (1, 2)]
-    mapped = vmap(lambda *t: jvp(function, x, t)[1])(*[torch.stack((t, 2 * t)) for t in u])
-    torch.testing.assert_close(mapped, tuple(map(torch.stack, zip(*expected, strict=True))))
+    along = u, tuple(2 * t for t in u)
+    expected = [jvp(function, x, each)[1] for each in along]
+    mapped = vmap(lambda *t: jvp(function, x, t)[1])(*map(torch.stack, zip(*along, strict=True)))
+    of_vmap = jvp(vmap(function), *(tuple(map(torch.stack, zip(*of, strict=True))) for of in ((x, x), along)))
+    expected_of_both = tuple(map(torch.stack, zip(*expected, strict=True)))
+    torch.testing.assert_close(mapped, expected_of_both)
+    torch.testing.assert_close(of_vmap[1], expected_of_both)
     torch.testing.assert_close(linearize(function, *x)[1](*u), expected[0])
 
 
