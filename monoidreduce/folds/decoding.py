@@ -117,11 +117,10 @@ def _sample_fold(entropy: bool, kind: Kind) -> Statistics:
         shift: Any,
     ) -> dict[str, Any]:
         logit = _logit(score, inverse, cap, bias)
+        if shift is not None:
+            logit = torch.where(is_kept(row, column, shift), logit, -math.inf)
         gumbel = -torch.log(-torch.log(stat.uniform(seed)))
         noisy = logit + (gumbel if noise is None else noise * gumbel)
-        if shift is not None:
-            keep = is_kept(row, column, shift)
-            logit, noisy = (torch.where(keep, each, -math.inf) for each in (logit, noisy))
         p = stat.softmax(logit)
         found = {"best": stat._largest_by(logit, noisy), "lse": p.logsumexp}
         return {**found, "entropy": p.entropy} if entropy else found

@@ -21,6 +21,7 @@ from monoidreduce.folds import decoding, distillation
 from monoidreduce.folds.cuda import compiler, kernels
 from monoidreduce.folds.cuda.compiler import CompilationError, Compiler
 from monoidreduce.folds.program.arguments import ARGUMENTS, arguments
+from monoidreduce.folds.program.program import with_sizes
 from monoidreduce.folds.program.tracing import trace
 from monoidreduce.folds.statistics_call import Call
 
@@ -119,16 +120,20 @@ def test_losses_of_distillation_hardly_spill(nvrtc: Compiler, loss: str) -> None
     ),
 )
 def test_heads_hardly_spill(nvrtc: Compiler, name: str, tier: str) -> None:
-    """And they have the code of a few elements: unrolled over a tile it was over 200 KB."""
-    kinds = (64, (False, False)), (True, (False, False, True, False))
-    fold = decoding._TOPK[kinds[0]] if name == "topk" else decoding._SAMPLE[kinds[1]]
+    """And they have the code of a few elements: unrolled over a tile it was over 200 KB. The sample has all
+    options."""
+    fold = decoding._TOPK[64, (False, False)] if name == "topk" else decoding._SAMPLE[True, (True,) * 4]
     a, b = torch.ones(8, 64, dtype=torch.bfloat16), torch.ones(9, 64, dtype=torch.bfloat16)
-    row = {"inverse": torch.ones(8)}
+    row, column, words = {"inverse": torch.ones(8)}, {}, None
     if name == "sample":
-        row |= {"noise": torch.ones(8), "seed": torch.ones(8, dtype=torch.int64)}
-    traced, _ = fold._traced(Call(fold, a, b, None, None, None, -100, row, {}, 1.0))
+        row |= {"cap": torch.ones(8), "noise": torch.ones(8), "seed": torch.ones(8, dtype=torch.int64)}
+        column = {"bias": torch.ones(9), "shift": torch.ones(9, dtype=torch.int64)}
+        words = torch.ones(8, 1, dtype=torch.int64)
+    call = Call(fold, a, b, None, None, None, -100, row, column, 1.0, words=words)
+    traced, tensors = fold._traced(call)
+    text, _, _, sizes = call.tables_of(traced, tensors)
     capability = (9, 0) if tier == "sm90" else (8, 0)
-    given = "fold", traced.text, traced.counts, torch.bfloat16, tier, capability
+    given = "fold", with_sizes(text, tuple(sizes)), traced.counts, torch.bfloat16, tier, capability
     for row_block in (256, 128) if tier == "sm90" else (256,):
         image = kernels.compiled(*given, row_block=row_block)
         assert max(int(bytes) for bytes in SPILLS.findall(image.log)) <= 32, image.log
