@@ -96,7 +96,7 @@ struct StatisticsPayload {
 template <std::same_as<StatisticsPayload> X>
 constexpr auto describe(const X*) {
   return part<StatisticsFold>(
-      "statistics_payload", kSm90, statistics_operands<X>(), optional("payload", &X::payload, "V T"),
+      "statistics_payload", kSm90, statistics_operands<X>(), optional("payload", &X::payload, "V W"),
       optional("wanted", &X::wanted, "one=1", Type::kInt64),
       result("values", &X::values, "K N", Type::kAccumulation),
       result("low", &X::low, "L N", Type::kAccumulation), result("indices", &X::indices, "P N", Type::kInt64),
