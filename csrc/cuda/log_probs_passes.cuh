@@ -37,9 +37,9 @@ KeptScores<Bits, Scores> kept_scores(const Scores& scores, const Call& x, const 
   return {scores, kept.words, kept.words_of_row, kept.first_class, row_order(p)};
 }
 
-// kTopOfLogits: the tile has enough registers for the index of the largest logit also where logits have a bias or
-// a softcap, or where only some classes are kept.
-template <class Tile, bool kTopOfLogits>
+// kTopOfLogits: the tile has enough registers for the index of the largest logit where logits have a bias or
+// a softcap. kKept: for kept classes.
+template <class Tile, bool kTopOfLogits, bool kKept>
 void log_probs_forward_pass(const LogProbsForward& x, const Launch& launch) {
   const FoldProblem problem = cross_entropy_problem(x);
   const LogProbsResults results{log_probs_rows<float, double>(x)};
@@ -51,26 +51,25 @@ void log_probs_forward_pass(const LogProbsForward& x, const Launch& launch) {
         fold_contraction<E, Tile>(m, scores_of(part), part, results, x.scratch.data, launch);
       });
     };
-    const auto logits = logit_scores<E>(problem, x.bias);
-    const ScaledScores<Bits> scores(problem.score, kLog2E);
-    const auto plain = [&](const auto& policy) { return [&](const FoldProblem&) { return policy; }; };
-    const auto kept = [&](const auto& policy) {
-      return [&](const FoldProblem& part) { return kept_scores(policy, x, part); };
-    };
-    const auto run_top = [&](const auto& scores_of) {
-      with_log_probs<Bits>(x, [&](const auto& m) { run(m, scores_of); });
-    };
-    // The same on a tile that may lack registers for the index of the largest logit.
-    const auto run_if_top = [&](const auto& scores_of) {
+    const auto run_logits = [&](const auto& scores_of) {
       if constexpr (kTopOfLogits)
-        run_top(scores_of);
+        with_log_probs<Bits>(x, [&](const auto& m) { run(m, scores_of); });
       else
         run(LogProbs<Bits>{}, scores_of);
     };
-    if (x.mask.present())
-      has_bias_or_softcap(x) ? run(LogProbs<Bits>{}, kept(logits)) : run_if_top(kept(scores));
-    else
-      has_bias_or_softcap(x) ? run_if_top(plain(logits)) : run_top(plain(scores));
+    const auto logits = logit_scores<E>(problem, x.bias);
+    const ScaledScores<Bits> scores(problem.score, kLog2E);
+    if constexpr (kKept) {
+      if (x.mask.present()) {
+        if (has_bias_or_softcap(x))
+          return run(LogProbs<Bits>{}, [&](const FoldProblem& part) { return kept_scores(logits, x, part); });
+        return with_log_probs<Bits>(x, [&](const auto& m) {
+          run(m, [&](const FoldProblem& part) { return kept_scores(scores, x, part); });
+        });
+      }
+    }
+    if (has_bias_or_softcap(x)) return run_logits([&](const FoldProblem&) { return logits; });
+    with_log_probs<Bits>(x, [&](const auto& m) { run(m, [&](const FoldProblem&) { return scores; }); });
   });
 }
 
@@ -96,8 +95,7 @@ struct LogProbsGradientRows {
   }
 };
 
-// kKeptLogits: the tile has enough registers for kept classes whose logits have a bias or a softcap.
-template <class Tile, bool kKeptLogits>
+template <class Tile>
 void log_probs_gradient_pass(const LogProbsLocalGradient& x, const Launch& launch) {
   const FoldProblem problem = cross_entropy_problem(x);
   const LogProbsGradientRows rows{log_probs_rows<float>(x)};
@@ -110,10 +108,7 @@ void log_probs_gradient_pass(const LogProbsLocalGradient& x, const Launch& launc
     };
     const auto logits = logit_scores<E>(problem, x.bias);
     const ScaledScores<Bits> scores(problem.score, kLog2E);
-    if constexpr (kKeptLogits) {
-      if (x.mask.present() && has_bias_or_softcap(x)) return run(kept_scores(logits, x, problem));
-    }
-    if (x.mask.present()) return run(kept_scores(scores, x, problem));
+    if (x.mask.present()) return run(kept_scores(scores, x, problem));  // there is neither (obstacle)
     has_bias_or_softcap(x) ? run(logits) : run(scores);
   });
 }

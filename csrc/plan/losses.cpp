@@ -45,19 +45,6 @@ void refuse_tensor_cores(const Call& x, Choice& choice) {
   }
 }
 
-// Takes the kernels of sm_80 in place of those of sm_90 if there is a sm90_obstacle(x), where torch may multiply.
-template <class Call>
-void refuse_sm90(const Call& x, const DeviceFacts& gpu, const Launch& launch, Choice& choice) {
-  if constexpr (requires { sm90_obstacle(x); }) {
-    const char* const why = sm90_obstacle(x);
-    if (why == nullptr) return;
-    if (choice.family == Family::kPlanes) choice = Choice{.both = {why}};
-    if (choice.family != Family::kSm90) return;
-    choice = choose_multiplied(problem_of(x), gpu, launch);
-    if (choice.family == Family::kSm90) choice.sm90 = {why}, choice.family = Family::kSm80;
-  }
-}
-
 // For a call, with `kernels` that read planes or without.
 Planes planes_of(bool kernels, const Launch& launch) {
   return !kernels ? Planes::kNone : launch.planes ? Planes::kWanted : Planes::kUnwanted;
@@ -92,7 +79,7 @@ template <class Call>
 Plan backward_plan(const Call& given, const DeviceFacts& gpu, const Launch& launch, bool planes = false) {
   const Call x = padded(given);
   Choice choice = choose_products(problem_of(x), x.workspace, gpu, launch, planes_of(planes, launch));
-  refuse_sm90(x, gpu, launch, choice);
+  refuse_tensor_cores(x, choice);
   if (const std::int64_t width = problem_of(x).width();
       choice.family == Family::kPlanes && width < tiles::kNarrowestOfPlanes)
     choice = Choice{.both = {"a width of {} is too narrow for products of planes", width}};

@@ -9,11 +9,11 @@ using namespace monoidreduce::sm90;
 
 template <>
 void run(const LogProbsForward& x, const Plan&, const Launch& launch) {
-  log_probs_forward_pass<PlaneTile<>, true>(x, launch);
+  log_probs_forward_pass<PlaneTile<>, true, true>(x, launch);
 }
 template <>
 void run(const LogProbsLocalGradient& x, const Plan&, const Launch& launch) {
-  log_probs_gradient_pass<PlaneTile<>, false>(x, launch);
+  log_probs_gradient_pass<PlaneTile<>>(x, launch);
 }
 
 }  // namespace monoidreduce::cuda::planes

@@ -14,12 +14,12 @@ static_assert(kStateFloats<TopLogProbs<Bits>> == kStateFloats<TopLogProbs<float>
 
 template <>
 void run(const LogProbsForward& x, const Plan&, const Launch& launch) {
-  log_probs_forward_pass<Tile, false>(x, launch);
+  log_probs_forward_pass<Tile, false, false>(x, launch);
 }
 
 template <>
 void run(const LogProbsLocalGradient& x, const Plan&, const Launch& launch) {
-  log_probs_gradient_pass<Tile, true>(x, launch);
+  log_probs_gradient_pass<Tile>(x, launch);
 }
 
 }  // namespace monoidreduce::cuda::sm80

@@ -59,12 +59,12 @@ void log_probs_forward_saving(const LogProbsForward& x, const Plan& plan, const 
 template <>
 void run(const LogProbsForward& x, const Plan& plan, const Launch& launch) {
   if (x.kept.present()) return log_probs_forward_saving(x, plan, launch);
-  log_probs_forward_pass<Tile, true>(x, launch);
+  log_probs_forward_pass<Tile, true, true>(x, launch);
 }
 
 template <>
 void run(const LogProbsLocalGradient& x, const Plan&, const Launch& launch) {
-  if (!x.frames.present()) return log_probs_gradient_pass<Tile, false>(x, launch);
+  if (!x.frames.present()) return log_probs_gradient_pass<Tile>(x, launch);
   const LogProbsTerms terms{log_probs_rows<float>(x), static_cast<const float*>(x.log_probs.data),
                             static_cast<float>(x.options.logit_scale)};
   const auto kept = kept_weights<Tile>(x.out, static_cast<float*>(x.frames.data));

@@ -90,9 +90,8 @@ inline const char* obstacle(const LogProbsForward& x) {
              : nullptr;
 }
 inline const char* sm80_obstacle(const LogProbsForward& x) {
-  if (!x.top1.present()) return nullptr;
-  if (x.mask.present()) return "top1 is of kept classes";
-  return has_bias_or_softcap(x) ? "top1 is of logits with a bias or a softcap" : nullptr;
+  if (x.mask.present()) return "some classes are kept";
+  return x.top1.present() && has_bias_or_softcap(x) ? "top1 is of logits with a bias or a softcap" : nullptr;
 }
 inline void check_kept_weights(const LogProbsForward& x) {
   check_kept(x);
@@ -122,8 +121,7 @@ struct LogProbsBackward {
   LogProbsOptions options;
   std::int64_t workspace = 0;  // bytes for dlogits
 };
-// Why the kernels of sm_90 cannot take the call, or null. Their tiles of 256 columns lack registers: these scores spilled 336 bytes.
-inline const char* sm90_obstacle(const LogProbsBackward& x) {
+inline const char* obstacle(const LogProbsBackward& x) {
   return x.mask.present() && has_bias_or_softcap(x)
              ? "some classes are kept, whose logits have a bias or a softcap"
              : nullptr;
