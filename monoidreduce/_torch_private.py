@@ -137,7 +137,8 @@ _fp32_precision: Any = _optional(torch._C, "_get_fp32_precision_getter")
 # Whether autocast is on for any device. If missing, it is assumed to be.
 _any_autocast: Any = _optional(torch._C, "_is_any_autocast_enabled")
 _functorch: Any = _required("torch._C._functorch")
-_required("torch._C._functorch.get_interpreter_stack")
+for _name in ("get_interpreter_stack", "get_unwrapped", "is_batchedtensor"):
+    _required(f"torch._C._functorch.{_name}")
 _gradient: Any = _required("torch._C._functorch.TransformType").Grad
 
 
@@ -150,8 +151,15 @@ def has_tangent(tensors: Iterable[Any]) -> bool:
     """Whether one of these has a tangent of forward-mode AD; those that are not tensors have none."""
     if not in_forward_mode():
         return False
-    tangents = (_forward_ad.unpack_dual(t).tangent for t in tensors if isinstance(t, Tensor))
-    return any(tangent is not None for tangent in tangents)
+    of = (_unbatched(t) for t in tensors if isinstance(t, Tensor))
+    return any(_forward_ad.unpack_dual(t).tangent is not None for t in of)
+
+
+def _unbatched(t: Tensor) -> Tensor:
+    """A tensor as the levels around torch.vmap see it."""
+    while _functorch.is_batchedtensor(t):
+        t = _functorch.get_unwrapped(t)
+    return t
 
 
 def gradients_are_differentiated() -> bool:

@@ -113,9 +113,10 @@ def _gradients_of_gradients(
 
 
 class _GraphOnly(DispatchMode):  # type: ignore[misc]
-    """Context in which gradients of statistics are 0, where only the graph behind them is used.
+    """Context in which the gradients of folds are 0, for a first derivative that was computed before.
 
-    What an operator folds is linear in its inputs. So that graph does not depend on their values.
+    Autograd records the calls for the second derivative. It reads their arguments, and not what they return:
+    no fold's gradient is an argument of another one, as an operator's folds do not feed each other.
     """
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -432,7 +433,7 @@ def _of_heads(
         if not of_heads:
             return q.new_zeros(batch, heads, queries, v.shape[3]), q.new_zeros(batch, heads, queries)
         out, lse = (torch.cat(t) for t in zip(*of_heads, strict=True))
-    out, lse = out.reshape(*q.shape[:3], -1), lse.reshape(q.shape[:3])
+    out, lse = out.reshape(*q.shape[:3], v.shape[3]), lse.reshape(q.shape[:3])
     if sinks is None:
         return out, lse
     empty = lse == -math.inf

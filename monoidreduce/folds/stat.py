@@ -209,7 +209,10 @@ def largest(f: Any, k: int | None = None) -> Any:
 
 
 def _largest_by(f: Any, key: Any) -> Any:
-    """The f of the column with the largest key, and that column (`Extremum`). f is -inf where the key is."""
+    """The f of the column with the largest key, and that column (`Extremum`).
+
+    f must be -inf where the key is: engines differ in whether a row of such keys alone has a largest.
+    """
     return Statistic("largest", _traced("largest", key, "real"), carried=_traced("largest", f, "real"))
 
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 import monoidreduce as mr
+from monoidreduce import hardware
+from monoidreduce._ops.dry_run import dry_run
 
 LEADING = ((3,), (1,), (2, 3), (0,))
 table = torch.linspace(-1, 1, 40, dtype=torch.float64).view(4, 10)
@@ -132,3 +134,29 @@ def test_data_of_columns_have_their_batches() -> None:
     call["column"]["w"] = torch.randn(7, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"column\['w'\]: expected shape \[2, 7\], or \[2, 7, E\]"):
         of_batch(**call)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("width", (64, 512))
+@pytest.mark.parametrize("gpu", ("a100", "h100"))
+def test_one_pass_for_all_batches_where_rows_fit_into_shared_memory(
+    gpu: str, width: int, dtype: torch.dtype
+) -> None:
+    """Of numbers, and beside vectors of width 0. Elsewhere a batch is folded after another."""
+
+    @mr.statistics
+    def numbers(score: Any) -> Any:
+        return dict(lse=mr.stat.softmax(score).logsumexp, mean=mr.stat.softmax(score).mean(score))
+
+    @mr.statistics
+    def vectors(score: Any, v: Any) -> Any:
+        p = mr.stat.softmax(score)
+        return dict(lse=p.logsumexp, out=p.mean(score * v))
+
+    a, b = (torch.empty(2, n, width, dtype=dtype, device="meta") for n in (200, 300))
+    fits = (gpu, width, dtype) == ("h100", 64, torch.bfloat16)
+    for fold, data in ((numbers, {}), (vectors, {"column": {"v": b[..., :0]}})):
+        call = {"a": a, "b": b, **data}
+        run = dry_run(fold, call, (), hardware.find(gpu).facts())
+        launched = [each.name for each in run.launches if each.name.startswith("statistics")]
+        assert launched == (["statistics_payload"] if fits else ["statistics_fold"] * 2)

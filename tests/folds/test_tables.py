@@ -11,7 +11,8 @@ from torch import Tensor
 
 import monoidreduce as mr
 from monoidreduce.folds.cuda import compiler, kernels
-from monoidreduce.folds.program.program import with_sizes
+from monoidreduce.folds.program.program import parse, with_sizes
+from monoidreduce.folds.program.tangent import tangent
 from monoidreduce.folds.program.tracing import trace
 
 stat = mr.stat
@@ -220,4 +221,21 @@ def test_the_kernel_of_payload_sums_compiles() -> None:
     counts = tuple(len(traced.sources[kind]) for kind in ("row", "row_index", "column", "column_index"))
     text = with_sizes(traced.text, (0, 3, 4))
     image = kernels.compiled_payload(text, counts, (), ((0,),), torch.bfloat16, "sm90", (9, 0))
+    assert image.code.startswith(b"\x7fELF")
+
+
+def test_the_kernel_of_payload_sums_of_several_vectors_compiles() -> None:
+    if compiler.find() is None:
+        pytest.skip("no NVRTC: pip install --group nvrtc")
+
+    def attention(score, v):  # type: ignore[no-untyped-def]
+        p = stat.softmax(score)
+        return dict(out=p.mean(v), lse=p.logsumexp)
+
+    moved = tangent(
+        trace(attention, {}, {"v": "payload"}).text, 0, 0, 0, 0, (True, False, False, False, True, False)
+    )
+    assert parse(moved.text).vectors == 2
+    counts = tuple(len(moved.kept[kind]) for kind in ("row", "row_index", "column", "column_index"))
+    image = kernels.compiled_payload(moved.text, counts, (), ((0, 0),), torch.float16, "sm90", (9, 0))
     assert image.code.startswith(b"\x7fELF")

@@ -15,6 +15,7 @@ from largest import LargestTensor
 from soft_targets import soft_inputs
 from specimens import cross_entropy_inputs
 from torch import Tensor
+from torch.func import jvp, vmap
 
 import monoidreduce as mr
 from monoidreduce import reference
@@ -204,3 +205,14 @@ def test_the_bound_on_memory(operator: str, device: torch.device) -> None:
         (gradient,) = torch.autograd.grad(result, leaves[1], create_graph=True)
         torch.autograd.grad((gradient * torch.ones_like(gradient)).sum(), leaves)
     assert largest.elements <= 4 * leaves[1].numel() < 300 * 16 * 40
+
+
+def test_forward_mode_of_vmap(device: torch.device) -> None:
+    def best(x: Tensor, weight: Tensor) -> Tensor:
+        return mr.linear_topk(x, weight, 2).log_probs
+
+    x, u = (tuple(torch.randn(3, n, 4, dtype=F64, device=device) for n in (5, 9)) for _ in "xu")
+    found = jvp(vmap(best), x, u)[1]
+    for i in range(3):
+        expected = jvp(best, tuple(t[i] for t in x), tuple(t[i] for t in u))[1]
+        torch.testing.assert_close(found[i], expected)

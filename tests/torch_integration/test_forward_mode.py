@@ -158,3 +158,13 @@ def test_the_bound_on_memory(device: torch.device) -> None:
     with LargestTensor() as largest:
         jvp(lambda *t: mr.linear_cross_entropy(*t, target), (x, weight), (x, weight))
     assert largest.elements <= 2 * weight.numel()
+
+
+@pytest.mark.parametrize("shape", ((1, 2, 0, 3), (0, 2, 3, 3)))
+def test_second_derivatives_of_attention_without_queries(
+    shape: tuple[int, ...], device: torch.device
+) -> None:
+    q, k = torch.empty(shape, device=device), torch.randn(shape[0], 2, 4, 3, device=device)
+    of = grad(lambda *t: mr.attention(*t).sum(), (0, 1, 2))
+    for found, t in zip(jvp(of, (q, k, k), (q, k, k))[1], (q, k, k), strict=True):
+        assert torch.equal(found, torch.zeros_like(t))

@@ -44,11 +44,12 @@ def plan_of(call: ProgramCall, payload: Tensor | None, widths: Sequence[int], ba
     if (payload is not None and payload.dtype != a.dtype) or not kernels.is_available():
         return None
     plan = _C.plan_statistics_fold(*call.operands, state_words=state_words(call.program))
-    return plan if slabs <= _KERNELS * _slabs_of_kernel(plan, of) else None
+    of_kernel = _slabs_of_kernel(plan, of)
+    return plan if of_kernel and slabs <= _KERNELS * of_kernel else None
 
 
 def _slabs_of_kernel(plan: _C.Plan, program: Program) -> int:
-    """The most slabs of payload sums that a kernel adds up; 0 if there is none for this call."""
+    """The most slabs of payload sums that a kernel adds up; 0 if no kernel takes the call."""
     return min(plan.payload_slabs, _LOADED // program.vectors)
 
 
@@ -64,7 +65,7 @@ def fold(
     results = _results(of, call.a, len(of_slabs) * _SLAB)
     kernel = _Kernel(of_slabs, batches, plan)
     values, low, indices, sums = results
-    if payload is None:
+    if payload is None or not of_slabs:
         kernel.launch(call, (), None, None, results)
         return values, sums, low, indices
     vectors = torch.split(payload, [*widths] * of.vectors, 1)

@@ -53,8 +53,8 @@ class Program:
     variances: pairs (softmax, k): the variance of the f whose mean is number k of that softmax.
     most: pairs (f, k): the k largest f, in order.
     entropies: the softmaxes whose entropies are wanted.
-    carried: for the first of `largest`, another value that is wanted of the same column. It is -inf where the
-        value in `largest` is.
+    carried: for the first of `largest`, another value that is wanted of the same column. It must be -inf
+        where the value in `largest` is.
     own_row: the row integer, by its number among the data, that is the row's number in its batch. None if
         there is none, or if that is not known.
     """
