@@ -58,8 +58,8 @@ void run(const StatisticsPayload& x, const Plan& plan, const Launch& launch) {
     arguments.rows[1] = map(x.other_a), arguments.columns[1] = map(x.other_b),
     arguments.steps[1] = slabs(x.other_a);
   if (x.payload.present()) {
-    require(x.sums.size[1] > 0 && x.payload.size[1] % x.sums.size[1] == 0,
-            "payload: expected a multiple of ", x.sums.size[1], " columns, got ", x.payload.size[1]);
+    require(x.sums.size[1] > 0 && x.payload.size[1] % x.sums.size[1] == 0, "payload: expected a multiple of ",
+            x.sums.size[1], " columns, got ", x.payload.size[1]);
     arguments.payload = map(x.payload);
   }
   ProgramData data = data_of(x);
