@@ -12,10 +12,12 @@
 #if defined(__CUDACC__)
 #define MR_HD __host__ __device__ __forceinline__
 #define MR_UNROLL _Pragma("unroll")
+#define MR_ROLL _Pragma("unroll 1")
 #else
 // Always inlined on the host: the linker could otherwise pick a copy compiled for AVX-512 on a machine without it.
 #define MR_HD [[gnu::always_inline]] inline
 #define MR_UNROLL
+#define MR_ROLL
 #endif
 
 namespace monoidreduce {

@@ -54,7 +54,8 @@ struct BlockWord {
 };
 
 // The blocks of a block mask that some rows of a head meet, or some columns: a few lines of blocks, from the
-// first to the last block.
+// first to the last block. There are one to three lines in most calls: loops over them are not unrolled, since
+// each copy of the code takes the compiler time, at a user's first call.
 struct BlockStrip {
   const std::int64_t* words;   // of the first block of the first line; null: there is no block mask
   std::int64_t along, across;  // strides to the next block of a line, and to the next line
@@ -67,7 +68,7 @@ struct BlockStrip {
   MR_HD int next(int tile, int end) const {
     if (words == nullptr || tile >= end) return tile;
     int found = 1 << BlockWord::kBits;
-    for (int line = 0; line < lines; ++line) {
+    MR_ROLL for (int line = 0; line < lines; ++line) {
       const int here = BlockWord{words[line * across + first_block<kSize>(tile) * along]}.next(place);
       found = here < found ? here : found;
     }
@@ -81,8 +82,8 @@ struct BlockStrip {
     if (words == nullptr) return false;
     const int behind = (tile + 1) * kSize < size ? (tile + 1) * kSize : size;
     const int last = block == kSize ? tile : (behind - 1) / block;
-    for (int line = 0; line < lines; ++line) {
-      for (int at = first_block<kSize>(tile); at <= last; ++at) {
+    MR_ROLL for (int line = 0; line < lines; ++line) {
+      MR_ROLL for (int at = first_block<kSize>(tile); at <= last; ++at) {
         if (BlockWord{words[line * across + at * along]}.kind() != 2) return false;
       }
     }

@@ -165,11 +165,12 @@ __device__ __forceinline__ void produce(
       }
     };
     // Loads in the order in which buffers become free. With a second buffer the rows come first. Otherwise
-    // the columns do, because the rows' buffer is in use until the last job's result is stored.
-    if (Memory::kRowBuffers == 2) load_rows();
+    // the first columns do, because the rows' buffer is in use until the last job's result is stored.
     int tile = job.first_tile;
-    if (job.tiles > 0) tile = load_columns(tile);
-    if (Memory::kRowBuffers == 1) load_rows();
+    if constexpr (Memory::kRowBuffers == 1) {
+      if (job.tiles > 0) tile = load_columns(tile);
+    }
+    load_rows();
 #pragma unroll 1
     while (tile < end_tile) tile = load_columns(tile);
   }

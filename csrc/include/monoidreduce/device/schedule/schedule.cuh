@@ -297,13 +297,13 @@ __device__ __forceinline__ ColumnJob column_job(const FoldShape& shape, const Jo
     job.first_tile += part.first_tile, job.tiles = part.tiles;
     return job;
   }
-  const int parts = numbers.parts.count();
-  if (parts == 1) return column_job<kRows, kColumns>(shape, number);
-  const int index = number / parts, part = number - index * parts;
+  const int parts = numbers.parts.count(), index = parts == 1 ? number : number / parts;
   ColumnJob job = column_job<kRows, kColumns>(shape, index);
-  const int part_of_rows = part / numbers.parts.heads;
-  job.take_heads(part - part_of_rows * numbers.parts.heads, numbers.parts.heads);
-  job.take_part(part_of_rows, numbers.parts.rows);
+  if (parts > 1) {
+    const int part = number - index * parts, part_of_rows = part / numbers.parts.heads;
+    job.take_heads(part - part_of_rows * numbers.parts.heads, numbers.parts.heads);
+    job.take_part(part_of_rows, numbers.parts.rows);
+  }
   return job;
 }
 
