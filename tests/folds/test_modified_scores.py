@@ -244,15 +244,6 @@ def test_compiles_and_hardly_spills(
     assert "C75" not in image.log  # products that wait for each other
 
 
-@pytest.mark.parametrize(("which", "most"), ((FORWARD, 130_000), (BACKWARD, 126_000)), ids=str)
-def test_code_is_short(nvrtc: None, which: str, most: int) -> None:
-    """A first call waits for the compiler, which takes time for all code, that of the producer warp too."""
-    case = mods.document(2, 4, 37, 53, dtype=torch.float32, device=CPU)
-    text = mods_of(case.score_mod, case.mask_mod, packed=False).text
-    image = kernels.compiled_scores(text, which, False, torch.bfloat16, 64, "sm90", (9, 0), True)
-    assert len(image.code) <= most
-
-
 @pytest.mark.parametrize("packed", (False, True), ids=("batch", "packed"))
 @pytest.mark.parametrize(
     ("tier", "which", "width"),
