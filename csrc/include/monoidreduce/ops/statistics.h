@@ -81,9 +81,10 @@ constexpr auto describe(const X*) {
               option("scale", &X::scale));
 }
 
-// The same on Hopper for a program with payload sums, or for several batches: all statistics, and the sums of some slabs of the
-// payload sums, if there are any, in one pass (Plan::payload_slabs). Slabs are 64 columns of the sums; those of one sum are
-// adjacent. The payload is as wide as the sums for each vector that a column has. The call of slab 0 also writes the statistics.
+// The same on Hopper for a program with payload sums, or for several batches: in one pass all statistics, and some of the payload
+// sums' slabs, which have 64 columns (Plan::payload_slabs). The slabs of one sum are adjacent. The payload has the vectors of all
+// sums side by side; if a column has several vectors for a sum, first those of all sums, then the second ones. The call of slab 0
+// also writes the statistics.
 // batches: a has the rows of so many folds, and b their columns, one fold after another.
 struct StatisticsPayload {
   TensorView a, b, other_a, other_b, row, column, row_index, column_index, table, table_index;
