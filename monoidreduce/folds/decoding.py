@@ -129,8 +129,11 @@ def _sample_fold(entropy: bool, kind: Kind) -> Statistics:
 
 
 def _fold_of(function: Any, kind: Kind) -> Statistics:
-    """The fold of a function, of whose keyword arguments a call has those of its kind. The others are None:
-    an argument with a default is no datum."""
+    """The fold of a function for calls that pass only some of its keyword arguments.
+
+    kind: for each keyword argument, whether such calls pass it. The others get the default None, since
+    `Statistics` takes an argument with a default for a constant and not for data.
+    """
     named = inspect.getfullargspec(function).kwonlyargs
     function.__kwdefaults__ = {name: None for name, given in zip(named, kind, strict=True) if not given}
     return Statistics(function)

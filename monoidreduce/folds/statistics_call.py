@@ -62,9 +62,10 @@ def _of_fold(
 
 
 def checked_operands(a: Tensor, b: Tensor, other_a: Tensor | None, other_b: Tensor | None) -> tuple[Any, ...]:
-    """Check the operands of a fold: a [..., D] -> [rows, D], b [V, D], and those of a second score.
+    """Check the rows and columns of a fold's scores, and flatten them to matrices.
 
-    b may be [..., V, D], with the leading axes of a. It becomes [all columns, D].
+    a [..., D] becomes [rows, D]. b is [V, D], or [..., V, D] with the leading axes of a, which becomes [all
+    columns, D]. other_a and other_b are the same for a second score.
     """
     (a, b, other_a, other_b), _ = _of_fold(a, b, other_a, other_b)
     b, other_b = _flat_columns(a, b, other_b)

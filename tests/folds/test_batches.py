@@ -142,7 +142,8 @@ def test_data_of_columns_have_their_batches() -> None:
 def test_one_pass_for_all_batches_where_rows_fit_into_shared_memory(
     gpu: str, width: int, dtype: torch.dtype
 ) -> None:
-    """Of numbers, and beside vectors of width 0. Elsewhere a batch is folded after another."""
+    """On Hopper, for 16-bit operands that are narrow enough. Other calls fold one batch after the other. The
+    folds have no vectors to sum, or vectors without elements."""
 
     @mr.statistics
     def numbers(score: Any) -> Any:

@@ -119,7 +119,8 @@ class Program:
 
     @property
     def in_columns(self) -> Iterator[tuple[int, int]]:
-        """For each largest and each carried value: its node, and of which largest value it has the column."""
+        """All values that a row takes from one column: pairs (node, number of the largest value whose column
+        that is). First the largest values themselves, then the carried ones."""
         for values in (self.largest, self.carried):
             for n, value in enumerate(values):
                 yield value, n

@@ -187,8 +187,8 @@ class StatisticsMonoid(Monoid[Any]):
         return found
 
     def _largest(self) -> list[tuple[int, ...]]:
-        """For each largest value: the indices of its value field, of that of the value that it carries, if it
-        does, and of its column field."""
+        """For each largest value, the indices of its fields: the value, the value that it carries (if any),
+        and the column."""
         first, count = self.program.first_largest, len(self.program.largest)
         carried = [*range(first + count, first + count + len(self.program.carried))]
         return [(first + i, *carried[i : i + 1], self.program.values + i) for i in range(count)]

@@ -774,8 +774,8 @@ class Interpreter {
     }
   }
 
-  // Updates the largest value, its column, and what it carries from there, if it does. Most blocks have no larger value, which
-  // the first loop finds out.
+  // Updates a row's largest value and its column; and `carried`, unless it is null, to the value b of that column. Most blocks
+  // have no value above the largest so far. The first loop finds that out, and they are done.
   MR_HD void find_row_max(R (&value)[kPacks], R (&column)[kPacks], Operand a, R* carried, Operand b,
                           int n) const {
     for (int half = 0; half < kPacks; ++half) {
