@@ -26,6 +26,7 @@ from specimens import (
 )
 from tolerance import as_outputs, check_operator
 from torch.utils.flop_counter import FlopCounterMode
+from virtual_ranks import CrossEntropyOverVirtualRanks, DistillationOverVirtualRanks
 
 import monoidreduce as mr
 from monoidreduce.distributed import operators
@@ -47,6 +48,19 @@ def check(operator: str, inputs: Any, options: Any, ranks: int, **split: Any) ->
 def test_cross_entropy(options: dict[str, Any], ranks: int, dtype: torch.dtype) -> None:
     inputs = cross_entropy_inputs(ROWS, 67, 24, dtype=dtype, bias=bool(options), **CPU)
     check("linear_cross_entropy", inputs, PER_TOKEN | options, ranks)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=name_of)
+@pytest.mark.parametrize("ranks", (1, 5))
+def test_losses_over_virtual_ranks(ranks: int, dtype: torch.dtype) -> None:
+    """The folds of all ranks in one process, as tests on a GPU run them."""
+    inputs = cross_entropy_inputs(ROWS, 67, 24, dtype=dtype, **CPU)
+    over_ranks = CrossEntropyOverVirtualRanks(ranks)
+    check_operator("linear_cross_entropy", inputs, PER_TOKEN | {"z_loss": 0.05}, function=over_ranks)
+    inputs = distillation_inputs(ROWS, 67, 24, 20, dtype=dtype, **CPU)
+    check_operator(
+        "linear_distillation", inputs, {"reduction": "none"}, function=DistillationOverVirtualRanks(ranks)
+    )
 
 
 @pytest.mark.parametrize("name", ("label_smoothing", "z_loss", "softcap", "logit_scale"))

@@ -69,6 +69,15 @@ def deterministic() -> Iterator[None]:
 
 
 @pytest.fixture
+def tf32(gpu: torch.device) -> Iterator[None]:
+    """torch allows tf32. pytest's monkeypatch cannot undo an attribute of this module of torch."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.fixture
 def memory(request: pytest.FixtureRequest, turn: None) -> None:
     """Skips the test where the GPU has less free memory than the GiB that the test asks for."""
     gigabytes = request.param

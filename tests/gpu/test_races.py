@@ -193,8 +193,7 @@ def test_operators(specimen: Specimen, gpu: torch.device, tier: str, determinist
 @pytest.mark.parametrize(
     "name", ("attention_64_causal", "attention_256_causal", "varlen_256_causal", "mlp_128")
 )
-def test_tf32(name: str, gpu: torch.device, deterministic: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+def test_tf32(name: str, gpu: torch.device, deterministic: None, tf32: None) -> None:
     specimen = next(specimen for specimen in SPECIMENS if specimen.name == name)
     assert_no_race(step_of(specimen, torch.float32, gpu), gpu)
 

@@ -164,9 +164,8 @@ def test_without_tensor_cores(dtype: torch.dtype, options: dict[str, Any], gpu: 
 
 @pytest.mark.tiers("sm80")
 @pytest.mark.parametrize("options", (OPTIONS["full"], OPTIONS["causal"]), ids=("full", "causal"))
-def test_tf32(options: dict[str, Any], gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tf32(options: dict[str, Any], gpu: torch.device, tf32: None) -> None:
     """As the kernels of float32 with a key more: one of score s for queries (1, ...), and value 0."""
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
     inputs = attention_inputs(1, 8, 2, 200, 300, 56, 64, dtype=torch.float32, device=gpu)
     sinks = torch.randn(8, device=gpu)
     with takes({"attention_forward/cuda/sm80/float32"}):

@@ -6,7 +6,6 @@ some sizes to kernels that multiply exactly, so the base's factors are rounded b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -27,6 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import monoidreduce as mr
 from monoidreduce._ops.mlp import ACTIVATIONS
+
+pytestmark = pytest.mark.usefixtures("tf32")
 
 
 def rounded(x: Any) -> Any:
@@ -51,14 +52,6 @@ class RoundedProducts(TorchDispatchMode):
         elif func in (aten.addmm.default, aten.baddbmm.default):
             args = (args[0], *map(rounded, args[1:]))
         return func(*args, **(kwargs or {}))
-
-
-@pytest.fixture(autouse=True)
-def tf32(gpu: torch.device) -> Iterator[None]:
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def check(operator: str, inputs: Inputs, options: dict[str, Any], tier: str = "sm80") -> dict[str, Any]:

@@ -152,7 +152,7 @@ class CrossEntropyOverVirtualRanks(_OverVirtualRanks):
             weight,
             inputs,
             options,
-            lambda sharded: sharded.linear_cross_entropy(return_lse, (True, True), workspace),
+            lambda sharded: sharded.linear_cross_entropy(return_lse, (True, True), workspace, None, weight),
         )
         return (loss, lse) if return_lse else loss
 
@@ -181,7 +181,7 @@ class DistillationOverVirtualRanks(_OverVirtualRanks):
             weight,
             inputs,
             (reduction, loss, temperature),
-            lambda sharded: sharded.linear_distillation((True, True, False), workspace),
+            lambda sharded: sharded.linear_distillation((True, True, False), workspace, None, weight),
         )
         return found  # type: ignore[no-any-return]
 
