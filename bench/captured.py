@@ -6,6 +6,7 @@ Torch stores the added numbers as a matrix, and autograd adds its gradient to th
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -27,11 +28,13 @@ class Learned(NamedTuple):
     draw: makes its learned tensors, for B batches, H heads and L tokens.
     make: the function, from these. It adds a number to a score.
     mask: mask_mod; None if all keys are seen.
+    softmax: whether weights are a softmax of the function, and not the function itself (`attend`).
     """
 
     draw: Callable[[int, int, int], tuple[Tensor, ...]]
     make: Callable[..., Mod]
     mask: Mod | None
+    softmax: bool = True
 
 
 def causal(b: Any, h: Any, row: Any, column: Any) -> Any:
@@ -63,6 +66,11 @@ def clamped(table: Tensor) -> Mod:
     )
 
 
+def sigmoid(shift: Tensor) -> Mod:
+    """Sigmoid attention, whose shift is learned (Ramapuram et al., 2024)."""
+    return lambda score: torch.sigmoid(score + shift)
+
+
 def same_document(b: Any, h: Any, row: Any, column: Any) -> Any:
     return (row >= column) & (row // DOCUMENT == column // DOCUMENT)
 
@@ -77,6 +85,7 @@ LEARNED = {
     "alibi and documents": Learned(slopes, alibi, same_document),
     "relative": Learned(lambda B, H, L: (torch.randn(H, 2 * L + 1) / 8,), relative, None),
     "clamped": Learned(lambda B, H, L: (torch.randn(H, 2 * FARTHEST + 1) / 8,), clamped, None),
+    "sigmoid": Learned(lambda B, H, L: (torch.tensor(-math.log(L)),), sigmoid, None, softmax=False),
 }
 
 
@@ -88,6 +97,8 @@ def own(learned: Learned, L: int) -> Contender:
         return None if learned.mask is None else mr.block_mask(learned.mask, None, None, L, L, device=device)
 
     def run(q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> Tensor:
+        if not learned.softmax:
+            return mr.attend(q, k, v, weight=make(*tensors))
         return mr.attention(q, k, v, score_mod=make(*tensors), block_mask=blocks(q.device))
 
     return run
@@ -114,7 +125,9 @@ def flex_attention(learned: Learned, L: int) -> Contender:
 
 def of_torch(learned: Learned) -> Contender:
     def run(q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> Tensor:
-        B, H, L, _ = q.shape
+        B, H, L, d = q.shape
+        if not learned.softmax:
+            return learned.make(*tensors)(q @ k.mT * d**-0.5).to(v.dtype) @ v
         b, h = torch.arange(B, device=q.device), torch.arange(H, device=q.device)
         token = torch.arange(L, device=q.device)
         at = b[:, None, None, None], h[:, None, None], token[:, None], token
@@ -140,7 +153,7 @@ def case(
         return *drawn, *(tensor.to(device) for tensor in learned.draw(B, H, L))
 
     contenders: dict[str, Contender] = {"monoidreduce": own(learned, L), "torch": of_torch(learned)}
-    if device.type == "cuda":
+    if device.type == "cuda" and learned.softmax:
         contenders["FlexAttention"] = flex_attention(learned, L)
     return Case(
         op=f"learned {name}",

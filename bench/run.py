@@ -65,6 +65,7 @@ OPERATORS = (
     "kernel_sums",
     "payloads",
     "captured",
+    "user_losses",
     "short",
 )
 OTHERS = (

@@ -69,9 +69,9 @@ CPU = torch.device("cpu")
 RESULTS = Path(run.__file__).resolve().parent / "results"
 
 
-# attention_options and attention_wide are attention, captured has functions of scores, payloads is folds, and
-# short has cases of all.
-CASES_OF_OTHERS = {"attention_options", "attention_wide", "captured", "payloads", "short"}
+# attention_options and attention_wide are attention, captured has functions of scores, payloads and
+# user_losses are folds, and short has cases of all.
+CASES_OF_OTHERS = {"attention_options", "attention_wide", "captured", "payloads", "short", "user_losses"}
 
 
 def quick_cases() -> list[Case]:
