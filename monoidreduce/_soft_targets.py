@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce._ops.target_logits import NO_TARGET
-from monoidreduce._torch_private import transforms_are_active
+from monoidreduce._torch_private import can_read
 from monoidreduce._validate import mismatch
 
 __all__ = ["SoftTargets"]
@@ -42,8 +42,7 @@ class SoftTargets(NamedTuple):
         """
         used = target != ignore_index
         wrong = used & ((target < 0) | (target >= classes))
-        known = type(target) is Tensor and not transforms_are_active() and not torch.compiler.is_compiling()
-        if known and target.device.type == "cpu" and wrong.any():
+        if can_read(target) and wrong.any():
             row, at = wrong.nonzero()[0].tolist()
             expected = f"a class in [0, {classes}) or ignore_index={ignore_index}"
             raise IndexError(mismatch(f"target[{row}, {at}]", expected, int(target[row, at])))

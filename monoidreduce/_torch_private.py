@@ -27,6 +27,7 @@ __all__ = [
     "autograd_is_next",
     "backend_is_next",
     "below_autograd",
+    "can_read",
     "current_stream",
     "forward_ad_on",
     "frees_saved",
@@ -181,6 +182,14 @@ def autocast_is_on() -> bool:
 
 def modes_are_active() -> bool:
     return _count_modes is None or _count_modes() > 0
+
+
+def can_read(t: Tensor) -> bool:
+    """Whether a check may read values of a tensor: the host need not wait for them, and nothing traces or
+    transforms the call. A tracer such as `make_fx` is a mode, which intercepts plain tensors too."""
+    if torch.compiler.is_compiling() or transforms_are_active() or modes_are_active():
+        return False
+    return type(t) in PLAIN and t.is_cpu
 
 
 def backend_is_next(keys: Any) -> bool:

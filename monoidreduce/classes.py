@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from monoidreduce._torch_private import transforms_are_active
+from monoidreduce._torch_private import can_read
 from monoidreduce._validate import INTEGERS, check_int, check_tensor, mismatch
 
 __all__ = ["check_words", "has_class", "pack_classes", "words_of_rows"]
@@ -51,8 +51,7 @@ def pack_classes(indices: Tensor, classes: int) -> Tensor:
     leading, words = indices.shape[:-1], _number_of_words(classes)
     sets = indices.reshape(leading.numel(), indices.shape[-1]).long()
     inside = (sets >= 0) & (sets < classes)
-    known = sets.is_cpu and not torch.compiler.is_compiling() and not transforms_are_active()
-    if known and not bool((inside | (sets == -1)).all()):
+    if can_read(indices) and not bool((inside | (sets == -1)).all()):
         wrong = sets[~(inside | (sets == -1))][0].item()
         raise IndexError(mismatch("indices", f"classes in [0, {classes}) or -1", wrong))
     if not words or not sets.numel():

@@ -20,7 +20,7 @@ from monoidreduce._dynamo import are_symbols, as_tensor
 from monoidreduce._ops import stored_scores
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._ops.registry import any_requires_grad, call_op
-from monoidreduce._torch_private import transforms_are_active
+from monoidreduce._torch_private import can_read
 from monoidreduce._validate import mismatch
 from monoidreduce.folds import stat
 from monoidreduce.folds.statistics import Statistics, statistics
@@ -276,8 +276,7 @@ class Distillation:
         """A mask of targets that are not classes. On a CPU these raise IndexError if values can be read."""
         outside = (target < 0) | (target >= self.classes)
         outside = outside if self.used is None else outside & self.used
-        known = type(target) is Tensor and not transforms_are_active() and not torch.compiler.is_compiling()
-        if known and target.device.type == "cpu" and outside.any():
+        if can_read(target) and outside.any():
             at = int(outside.nonzero()[0])
             expected = f"a class in [0, {self.classes}) or ignore_index"
             raise IndexError(mismatch(f"target[{at}]", expected, int(target[at])))

@@ -103,6 +103,43 @@ def test_vmap_and_linearize(specimen: Specimen, device: torch.device) -> None:
     torch.testing.assert_close(linearize(function, *x)[1](*u), expected[0])
 
 
+TOKEN = torch.tensor([1, 0, 6, 2])
+CLASSES = torch.stack((TOKEN, TOKEN.flip(0)), 1)
+
+
+@mr.statistics
+def of_label(score: Any, column: Any, label: Any, v: Any) -> dict[str, Any]:
+    p = mr.stat.softmax(score)
+    return dict(lse=p.logsumexp, v=p.mean(v), own=mr.stat.total(torch.where(column == label, score, 0.0)))
+
+
+# Functions of x [4, 3] and weight [7, 3] that have targets, options or folds which no specimen has.
+MORE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "soft targets": lambda x, w: mr.linear_cross_entropy(x, w, CLASSES, target_probs=x[:, :2].exp()),
+    "kept": lambda x, w: mr.linear_log_probs(x, w, TOKEN, kept=mr.pack_classes(CLASSES, 7)).log_probs,
+    "topk": lambda x, w: mr.linear_topk(x, w, 3).log_probs,
+    "sample": lambda x, w: mr.linear_sample(x, w, seed=1, kept=mr.pack_classes(CLASSES, 7)).log_prob,
+    "hard targets": lambda x, w: mr.linear_distillation(x, w, x, w, target=TOKEN, hard_weight=0.5),
+    "attend": lambda x, w: mr.attend(x[None, None], w[None, None], w[None, None], weight=torch.sigmoid),
+    "statistics": lambda x, w: torch.cat(
+        [t.reshape(-1) for t in of_label(x, w, label=TOKEN, column={"v": w})]
+    ),
+    "functions of scores": lambda x, w: mr.attention(
+        x[None, None], w[None, None], w[None, None], score_mod=lambda s, b, h, i, j: s * 0.5 + (i - j).abs()
+    ),
+    "dropout": lambda x, w: mr.attention(x[None, None], w[None, None], w[None, None], dropout_p=0.5, seed=2),
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_linearize_reads_no_target(name: str) -> None:
+    """Nor another integer: `make_fx`, which traces the function, cannot know it."""
+    x, weight = (torch.randn(n, 3, dtype=F64) for n in (4, 7))
+    u = torch.randn_like(x), torch.randn_like(weight)
+    value, along = linearize(MORE[name], x, weight)
+    torch.testing.assert_close((value, along(*u)), jvp(MORE[name], (x, weight), u))
+
+
 def test_results_beside_the_differentiable_ones(device: torch.device) -> None:
     """top1 of log_probs, of a token that is ignored too."""
     x, weight = torch.randn(4, 3, device=device), torch.randn(7, 3, device=device)
