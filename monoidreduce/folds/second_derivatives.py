@@ -36,10 +36,10 @@ def obstacle(inputs: Sequence[Any], program: str) -> str | None:
     if of.other_a is None:
         return None
     if of.payload is not None:
-        return "that of a fold of two scores and payloads is a fold of four scores"
+        return "those of a fold of two scores and payloads, as attend with other_q is, have four scores"
     # The Jensen-Shannon divergence detaches what has no part in its gradient, but in the gradient of that.
     if any(name == "detach" for name, *_ in parse(program).nodes):
-        return "it is a fold of two scores with a part that is detached, as the loss jsd is"
+        return "a part of this fold of two scores is detached, as in linear_distillation with the loss jsd"
     return None
 
 
@@ -111,8 +111,8 @@ class _Direction:
         *_, d_row, d_column, d_payload, d_table = directions[:_FLOATING]
         if why := obstacle(inputs, options.program):
             raise RuntimeError(
-                f"these statistics can be differentiated once: {why}. Do without create_graph=True, or call "
-                "the function's `reference`"
+                f"monoidreduce::statistics can be differentiated once: {why}. Do without create_graph=True, "
+                "or call the function's `reference`"
             )
         self.program, self.widths = parse(options.program), list(options.widths or ())
         sizes = options.sizes or []

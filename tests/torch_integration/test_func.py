@@ -279,6 +279,29 @@ def test_forward_mode_is_refused_by_name(specimen: Specimen, how: str, device: t
         torch.testing.assert_close(function(inputs[first]), function(inputs[first]))
 
 
+# Calls of operators that are folds of two scores, and how an error names them
+OF_TWO_SCORES: dict[str, Callable[[Tensor], Tensor]] = {
+    "linear_distillation with the loss jsd": lambda x: mr.linear_distillation(x, x, x, x, loss="jsd"),
+    "attend with other_q": lambda x: mr.attend(
+        *[x[None, None]] * 3,
+        weight=lambda score, other: score * other,
+        other_q=x[None, None],
+        other_k=x[None, None],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_TWO_SCORES)
+def test_errors_of_folds_of_two_scores_name_the_operator(name: str) -> None:
+    x, call = torch.randn(5, 3), OF_TWO_SCORES[name]
+    for how in FORWARD:
+        with pytest.raises(NotImplementedError, match=f"forward mode .*{name}"):
+            tangent_of(how, call, x)
+    (gradient,) = torch.autograd.grad(call(x.requires_grad_()).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match=f"differentiated once: .*{name}"):
+        gradient.sum().backward()
+
+
 @pytest.mark.oldest
 @pytest.mark.parametrize("how", (*FORWARD, "hessian"))
 def test_forward_mode_of_folds_is_refused_by_name(how: str) -> None:
@@ -291,7 +314,6 @@ def test_forward_mode_of_folds_is_refused_by_name(how: str) -> None:
     calls: dict[str, Callable[[Tensor], Tensor]] = {
         "monoidreduce.fold": lambda x: mr.fold(log_sum_exp, log_sum_exp.State(x), 0).lse,
         "monoidreduce.map_reduce": lambda x: mr.map_reduce(log_sum_exp, pair, x, x).lse,
-        "monoidreduce::statistics": lambda x: mr.linear_distillation(x, x, x, x, loss="jsd"),
     }
     for name, call in calls.items():
         with pytest.raises(NotImplementedError, match=f"{name} cannot be differentiated in forward mode"):
