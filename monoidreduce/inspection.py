@@ -17,6 +17,7 @@ from monoidreduce._ops.dry_run import DryRun, dry_run
 from monoidreduce._ops.registry import OPERATORS, Fold
 from monoidreduce._validate import FLOATING, check_tensor, mismatch, number_of
 from monoidreduce._version import __version__
+from monoidreduce.explain_map_reduce import explain_map_reduce
 from monoidreduce.explanation import (
     WAYS,
     Explanation,
@@ -38,6 +39,7 @@ from monoidreduce.folds.decoding import linear_sample, linear_topk
 from monoidreduce.folds.explain import explain_fold, explanation_of, with_targets
 from monoidreduce.folds.program.program import parse
 from monoidreduce.folds.statistics import Statistics
+from monoidreduce.map_reduce import map_reduce
 from monoidreduce.theory.hardware import find
 
 __all__ = ["DECODING", "backend_info", "explain"]
@@ -122,7 +124,8 @@ def explain(
     Args:
         op: an operator that has kernels of its own, as `monoidreduce.mlp`, or its name, as "mlp". Or a module
             of `monoidreduce.nn`, or a `functools.partial` of one of them. Or what `monoidreduce.statistics`
-            or `monoidreduce.cpp_monoid` returns, whose kernels are not compiled for it.
+            or `monoidreduce.cpp_monoid` returns, whose kernels are not compiled for it. Or
+            `monoidreduce.map_reduce`, of which it tells the slices.
         arguments, options: as the call has them, tensors by position or by name.
         hardware: a GPU of `monoidreduce.hardware.HARDWARE`, as "h100", that the call is explained for. It
             need not be there, and the tensors may be on any device, "meta" too. A build without
@@ -135,6 +138,10 @@ def explain(
             finds none.
     """
     gpu = None if hardware is None else find(hardware).facts()
+    if isinstance(op, functools.partial):
+        return explain(op.func, *op.args, *arguments, hardware=hardware, **{**op.keywords, **options})
+    if op is map_reduce or op == "map_reduce":
+        return explain_map_reduce(arguments, options, hardware, gpu)
     if isinstance(op, (Statistics, CppMonoid)):
         bound = inspect.signature(op.explain).bind(*arguments, **options)
         bound.apply_defaults()
@@ -402,15 +409,13 @@ def _way_out(op: Any, name: str) -> str:
     """What tells more of a function that has no kernels of its own among the operators."""
     if isinstance(op, CppMonoid):
         return "; its own explain(a, b) tells its kernels, and there is no model of their time"
-    if name in ("map_reduce", "fold", "merge_attention"):
+    if name in ("fold", "merge_attention"):
         return f"; {name} runs kernels of torch, on any device"
     return ""
 
 
 def resolved(op: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The name of the operator that a call runs, and all its arguments by name, in the operator's order."""
-    if isinstance(op, functools.partial):
-        return resolved(op.func, (*op.args, *arguments), {**op.keywords, **options})
     if isinstance(op, str):
         if op not in FUNCTIONS:
             raise ValueError(mismatch("op", f"one of {', '.join(FUNCTIONS)}", repr(op)) + _way_out(op, op))

@@ -30,7 +30,7 @@ from .monoids import Checked, Monoid, check_state, layout, maker, versions
 if TYPE_CHECKING:
     from monoidreduce.ranks import RanksOrGroup
 
-__all__ = ["fold", "map_reduce"]
+__all__ = ["fold", "map_reduce", "visits_of"]
 
 Tensors: TypeAlias = Tensor | tuple[Tensor, ...]
 Visits: TypeAlias = list[tuple[slice, list[slice]]]  # each slice of a, with the slices of b to fold it with
@@ -186,11 +186,7 @@ def map_reduce(
         project_fold,
         project_fold_backward,
         fused_backward,
-        visits=_visits(
-            pairs,
-            [*_slices(a_tensors, _check_chunk("a_chunk", a_chunk))],
-            [*_slices(b_tensors, _check_chunk("b_chunk", b_chunk))],
-        ),
+        visits=visits_of(a, b, pairs, a_chunk, b_chunk),
         a_is_tensor=isinstance(a, Tensor),
         b_is_tensor=isinstance(b, Tensor),
         jacobians=_jacobians(a_tensors) if forward_gradient else (),
@@ -761,8 +757,10 @@ def _plain_hooks() -> AbstractContextManager[Any]:
     return saved_tensors_hooks(lambda t: t, lambda t: t)
 
 
-def _visits(pairs: Any, of_a: list[slice], of_b: list[slice]) -> Visits:
-    """Each slice of a with the slices of b that it is folded with."""
+def visits_of(a: Any, b: Any, pairs: Any, a_chunk: Any, b_chunk: Any) -> Visits:
+    """Each slice of a with the slices of b that it is folded with, from arguments of `map_reduce`."""
+    of_a = [*_slices(_check_sliced("a", a), _check_chunk("a_chunk", a_chunk))]
+    of_b = [*_slices(_check_sliced("b", b), _check_chunk("b_chunk", b_chunk))]
     if isinstance(pairs, Tensor):
         if check_tensor("pairs", pairs).dtype is not torch.bool:
             raise TypeError(mismatch("pairs", "a tensor of torch.bool, or a function", pairs.dtype))

@@ -91,7 +91,7 @@ class OtherAttention(mr.nn.Attention):
         (mr.attention, 0, "missing a required argument: 'q'"),
         (mr.merge_attention, 4, "op: expected one of attention.*got function merge_attention"),
         (mr.fold, 1, "got function fold; fold runs kernels of torch, on any device$"),
-        (mr.map_reduce, 1, "got function map_reduce; map_reduce runs kernels of torch, on any device$"),
+        (mr.map_reduce, 1, "^map_reduce: missing a required argument: 'project_fold'"),
         (torch.nn.Linear(8, 8), 1, "op: expected one of .*a module of monoidreduce.nn.*got Linear$"),
         (OtherAttention(), 1, "op: expected one of .*got OtherAttention$"),
         (functools.partial(len), 1, "op: expected one of .* len$"),
@@ -118,8 +118,35 @@ def test_folds_of_ones_own() -> None:
     assert planned.forward == "statistics_fold/cuda/sm90/bfloat16"
     assert planned.backward == "statistics_local_gradient/cuda/sm90/bfloat16" and planned.deterministic
     assert any("is a program of" in reason and "NVRTC" in reason for reason in planned.reasons)
-    with pytest.raises(ValueError, match="got 'map_reduce'; map_reduce runs kernels of torch"):
-        mr.explain("map_reduce", a, b, hardware="h100")
+
+
+def test_map_reduce() -> None:
+    """The pairs of slices that project_fold sees, and as many ops of torch as `cost` counts."""
+    seen = []
+    fold = mr.monoids.LogSumExp()
+
+    def project(a: Any, b: torch.Tensor) -> Any:
+        seen.append((len(a[0]), len(b)))
+        return fold.State((a[0] * a[1] @ b.T).logsumexp(1))
+
+    a, b = (torch.randn(48, 16), torch.randn(48, 1)), torch.randn(64, 16)
+    keep = torch.tensor([[True, False], [True, True], [False, True]])
+    call = functools.partial(mr.map_reduce, fold, project, a, b, pairs=keep, a_chunk=16, b_chunk=32)
+    found = mr.explain(call)
+    seen.clear()
+    call()
+    assert seen.count((16, 32)) == 4 and "sees 4 pairs of 3 slices of a" in found.reasons[1]
+    assert found.forward == "map_reduce_forward/cpu/torch/float32" and found.deterministic
+    planned, cost = mr.explain(call, hardware="h100"), mr.cost(call, hardware="h100")
+    assert planned.backward == "map_reduce_backward/cuda/torch/float32" and planned.architecture == "sm_90"
+    forward, backward = (sum(p.launches for p in cost.passes if p.backward is way) for way in (False, True))
+    assert f"are forward {forward} and backward {backward}" in planned.reasons[0]
+    own = mr.explain("map_reduce", fold, project, a, b, fused_backward=lambda *_: ((None, None), None))
+    assert "fused_backward gives the gradients of each pair" in own.reasons[2]
+    with pytest.raises(ValueError, match="ranks: expected None"):
+        mr.explain(call, ranks="all")
+    with pytest.raises(TypeError, match="a: expected a tensor"):
+        mr.explain(mr.map_reduce, fold, project, None, b)
 
 
 def test_gradients_of_data_alone_are_folds() -> None:

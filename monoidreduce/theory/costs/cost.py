@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monoidreduce._keywords import refuse
 from monoidreduce._ops.dry_run import DryRun, dry_run, dry_run_of_torch, tensors_in
 from monoidreduce._validate import mismatch
+from monoidreduce.explain_map_reduce import differentiated_slices, map_reduce_call
 from monoidreduce.folds.explain import differentiated_tensors, prepared
 from monoidreduce.folds.statistics import Statistics
 from monoidreduce.inspection import DECODING, differentiated, fold_of, resolved
@@ -291,21 +291,10 @@ def _cost_of_map_reduce(
     needed: Iterable[str] | None,
 ) -> Cost:
     """`cost` of `map_reduce`: that of the ops of torch that it and the functions given to it run."""
-    bound = inspect.signature(map_reduce).bind(*arguments, **options)
-    bound.apply_defaults()
-    call = dict(bound.arguments)
-    if others := call.pop("others", None):
-        refuse("map_reduce", others)
-    if call["ranks"] is not None:
-        raise ValueError(mismatch("ranks", "None: what ranks send has no model here", repr(call["ranks"])))
-    tensors = {n: t for n, t in tensors_in(call) if n.partition("[")[0] in ("a", "b")}
-    if not tensors:
-        raise TypeError(mismatch("a", "a tensor, or a tuple of tensors", repr(call["a"])))
+    call, tensors, _ = map_reduce_call(arguments, options)
     first = next(iter(tensors.values()))
     device = _device(hardware, {"a": first})
-    names = tuple(tensors) if needed is None else _among(tensors, needed)
-    if needed is None and any(t.requires_grad for t in tensors.values()):
-        names = tuple(name for name, t in tensors.items() if t.requires_grad)
+    names = differentiated_slices(tensors) if needed is None else _among(tensors, needed)
     gpu = None if isinstance(device, Processor) else device.facts()
     run = dry_run_of_torch(map_reduce, call, names, gpu)
     run.flops = user_folds.products_of_torch(run)

@@ -1,0 +1,92 @@
+"""`explain` for `map_reduce`, which runs ops of torch: its slices, and how its backward pass goes."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import Tensor
+
+from monoidreduce import _C
+from monoidreduce._keywords import refuse
+from monoidreduce._ops.dry_run import dry_run_of_torch, tensors_in
+from monoidreduce._validate import mismatch
+from monoidreduce.explanation import Explanation, architecture_of, facts_of, name_of, of_dtypes, where_of
+from monoidreduce.map_reduce import Visits, map_reduce, visits_of
+
+__all__ = ["differentiated_slices", "explain_map_reduce", "map_reduce_call"]
+
+
+def map_reduce_call(
+    arguments: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Tensor], Visits]:
+    """The arguments of a call by name, for a dry run, which reads no values of tensors; the tensors of a and
+    b, by their names in it; and the slices.
+
+    Raises TypeError or ValueError if the call would, and ValueError beside `ranks`.
+    """
+    try:
+        bound = inspect.signature(map_reduce).bind(*arguments, **options)
+    except TypeError as error:
+        raise TypeError(f"map_reduce: {error}") from None
+    bound.apply_defaults()
+    call = dict(bound.arguments)
+    if others := call.pop("others", None):
+        refuse("map_reduce", others)
+    if call["ranks"] is not None:
+        raise ValueError(mismatch("ranks", "None: a call over ranks has no model", repr(call["ranks"])))
+    visits = visits_of(*(call[name] for name in ("a", "b", "pairs", "a_chunk", "b_chunk")))
+    folded = {(i.start, j.start) for i, of_b in visits for j in of_b}
+    call["pairs"] = lambda i, j: (i.start, j.start) in folded
+    return call, dict(tensors_in({name: call[name] for name in ("a", "b")})), visits
+
+
+def differentiated_slices(tensors: dict[str, Tensor]) -> tuple[str, ...]:
+    """The names of those that require gradients or, if none does, of all."""
+    return tuple(name for name, t in tensors.items() if t.requires_grad) or tuple(tensors)
+
+
+def explain_map_reduce(
+    arguments: tuple[Any, ...],
+    options: dict[str, Any],
+    hardware: str | None,
+    gpu: _C.DeviceFacts | None,
+) -> Explanation:
+    """What a call runs. hardware, gpu: as in `folds.explain.explain_fold`."""
+    call, tensors, visits = map_reduce_call(arguments, options)
+    first = next(iter(tensors.values()))
+    if hardware is None:
+        gpu = facts_of(first.device)
+    run = dry_run_of_torch(map_reduce, call, differentiated_slices(tensors), gpu)
+    pairs = sum(len(of_b) for _, of_b in visits)
+    ways = (("forward", False), ("backward", True))
+    counts = [f"{way} {sum(x.backward == is_backward for x in run.launches)}" for way, is_backward in ways]
+    reasons = [
+        f"torch runs all of it: ops that write tensors are {' and '.join(counts)}",
+        f"project_fold sees {pairs} pairs of {len(visits)} slices of a with slices of b, one after another",
+        _of_backward(call),
+        "pairs are added in a fixed order; within project_fold the order is that of torch's ops",
+    ]
+    engine = "cpu" if gpu is None else "cuda"
+    path = f"{engine}/torch/{name_of(first.dtype)}"
+    return Explanation(
+        operator="map_reduce",
+        forward=f"map_reduce_forward/{path}",
+        backward=f"map_reduce_backward/{path}",
+        architecture=architecture_of(gpu),
+        tiles=None,
+        workspace=None,
+        deterministic=True,
+        reasons=(*reasons, *where_of(first.device, hardware, gpu), of_dtypes(first.dtype)),
+    )
+
+
+def _of_backward(call: dict[str, Any]) -> str:
+    if call["fused_backward"] is not None:
+        return "fused_backward gives the gradients of each pair, from the final states"
+    if call["project_fold_backward"] is not None:
+        again = "project_fold_backward gives those of a pair"
+    else:
+        again = "autograd gives those of a pair"
+    kept = "; the gradient of a is computed in the forward pass" if call["forward_gradient"] else ""
+    return f"the backward pass calls project_fold again, and {again}{kept}"
