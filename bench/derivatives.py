@@ -1,7 +1,7 @@
 """Forward mode and Hessian-vector products, beside the plain passes and torch with stored scores.
 
-Attention: how its result moves with q, k and v, or with q alone. Cross entropy: how it moves with the weight,
-and a Hessian-vector product of the weight, beside a step.
+Attention: how its result moves with q, k and v, or with q alone, and a Hessian-vector product of these. Cross
+entropy: how it moves with the weight, and a Hessian-vector product of the weight, beside a step.
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ def attention_sizes(device: torch.device, quick: bool) -> list[dict[str, Any]]:
     ]
 
 
+def attention_hvp_sizes(device: torch.device, quick: bool) -> list[dict[str, Any]]:
+    lengths = (128,) if quick or device.type == "cpu" else (2048, 8192)
+    return [{"B": 1, "H": 4, "L": length, "d": 64} for length in lengths]
+
+
 def loss_sizes(device: torch.device, quick: bool) -> list[dict[str, Any]]:
     if quick or device.type == "cpu":
         return [{"N": 64, "V": 1000, "D": 64}]
@@ -58,6 +63,23 @@ def attention_calls(size: dict[str, Any], device: torch.device) -> dict[str, Cal
         "jvp": moved(mr, 3),
         "jvp of q": moved(mr, 1),
         "torch, jvp": moved(mr.reference, 3),
+    }
+
+
+def attention_hvp_calls(size: dict[str, Any], device: torch.device) -> dict[str, Call]:
+    shape = size["B"], size["H"], size["L"], size["d"]
+    q, k, v, upstream, *directions = (torch.randn(shape, device=device).to(DTYPE) for _ in range(7))
+
+    def gradient(module: Any) -> Callable[..., Any]:
+        return torch.func.grad(lambda *given: (module.attention(*given) * upstream).sum(), (0, 1, 2))
+
+    def hvp(module: Any) -> Call:
+        return functools.partial(torch.func.jvp, gradient(module), (q, k, v), tuple(directions))
+
+    return {
+        "step": functools.partial(gradient(mr), q, k, v),
+        "hvp": hvp(mr),
+        "torch, hvp": hvp(mr.reference),
     }
 
 
@@ -115,6 +137,7 @@ def measure_derivatives(device: torch.device, quick: bool) -> list[dict[str, Any
     """For each size, the milliseconds and the peak memory of each call."""
     rows = []
     cases = [("attention", attention_calls, size) for size in attention_sizes(device, quick)]
+    cases += [("attention, hvp", attention_hvp_calls, size) for size in attention_hvp_sizes(device, quick)]
     cases += [("cross_entropy", loss_calls, size) for size in loss_sizes(device, quick)]
     for op, calls_of, size in cases:
         torch.manual_seed(0)
