@@ -127,7 +127,8 @@ def of_torch(learned: Learned) -> Contender:
     def run(q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> Tensor:
         B, H, L, d = q.shape
         if not learned.softmax:
-            return learned.make(*tensors)(q @ k.mT * d**-0.5).to(v.dtype) @ v
+            scores = (q @ k.mT).float() * d**-0.5  # a shift added in 16 bits loses five of its bits
+            return learned.make(*tensors)(scores).to(v.dtype) @ v
         b, h = torch.arange(B, device=q.device), torch.arange(H, device=q.device)
         token = torch.arange(L, device=q.device)
         at = b[:, None, None, None], h[:, None, None], token[:, None], token
