@@ -312,10 +312,7 @@ def cross_entropy_backward(
     inputs, weight = (x, weight, bias), in_dtype_of(x, weight)
     unrounded_weight = unrounded_weight or inputs[1] is not weight  # a master is float32
     lse, lse_low, saved = lse.contiguous(), lse_low.contiguous(), saved.contiguous()
-    counted, class_weights = target != options.ignore_index, with_mean(class_weight, options.label_smoothing)
-    if grad_loss is not None:
-        count = mean_divisor(counted, options.reduction, lse, target_weights(class_weights, target, counted))
-        grad_loss = unreduced(grad_loss, lse, count, options.reduction)
+    class_weights = with_mean(class_weight, options.label_smoothing)
     workspace = get_workspace() if options.workspace is None else options.workspace
     classes, plan = weight.shape[0] if options.classes < 0 else options.classes, None
     if x.is_cuda:
@@ -328,10 +325,20 @@ def cross_entropy_backward(
             deterministic=torch.are_deterministic_algorithms_enabled(),
             planes=allows_planes(),
         )
+    skips = plan is not None and plan.tensor_cores and plan.skips_rows and not options.lse_of_ignored
+    order = order_rows(x, target=target, ignore_index=options.ignore_index) if skips else None
+    loss_alone = grad_lse is None
+    uniform = skips and loss_alone and grad_loss is not None and options.reduction != "none"
+    # Kernels that skip ignored tokens have their number in `order`. Then a reduced loss without class weights
+    # needs to know no more of them.
+    counted = None if uniform and class_weights is None else target != options.ignore_index
+    if grad_loss is not None:
+        weights = None if counted is None else target_weights(class_weights, target, counted)
+        count = mean_divisor(counted, options.reduction, lse, weights, order)
+        grad_loss = unreduced(grad_loss, lse, count, options.reduction)
     if plan is not None and plan.tensor_cores:
-        skips = plan.skips_rows and not options.lse_of_ignored
-        order = order_rows(x, target=target, ignore_index=options.ignore_index) if skips else None
         if skips and grad_lse is not None:
+            assert counted is not None
             grad_lse = torch.where(counted, grad_lse, 0)
 
         def store(part: slice, heads: Sequence[HeadSlice], grad_loss: Tensor | None) -> None:
@@ -359,7 +366,6 @@ def cross_entropy_backward(
                 plan,
             )
 
-        loss_alone = grad_lse is None
         (head_gradients,) = LinearBackward(
             plan,
             [LinearHead(x, weight, Needed(*needed[:3]))],
@@ -369,7 +375,7 @@ def cross_entropy_backward(
             counted=counted if loss_alone else None,  # an ignored token has no loss, but a log-sum-exp
             order=order,
             grad=grad_loss,
-            uniform=skips and loss_alone and grad_loss is not None and options.reduction != "none",
+            uniform=uniform,
             slope=options.logit_scale,
             unrounded=unrounded,
             unrounded_weight=unrounded_weight,

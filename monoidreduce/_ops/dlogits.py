@@ -78,11 +78,11 @@ class Upstream(NamedTuple):
     Those dlogits are UNIT_UPSTREAM * d loss / d logit, and the products multiply by grad * slope /
     UNIT_UPSTREAM.
 
-    grad: [N], 0 for inactive rows.
+    grad: [N], 0 for inactive rows unless it is uniform.
     slope: d logit / d dot product.
-    uniform: grad is the same number for all active rows (a mean or a sum). Then all dlogits use
-        UNIT_UPSTREAM, saved or not: the upstream gradient multiplies float32 sums and is not rounded to 16
-        bits with each dlogit. Otherwise only saved dlogits use it.
+    uniform: grad is the same number for all rows (a mean or a sum), and products skip inactive rows. Then all
+        dlogits use UNIT_UPSTREAM, saved or not: the upstream gradient multiplies float32 sums and is not
+        rounded to 16 bits with each dlogit. Otherwise only saved dlogits use it.
     """
 
     grad: Tensor
@@ -96,12 +96,15 @@ class _Factors:
     grad: [N], the upstream gradients in the order of the rows of dlogits.
     unit: slope / UNIT_UPSTREAM.
     by_row: [N], unit * grad.
-    uniform: [1], the factor of all active rows; None if it differs between rows.
+    uniform: [1], the factor of all rows; None if it differs between rows.
     """
 
     def __init__(self, upstream: Upstream, order: Tensor | None) -> None:
         self.unit = upstream.slope / UNIT_UPSTREAM
-        self.grad = upstream.grad.contiguous() if order is None else upstream.grad[order[:-1]]
+        if upstream.uniform:
+            self.grad = upstream.grad  # one number, expanded; the product below is dense
+        else:
+            self.grad = upstream.grad.contiguous() if order is None else upstream.grad[order[:-1]]
         self.by_row = self.unit * self.grad
         self.uniform = self.by_row[:1] if upstream.uniform else None
 

@@ -57,7 +57,11 @@ def reduced_loss(losses: Tensor, reduction: str) -> Tensor | None:
 
 
 def mean_divisor(
-    counted: Tensor | None, reduction: str, like: Tensor, weights: Tensor | None = None
+    counted: Tensor | None,
+    reduction: str,
+    like: Tensor,
+    weights: Tensor | None = None,
+    order: Tensor | None = None,
 ) -> Tensor | None:
     """The divisor of a mean, if only the device knows it: the number of active tokens, or the sum of their
     weights. None for other reductions, and if all tokens are active.
@@ -65,9 +69,13 @@ def mean_divisor(
     As in torch, the mean is NaN if all active tokens have weight 0, even if label smoothing adds to the loss.
 
     counted: [N] bool, the active tokens. like: gives the dtype. weights: [N], of each token's target.
+    order: from order_rows. It ends with the number of active tokens, so counted is only read beside weights.
     """
-    if counted is None or reduction != "mean":
+    if reduction != "mean" or (counted is None and order is None):
         return None
+    if weights is None and order is not None:
+        return order[-1].clamp(min=1)
+    assert counted is not None
     if weights is None:
         return counted.sum(dtype=like.dtype).clamp_(min=1)
     total = torch.where(weights.any(), weights.sum(), math.nan)
@@ -267,7 +275,7 @@ class LinearBackward:
             # An inactive token may hold NaN, and its dlogits, which are 0, times NaN would be NaN.
             xs = [torch.where(self.counted[:, None], x, 0) for x in xs]
         upstream, grad = self._upstream(saved), self.grad
-        if self.uniform and grad is not None:
+        if self.uniform and grad is not None and computes:
             grad = grad.new_full((1,), UNIT_UPSTREAM / self.slope).expand(grad.shape)
 
         def head(which: int) -> Head | PlaneHead | FrozenHead:
@@ -328,7 +336,9 @@ class LinearBackward:
         """None if no dlogits were or will be stored with UNIT_UPSTREAM."""
         if self.grad is None or not (self.uniform or saved.shape[1]):
             return None
-        grad = self.grad if self.counted is None else torch.where(self.counted, self.grad, 0)
+        grad = self.grad
+        if self.counted is not None and not self.uniform:
+            grad = torch.where(self.counted, grad, 0)
         return Upstream(grad, self.slope, self.uniform)
 
     def _by_terms(self, gradients: HeadGradients) -> HeadGradients:
