@@ -1,6 +1,10 @@
 // Launches device/resident/repair.cuh.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+
+#include "monoidreduce/device/block/tile.cuh"
 #include "monoidreduce/device/resident/repair.cuh"
 #include "monoidreduce/fold.h"
 #include "monoidreduce/launch/fold_shape.cuh"
@@ -9,6 +13,13 @@
 #include "monoidreduce/launch/tensors.cuh"
 
 namespace monoidreduce {
+
+// Enough blocks for a warp for each look at marks, and at most a full device. In a small call blocks without work take longer
+// than the looking.
+inline unsigned repair_blocks(std::int64_t looks, int device) {
+  return blocks_for(
+      std::min<std::int64_t>(divide_up(looks, kRepairThreads / kWarp), 4 * multiprocessors(device)));
+}
 
 // Recomputes marked rows.
 template <class M, class Rows>
@@ -22,8 +33,9 @@ void repair_forward(const M& m, const FoldProblem& p, const Rows& rows, const Fo
                                   .low = device_tensor(to.low),
                                   .range = p.range};
   const DeviceGuard device(p.a.cuda_device);
-  launch_kernel("repair_forward", &repair_forward_kernel<M, Rows>, 4 * multiprocessors(p.a.cuda_device), 256,
-                0, launch.stream, arguments, m, Score<typename M::Real>(p.score), rows);
+  const std::int64_t looks = divide_up(p.a.size[0] * p.a.size[1] * p.a.size[2], kWarp);
+  launch_kernel("repair_forward", &repair_forward_kernel<M, Rows>, repair_blocks(looks, p.a.cuda_device),
+                kRepairThreads, 0, launch.stream, arguments, m, Score<typename M::Real>(p.score), rows);
 }
 
 // Recomputes the gradients of marked rows and columns.
@@ -40,8 +52,10 @@ void repair_backward(const M& m, const FoldProblem& p, const Rows& rows, const F
                                   .d_payload = device_tensor(wanted.d_payload),
                                   .range = p.range};
   const DeviceGuard device(p.a.cuda_device);
-  launch_kernel("repair_backward", &repair_backward_kernel<M, Rows>, 4 * multiprocessors(p.a.cuda_device),
-                256, 0, launch.stream, arguments, m, Score<float>(p.score), rows, marks);
+  const std::int64_t looks =
+      p.a.size[0] * std::max(p.a.size[1] * marks.row_units, p.b.size[1] * marks.column_units);
+  launch_kernel("repair_backward", &repair_backward_kernel<M, Rows>, repair_blocks(looks, p.a.cuda_device),
+                kRepairThreads, 0, launch.stream, arguments, m, Score<float>(p.score), rows, marks);
 }
 
 }  // namespace monoidreduce

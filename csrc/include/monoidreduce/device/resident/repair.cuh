@@ -17,6 +17,7 @@
 namespace monoidreduce {
 
 inline constexpr int kWarp = 32, kLaneWidth = 8;  // kLaneWidth: elements of a lane, for widths up to 256
+inline constexpr int kRepairThreads = 256;
 
 // A row of up to 256 elements, spread over the lanes of a warp.
 struct WarpRow {
@@ -87,7 +88,7 @@ __device__ __forceinline__ std::int64_t warps_of_grid() {
 
 // Recomputes marked rows. M is a monoid over double, because the mass of a row is one long sum.
 template <class M, class Rows>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kRepairThreads)
     repair_forward_kernel(const __grid_constant__ RepairArguments p, const __grid_constant__ M m,
                           const __grid_constant__ Score<typename M::Real> score,
                           const __grid_constant__ Rows rows) {
@@ -136,7 +137,7 @@ __global__ void __launch_bounds__(256)
 
 // Recomputes the gradients of marked rows and columns.
 template <class M, class Rows>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kRepairThreads)
     repair_backward_kernel(const __grid_constant__ RepairArguments p, const __grid_constant__ M m,
                            const __grid_constant__ Score<float> score, const __grid_constant__ Rows rows,
                            const __grid_constant__ RowMarks marks) {
