@@ -118,8 +118,6 @@ Plan plan(const AttentionBackward& given, const DeviceFacts& gpu, const Launch& 
   const FoldProblem p = attention_problem(x);
   Limits limits{.widest_sm80 = widest_sm80_backward(p, gpu), .has_planes = true};
   limits.planes = planes_obstacle(p, gpu);
-  if (!limits.planes && std::max(p.width(), p.payload_width()) > tiles::kWidestPlanesBackward)
-    limits.planes = {"the inputs are float32, and a width is more than {}", tiles::kWidestPlanesBackward};
   if (!limits.planes && p.columns() <= kFewColumns)
     limits.planes = {"the inputs are float32, and there are {} columns or fewer", kFewColumns};
   if (!x.grad_out.present()) limits.both = {"only the log-sum-exp has a gradient"};

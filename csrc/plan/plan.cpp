@@ -101,9 +101,11 @@ Choice choose_resident(const FoldProblem& p, const Limits& limits, const DeviceF
   // Only where torch does not allow tf32, which is faster.
   const bool planes =
       p.a.dtype == DType::kFloat32 && limits.has_planes && !launch.tf32 && !hopper_obstacle(gpu);
-  const Reason of_float32 = launch.tf32 || (planes && launch.planes)
-                                ? Reason{}
-                                : Reason{"the inputs are float32, not multiplied in tf32"};
+  const Reason of_float32 =
+      launch.tf32 || (planes && launch.planes) ? Reason{}
+      : planes && !limits.planes
+          ? Reason{"the inputs are float32, not multiplied in tf32, and mr.float32 does not say emulated"}
+          : Reason{"the inputs are float32, not multiplied in tf32"};
   Choice choice{.both = limits.both ? limits.both : common_obstacle(p, gpu, of_float32)};
   if (planes && !choice.both) choice.both = limits.planes;
   if (choice.both) return choice;

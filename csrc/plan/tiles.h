@@ -48,9 +48,6 @@ constexpr TileSize attention_forward(std::int64_t width, std::int64_t columns, b
 // The same for float32 operands in planes, of widths up to kWidestPlanes. Their scratch begins with a counter of jobs; behind
 // it are the planes.
 inline constexpr std::int64_t kWidestPlanes = 128, kCounterFloats = 4;
-// In backward passes. At a width of 128 the kernel of the rows' gradient spills 12 bytes and loads them four times, more than
-// builds allow.
-inline constexpr std::int64_t kWidestPlanesBackward = 64;
 constexpr TileSize attention_planes(std::int64_t width) { return {width <= 64 ? 192 : 128, 64}; }
 constexpr TileSize mlp_forward(std::int64_t width) { return {128, width <= 128 ? 128 : 64}; }
 // Columns of a tile in Hopper's forward passes of few rows, by width.

@@ -20,14 +20,7 @@ from monoidreduce import reference
 pytestmark = pytest.mark.tiers("sm90")
 
 FORWARD, BACKWARD = (f"attention_{way}/cuda/planes/float32" for way in ("forward", "backward"))
-
-
-def passes(inputs: Inputs) -> set[str]:
-    """The kernels of both passes: the backward pass of wide heads takes ordinary cores."""
-    wide = inputs["q"].shape[-1] > 64
-    return {FORWARD, BACKWARD.replace("planes", "simt") if wide else BACKWARD}
-
-
+PASSES = {FORWARD, BACKWARD}
 MASKS = {name: options for name, options in OPTIONS.items() if "softcap" not in name}
 # Sizes that the kernels for planes take. Two have widths that are padded.
 SIZES = (
@@ -117,7 +110,7 @@ def test_error_norms(width: int, drawn: str, mask: str, gpu: torch.device) -> No
     normal = attention_inputs(2, 12, 4, 500, 700, width, width, dtype=torch.float32, device=gpu)
     inputs = {name: make(t) for make, (name, t) in zip(DRAWN[drawn], normal.items(), strict=True)}
     in_double = {name: t.double() for name, t in inputs.items()}
-    with takes(passes(inputs)):
+    with takes(PASSES):
         found = outputs_and_gradients(mr.attention, inputs, OPTIONS[mask])
     exact = outputs_and_gradients(reference.attention, in_double, OPTIONS[mask])
     base = outputs_and_gradients(reference.attention, inputs, OPTIONS[mask])
@@ -141,21 +134,43 @@ def test_small_rows_of_v_keep_their_digits(gpu: torch.device) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_masks_and_sizes(size: str, options: dict[str, Any], gpu: torch.device) -> None:
     inputs = inputs_of(size, torch.float32, gpu)
-    with takes(passes(inputs)):
+    with takes(PASSES):
         check_operator("attention", inputs, {"return_lse": True, **options})
+
+
+@pytest.mark.parametrize("widths", ((96, 96), (72, 128), (128, 80)))
+def test_widths_of_which_planes_have_128(widths: tuple[int, int], gpu: torch.device) -> None:
+    inputs = attention_inputs(2, 12, 4, 201, 333, *widths, dtype=torch.float32, device=gpu)
+    with takes(PASSES):
+        check_operator("attention", inputs, {"return_lse": True, "causal": True})
+
+
+@pytest.mark.parametrize("wanted", ("q", "k", "v"))
+@pytest.mark.parametrize("size", ("one_tile", "ragged"))
+def test_one_gradient_alone(size: str, wanted: str, gpu: torch.device) -> None:
+    """Has the bits that it has beside the others: each gradient has a kernel of its own."""
+    inputs = inputs_of(size, torch.float32, gpu)
+    *_, d_q, d_k, d_v = outputs_and_gradients(mr.attention, inputs, {"causal": True})
+    of_all = {"q": d_q, "k": d_k, "v": d_v}[wanted]
+    leaf = inputs[wanted].requires_grad_()
+    with takes(PASSES):
+        out = mr.attention(**inputs, causal=True)
+        grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out)
+        (found,) = torch.autograd.grad(out, leaf, grad)
+    assert torch.equal(found, of_all)
 
 
 def test_sinks(gpu: torch.device) -> None:
     inputs = inputs_of("grouped", torch.float32, gpu)
     inputs["sinks"] = torch.randn(inputs["q"].shape[1], device=gpu)
-    with takes(passes(inputs)):
+    with takes(PASSES):
         check_operator("attention", inputs, {"return_lse": True, "causal": True})
 
 
 def test_packed_sequences(gpu: torch.device) -> None:
     lengths = (300, 1, 64, 0, 517, 128)
     inputs = varlen_inputs(lengths, None, 16, 4, 128, 128, dtype=torch.float32, device=gpu)
-    with takes(passes(inputs)):
+    with takes(PASSES):
         check_operator("attention_varlen", inputs, {"causal": True, "return_lse": True})
 
 
@@ -182,7 +197,7 @@ def test_what_is_not_finite(option: str, place: str, value: float, gpu: torch.de
     inputs = inputs_of("small", torch.float32, gpu)
     inputs[place][1, 2, 100, 7] = value
     inputs[place][0, 1, 60, 3] = value
-    with takes(passes(inputs)):
+    with takes(PASSES):
         found = outputs_and_gradients(mr.attention, inputs, options)
     in_double = {name: t.double() for name, t in inputs.items()}
     exact = outputs_and_gradients(reference.attention, in_double, options)
@@ -193,11 +208,20 @@ def test_what_is_not_finite(option: str, place: str, value: float, gpu: torch.de
         assert error_norm(y[there], ref[there]) <= BOUND * error_norm(of_torch[there], ref[there])
 
 
-def test_same_bits(gpu: torch.device) -> None:
-    inputs = inputs_of("long", torch.float32, gpu)
+@pytest.mark.parametrize("size", ("one_column_head", "long"))
+def test_same_bits(size: str, gpu: torch.device) -> None:
+    """In every run, and in the deterministic mode."""
+    inputs = inputs_of(size, torch.float32, gpu)
     call = Specimen("attention", "attention", attention_inputs, options={"causal": True})
     grads = upstreams(call, inputs)
-    assert_same_bits(results(call, inputs, grads), results(call, inputs, grads))
+    with takes(PASSES):
+        first = results(call, inputs, grads)
+        assert_same_bits(results(call, inputs, grads), first)
+        torch.use_deterministic_algorithms(True)
+        try:
+            assert_same_bits(results(call, inputs, grads), first)
+        finally:
+            torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize(
@@ -223,5 +247,9 @@ def test_other_calls_say_why(
 def test_is_explained(gpu: torch.device) -> None:
     inputs = inputs_of("ragged", torch.float32, gpu)
     explanation = mr.explain("attention", *inputs.values())
-    assert {explanation.forward, explanation.backward} == passes(inputs)
+    assert {explanation.forward, explanation.backward} == PASSES
     assert any("float32 as planes of float16" in reason for reason in explanation.reasons)
+    with mr.float32("auto"):
+        explanation = mr.explain("attention", *inputs.values())
+    assert explanation.backward == "attention_backward/cuda/simt/float32"
+    assert any("mr.float32 does not say emulated" in reason for reason in explanation.reasons)

@@ -46,6 +46,33 @@ def test_emulated_uses_no_tf32(tf32: None) -> None:
             assert not mr.explain("attention", q, q, q, hardware="h100").forward.endswith("/sm80/float32")
 
 
+@pytest.mark.parametrize("width", (64, 96, 128))
+def test_attention_says_which_mode_has_tensor_cores(width: int) -> None:
+    q = torch.zeros(1, 64, 256, width)
+    explanation = mr.explain("attention", q, q, q, hardware="h100")
+    assert (explanation.forward, explanation.backward) == paths_of_attention("simt")
+    assert any("mr.float32 does not say emulated" in reason for reason in explanation.reasons)
+    with mr.float32("emulated"):
+        explanation = mr.explain("attention", q, q, q, hardware="h100")
+    assert (explanation.forward, explanation.backward) == paths_of_attention("planes")
+
+
+def test_attention_does_not_name_a_mode_that_would_not_help() -> None:
+    q, bias = torch.zeros(1, 64, 256, 64), torch.zeros(256, 256)
+    wide = torch.zeros(1, 64, 256, 192)
+    for explanation in (
+        mr.explain("attention", q, q, q, bias=bias, hardware="h100"),
+        mr.explain("attention", wide, wide, wide, hardware="h100"),
+        mr.explain("attention", q, q, q, hardware="a100-80gb"),
+    ):
+        assert (explanation.forward, explanation.backward) == paths_of_attention("simt")
+        assert not any("emulated" in reason for reason in explanation.reasons)
+
+
+def paths_of_attention(tier: str) -> tuple[str, str]:
+    return f"attention_forward/cuda/{tier}/float32", f"attention_backward/cuda/{tier}/float32"
+
+
 def test_a_block_is_of_its_thread_and_a_setting_of_all() -> None:
     found = []
     thread = threading.Thread(target=lambda: found.append(mr.get_float32()))
