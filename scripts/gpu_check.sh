@@ -23,6 +23,9 @@ TENSOR_CORES="(sm80 or sm90) and (bfloat16 or deterministic) and (ragged or wide
 PROGRAMS="test_slices_of_columns or test_no_sum_depends_on_the_order_of_blocks"
 PROGRAMS="$PROGRAMS or (test_score_mod and test_functions and bfloat16 and (alibi or document))"
 PROGRAMS="$PROGRAMS or (test_attend and test_weights and bfloat16 and sigmoid) or test_any_width"
+# float32 in planes of float16: attention in planes 64 and 128 wide, and losses.
+PLANES="(test_attention_float32 and test_masks_and_sizes and (one_tile or ragged or padded_100) and (full or causal))"
+PLANES="$PLANES or (test_float32_planes and (sizes1 or test_logsumexp_matmul or test_log_probs))"
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 "$PYTHON" -c 'import xdist' 2>/dev/null && PARALLEL="-n 8" || PARALLEL=
 mkdir -p "$LOGS"
@@ -55,7 +58,7 @@ gpu_tests() {
 # takes about half a gigabyte more of the GPU's memory, until its process ends. (64 tests took two minutes on an H200.)
 memcheck() {
   local tests
-  tests=$("$PYTHON" -m pytest -q --collect-only -m gpu tests --ignore tests/packaging -k "$SMALL or $TENSOR_CORES or $PROGRAMS" | grep ::) &&
+  tests=$("$PYTHON" -m pytest -q --collect-only -m gpu tests --ignore tests/packaging -k "$SMALL or $TENSOR_CORES or $PROGRAMS or $PLANES" | grep ::) &&
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 xargs -d '\n' -n 64 compute-sanitizer --tool memcheck --target-processes all \
       --kernel-name kernel_substring=monoidreduce --error-exitcode 3 \
       "$PYTHON" -m pytest -q $PARALLEL -p no:cacheprovider <<<"$tests"
