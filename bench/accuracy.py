@@ -31,8 +31,6 @@ from bench.harness import (
 from monoidreduce import reference
 from monoidreduce.demo.memory import Problem
 
-DTYPE = torch.bfloat16
-
 
 class Float32Logits(torch.autograd.Function):
     """x @ weight.T in float32, of 16-bit factors, as are those of its gradients. Only on GPUs."""
@@ -95,8 +93,18 @@ def attention_contenders(case: Case) -> dict[str, Contender]:
     }
 
 
+def float32_contenders(case: Case) -> dict[str, Contender]:
+    """Ours, in planes too, and torch's default and backends that take float32."""
+    kept = ("monoidreduce", "monoidreduce, emulated", "torch")
+    theirs = F.scaled_dot_product_attention
+    return {name: contender for name, contender in case.contenders.items() if name in kept} | {
+        "math": through(SDPBackend.MATH, theirs),
+        "efficient": on_a_gpu(through(SDPBackend.EFFICIENT_ATTENTION, theirs)),
+    }
+
+
 class Operator(NamedTuple):
-    """The measurements of an operator.
+    """The measurements of an operator in one dtype.
 
     definition: takes a case's inputs in any dtype.
     contenders: chooses the contenders of a case.
@@ -104,6 +112,7 @@ class Operator(NamedTuple):
     beside: takes the inputs and the results, and finds parts of the results whose error is told by itself.
     stds: standard deviations of the logits or scores.
     on_cpu, on_cuda, quick: parameters of the cases on a CPU, on a GPU, and of a quick run.
+    dtype: of the inputs.
     """
 
     definition: Any
@@ -114,6 +123,7 @@ class Operator(NamedTuple):
     on_cpu: list[dict[str, Any]]
     on_cuda: list[dict[str, Any]]
     quick: list[dict[str, Any]]
+    dtype: torch.dtype = torch.bfloat16
 
 
 def nothing(inputs: tuple[Tensor, ...], results: list[Tensor]) -> list[Tensor]:
@@ -151,6 +161,7 @@ def _attention(**sizes: dict[str, Any]) -> Operator:
     return Operator(reference.attention, attention_contenders, parts, nothing, (1.0, 6.0, 36.0), **of_few_too)
 
 
+# By the name of the operator, or by "NAME in DTYPE".
 OPERATORS = {
     "cross_entropy": _linear_loss(
         reference.linear_cross_entropy,
@@ -173,6 +184,17 @@ OPERATORS = {
         on_cuda={"B": 1, "H": 8, "L": 2048, "d": 128},
         quick={"B": 1, "H": 2, "L": 256, "d": 64},
     ),
+    "attention in float32": Operator(
+        reference.attention,
+        float32_contenders,
+        ("out", "d_q", "d_k", "d_v"),
+        nothing,
+        (1.0, 6.0, 36.0),
+        on_cpu=[{"B": 1, "H": 4, "L": 1024, "d": 128}],
+        on_cuda=[{"B": 1, "H": 8, "L": 2048, "d": d} for d in (64, 128)],
+        quick=[{"B": 1, "H": 2, "L": 256, "d": 64}],
+        dtype=torch.float32,
+    ),
 }
 
 
@@ -184,7 +206,8 @@ def _in(dtype: torch.dtype, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 def measure_errors(op: str, device: torch.device, std: float, parameters: dict[str, Any]) -> dict[str, Any]:
     """One row: for each contender and part, the relative error by norm, the largest and the mean error."""
     definition, contenders, parts, beside = OPERATORS[op][:4]
-    case = importlib.import_module(f"bench.{op}").case(DTYPE, device, std=std, **parameters)
+    dtype, module = OPERATORS[op].dtype, op.partition(" in ")[0]
+    case = importlib.import_module(f"bench.{module}").case(dtype, device, std=std, **parameters)
     case = replace(case, contenders=contenders(case))
     watch = Stopwatch(device)
     inputs, grad = case.drawn()
@@ -210,7 +233,7 @@ def measure_errors(op: str, device: torch.device, std: float, parameters: dict[s
     found, absent = attempt(case, case.problems(), errors)
     return {
         "op": op,
-        "dtype": dtype_name(DTYPE),
+        "dtype": dtype_name(dtype),
         "parameters": parameters,
         "std": std,
         **{

@@ -152,11 +152,14 @@ def case(
 
     theirs = torch_attention(L, causal, window, softcap, grouped=Hkv is not None)
     contenders = {"monoidreduce": own, "torch": theirs}
-    if tf32:
+    if device.type == "cuda" and dtype == torch.float32:
         contenders["efficient"] = through(SDPBackend.EFFICIENT_ATTENTION, theirs)
         contenders["math"] = through(SDPBackend.MATH, theirs)
-        contenders["FlexAttention"] = flex_attention(L, causal, window, softcap)
-    elif device.type == "cuda" and dtype != torch.float32:
+        if tf32:
+            contenders["FlexAttention"] = flex_attention(L, causal, window, softcap)
+        else:
+            contenders["monoidreduce, emulated"] = mr.float32("emulated")(own)
+    elif device.type == "cuda":
         if softcap is not None:  # torch.compile turns the others into the same calls as "torch"
             contenders["torch.compile"] = torch.compile(theirs, dynamic=False)
         if softcap is None:
@@ -211,7 +214,7 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
         with_options = [case(torch.bfloat16, device, **small, **option) for option in options]
     elif device.type == "cuda":
         lengths = [(128, 2048), (128, 4096), (128, 8192), (128, 16384), (64, 8192), (256, 8192)]
-        sizes = [(torch.float32, {"B": 8, "H": 16, "L": 2048, "d": 128})]
+        sizes = [(torch.float32, {"B": 8, "H": 16, "L": 2048, "d": d}) for d in (128, 64)]
         sizes += [
             (torch.bfloat16, {"B": 16384 // length, "H": 2048 // d, "L": length, "d": d})
             for d, length in lengths

@@ -529,7 +529,7 @@ def errors_on_a_cpu() -> list[dict[str, Any]]:
 
 
 def test_errors_of_losses_are_against_float64(errors_on_a_cpu: list[dict[str, Any]]) -> None:
-    rows = [row for row in errors_on_a_cpu if row["op"] != "attention"]
+    rows = [row for row in errors_on_a_cpu if not row["op"].startswith("attention")]
     assert [(row["op"], row["std"]) for row in rows] == [
         (op, std) for op in ("cross_entropy", "distillation") for std in (1.0, 4.0, 8.0)
     ]
@@ -568,6 +568,14 @@ def test_errors_of_attention_are_against_float64(errors_on_a_cpu: list[dict[str,
     assert 1.5 < ratios[0] < ratios[1] < ratios[2]
 
 
+def test_errors_of_float32_are_against_float64(errors_on_a_cpu: list[dict[str, Any]]) -> None:
+    rows = [row for row in errors_on_a_cpu if row["op"] == "attention in float32"]
+    assert [(row["dtype"], row["std"]) for row in rows] == [("float32", std) for std in (1.0, 6.0, 36.0)]
+    for row in rows:
+        assert set(row["errors"]) == {"monoidreduce", "torch", "math"}
+        assert all(0 < error < 1e-4 for of_parts in row["errors"].values() for error in of_parts.values())
+
+
 def test_the_largest_and_the_mean_error_are_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
     def off(case: Case) -> dict[str, harness.Contender]:
         error = torch.tensor([-5.0, *[0.0] * 7])
@@ -593,6 +601,12 @@ def test_attention_is_measured_through_every_backend_on_a_gpu() -> None:
         "efficient",
         "torch, 16-bit scores",
     }
+
+
+def test_float32_attention_is_measured_in_planes_on_a_gpu() -> None:
+    case = attention.case(torch.float32, torch.device("cuda"), B=1, H=2, L=32, d=16)
+    names = {"monoidreduce", "monoidreduce, emulated", "torch", "math", "efficient"}
+    assert set(case.contenders) == set(accuracy.float32_contenders(case)) == names
 
 
 def test_the_machine_is_named() -> None:
