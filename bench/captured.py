@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import monoidreduce as mr
-from bench.harness import Case, Contender
+from bench.harness import Case, Contender, deterministic
 
 FARTHEST = 128  # distance from which the clamped table has one entry for all
 DOCUMENT = 1024  # tokens of a document
@@ -154,6 +154,8 @@ def case(
         return *drawn, *(tensor.to(device) for tensor in learned.draw(B, H, L))
 
     contenders: dict[str, Contender] = {"monoidreduce": own(learned, L), "torch": of_torch(learned)}
+    if device.type == "cuda":
+        contenders["monoidreduce, deterministic"] = deterministic(contenders["monoidreduce"])
     if device.type == "cuda" and learned.softmax:
         contenders["FlexAttention"] = flex_attention(learned, L)
     return Case(
