@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import json
 import math
@@ -235,14 +236,16 @@ def test_attend_is_a_case_of_every_device() -> None:
 def test_formulas_of_kernel_sums_are_the_definition(rows: int, D: int) -> None:
     x, y, mass = torch.randn(rows, D), torch.randn(20, D), torch.rand(20)
     squares = torch.cdist(x.double(), y.double()).square()
-    expected = (-squares / (2 * D)).exp() @ mass.double()
-    formulas = (
-        kernel_sums.own,
-        kernel_sums.torch_sums,
-        kernel_sums.in_chunks(kernel_sums.of_differences),
-    )
-    for formula in formulas:
-        torch.testing.assert_close(formula(x, y, mass).double(), expected, rtol=1e-5, atol=1e-6)
+    exponents, mass64 = -squares / (2 * D), mass.double()
+    expected = {
+        "kernel_sums": exponents.exp() @ mass64,
+        "sinkhorn": -(exponents.exp() @ mass64).log(),
+        "nearest": (-exponents - mass64).min(1).values,
+    }
+    for name, kind in kernel_sums.KINDS.items():
+        for formula in (kernel_sums.own, kernel_sums.of_products, kernel_sums.of_differences):
+            found = kernel_sums.in_chunks(functools.partial(formula, kind))(x, y, mass)
+            torch.testing.assert_close(found.double(), expected[name], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("op", first_call.FUNCTIONS)
