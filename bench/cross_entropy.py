@@ -255,7 +255,10 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
         options: list[dict[str, Any]] = [{"ignored": 0.5}, {"smoothing": True}]
         others = [case(torch.bfloat16, device, **sizes[0], **option) for option in options]
         others += [float32_case(torch.bfloat16, device, **size) for size in (sizes[0], sizes[2])]
-        return [*all_count, *others, case(torch.float32, device, **sizes[0])]
+        others += [
+            case(torch.float32, device, **size) for size in (sizes[0], {"N": 4096, "V": 32000, "D": 2048})
+        ]
+        return [*all_count, *others]
     return [
         case(torch.float32, device, N=1024, V=32000, D=512, target=1.2),
         case(torch.bfloat16, device, N=1024, V=32000, D=512, target=1.0),

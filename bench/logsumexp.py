@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
 import monoidreduce as mr
-from bench.harness import Case, compiled
+from bench.harness import Case, Contender, compiled
 
 
 def case(
@@ -22,8 +24,11 @@ def case(
     def theirs(a: Tensor, b: Tensor) -> Tensor:
         return torch.logsumexp(scale * (a @ b.mT), -1)
 
-    contenders = {"monoidreduce": lambda a, b: mr.logsumexp_matmul(a, b, scale=scale), "torch": theirs}
+    own = functools.partial(mr.logsumexp_matmul, scale=scale)
+    contenders: dict[str, Contender] = {"monoidreduce": own, "torch": theirs}
     if device.type == "cuda":
+        if dtype == torch.float32:
+            contenders["monoidreduce, emulated"] = mr.float32("emulated")(own)
         contenders |= compiled(theirs, tuned=dtype != torch.float32)
     return Case(
         op="logsumexp",

@@ -53,6 +53,7 @@ from monoidreduce._ops import cross_entropy_parts, distillation_parts
 from monoidreduce._ops.attention_passes import in_full
 from monoidreduce._ops.cross_entropy import CrossEntropyNumbers
 from monoidreduce._ops.distillation import DISTILLATION_LOSSES
+from monoidreduce._ops.forward_gradients import has_float32_gradient
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._ops.mlp import ACTIVATIONS
 from monoidreduce._ops.registry import any_requires_grad, call_op
@@ -1123,12 +1124,12 @@ def linear_cross_entropy(
     rows, columns, *_ = tensors
     differentiated = _differentiated(rows), _differentiated(columns)
     if sharded is None:
-        if columns.dtype != rows.dtype and sum_to is None:
+        if sum_to is None and any(differentiated) and has_float32_gradient(rows, columns):
             how = (bias, tensors[4], cast(CrossEntropyNumbers, options), return_lse, workspace)
             if cross_entropy_parts.takes(rows, columns, *how):
                 given = (rows, columns, *tensors[3:], *options, *differentiated, workspace)
                 return call_op("linear_cross_entropy_parts", *given)[0]  # type: ignore[no-any-return]
-        keep = rows.is_cuda and any(differentiated)
+        keep = rows.is_cuda and rows.dtype != torch.float32 and any(differentiated)
         given = (*tensors, *options, 0, -1, return_lse, keep, differentiated[0], workspace)
         loss, lse, *_ = _called("linear_cross_entropy", sum_to, weight, given)
     else:

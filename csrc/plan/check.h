@@ -114,8 +114,6 @@ void check(const Call& x, const Plan& plan) {
           "plan: expected that of a call on these sizes, dtypes and this device, got that of another");
   require(!plan.part, "plan: expected that of a whole MLP, got one in parts");
   if constexpr (requires { x.kept; }) {
-    require(!x.kept.present() || plan.can().keeps,
-            "kept: expected none on a tier other than sm90, got a tensor");
     require((x.kept.present() ? x.kept.size[1] : 0) == plan.saved.columns, "kept: expected ",
             plan.saved.columns, " columns, as the plan says, got ", x.kept.present() ? x.kept.size[1] : 0);
   }

@@ -30,8 +30,10 @@ Call padded(const Call& given) {
 // maxima): for cross entropy one per row and tile, and one more number per row; for distillation two per row and tile.
 void save(Plan& plan, std::int64_t columns) {
   const bool two = plan.sizes.other_width != 0;
-  const std::int64_t tile = (two ? tiles::kSm90Distillation : tiles::kSm90Loss).columns,
-                     frames_of_row = parts_of(columns, tile);
+  const ContractionSizes& tile = two                 ? tiles::kSm90Distillation
+                                 : plan.can().planes ? tiles::kPlanesLoss
+                                                     : tiles::kSm90Loss;
+  const std::int64_t frames_of_row = parts_of(columns, tile.columns);
   plan.saved = {.columns = columns, .frames = plan.scratch};
   plan.scratch += plan.sizes.rows * (two ? 2 * frames_of_row : frames_of_row + 1);
 }
@@ -69,7 +71,9 @@ Plan forward_plan(const Call& given, const ContractionSizes& sm80, const Contrac
   plan.tile = TileSize{tile.row_block, tile.columns};
   plan.scratch = fold_floats(tile, sizeof(State) / sizeof(float), p, gpu);
   if constexpr (requires { x.saved_columns; }) {
-    if (x.saved_columns > 0 && plan.can().keeps) save(plan, x.saved_columns);
+    // Of the kernels for planes, those of cross entropy save dlogits.
+    const bool saves = plan.can().keeps || (plan.can().planes && requires { x.kept_upstream; });
+    if (x.saved_columns > 0 && saves) save(plan, x.saved_columns);
   }
   return plan;
 }

@@ -180,10 +180,12 @@ def fold_cross_entropy(
     class_weight: Tensor | None,
     options: CrossEntropyOpOptions,
     of_rank: bool = False,
+    column_planes: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, SavedWeights | None]:
     """The four results of the forward op; and with of_rank the saved weights, if any were saved.
 
     of_rank: the classes are those of one rank, so forward saves softmax weights instead of dlogits.
+    column_planes: the weight in planes, if the caller has them (planes.split_rows).
     """
     weight = in_dtype_of(x, weight)
     check_targets(target, weight.shape[0] if options.classes < 0 else options.classes, options.ignore_index)
@@ -195,7 +197,7 @@ def fold_cross_entropy(
         losses, loss_weights = found.unbind()
     lse, lse_low = torch.empty_like(losses), torch.empty_like(losses)
     plan = scratch = classes_saved = unit = order = gathered = weights = None
-    row_planes = column_planes = None
+    row_planes = None
     saved, class_weights = no_dlogits(x), with_mean(class_weight, options.label_smoothing)
     mean = options.reduction == "mean" and class_weight is None
     numbers, saved_columns = options[1:8], 0  # logit_scale to classes
@@ -218,7 +220,7 @@ def fold_cross_entropy(
         )
         if plan.skips_rows and not options.lse_of_ignored:
             order = order_rows(x, target=target, ignore_index=options.ignore_index)
-        prepared = prepare_forward(plan, (x,), (weight,), order)
+        prepared = prepare_forward(plan, (x,), (weight,), order, column_planes)
         (x,), (weight,), scratch, saved, saved_by_head, gathered_rows, row_planes, column_planes = prepared
         if saved_by_head is not None:
             (classes_saved,), unit = saved_by_head, lse.new_full((1,), UNIT_UPSTREAM)
@@ -308,6 +310,7 @@ def cross_entropy_backward(
     unrounded: bool = False,
     unrounded_weight: bool = False,
     sum_to: Tensor | None = None,
+    column_planes: Tensor | None = None,
 ) -> list[Tensor]:
     inputs, weight = (x, weight, bias), in_dtype_of(x, weight)
     unrounded_weight = unrounded_weight or inputs[1] is not weight  # a master is float32
@@ -380,6 +383,7 @@ def cross_entropy_backward(
             unrounded=unrounded,
             unrounded_weight=unrounded_weight,
             sum_to=sum_to,
+            column_planes=column_planes,
         ).gradients()
         return rounded_gradients(head_gradients, inputs, needed[:3], unrounded, unrounded_weight)
     dx = new_gradient(x, needed[0], unrounded)

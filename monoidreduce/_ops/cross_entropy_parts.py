@@ -13,13 +13,14 @@ from monoidreduce._ops.cross_entropy import (
     CrossEntropyNumbers,
     CrossEntropyOpOptions,
     cross_entropy_backward,
-    cross_entropy_forward,
     dlogits_can_be_saved,
+    fold_cross_entropy,
     target_weights,
     with_mean,
 )
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.forward_gradients import (
+    FEWEST_ROWS,
     add_parts,
     can_take_parts,
     new_results,
@@ -27,7 +28,8 @@ from monoidreduce._ops.forward_gradients import (
     scaled_in_place,
 )
 from monoidreduce._ops.linear_loss import in_dtype_of, mean_divisor
-from monoidreduce._ops.memory import aligned, empty_statistics, launch_on
+from monoidreduce._ops.memory import aligned, allows_planes, empty_statistics, launch_on
+from monoidreduce._ops.planes import split_rows
 from monoidreduce._ops.registry import Fold, register
 from monoidreduce._ops.slices import tokens_at_once
 
@@ -43,9 +45,10 @@ def takes(
     return_lse: bool,
     workspace: int | None,
 ) -> bool:
-    """Whether this op computes a call whose weight gets a gradient."""
+    """Whether this op computes a call for which has_float32_gradient says yes."""
     saves = dlogits_can_be_saved(bias, class_weight, numbers.softcap, numbers.label_smoothing)
-    return saves and not return_lse and can_take_parts(x, weight, numbers.reduction, workspace)
+    saves = saves and not return_lse and numbers.logit_scale > 0
+    return saves and can_take_parts(x, weight, numbers.reduction, workspace)
 
 
 class PartsOptions(NamedTuple):
@@ -79,19 +82,21 @@ def parts_forward(
     count = mean_divisor(counted, numbers.reduction, losses, weights)
     factor = losses.new_ones(()) if count is None else 1 / count
     needed = [options.of_x, False, False]
+    at_once, planes = _parts(x, weight, options)
+    column_planes = split_rows(weight) if planes else None
 
     def step(part: slice, sum_to: Tensor | None) -> tuple[Tensor, Tensor]:
-        room = 2 * (part.stop - part.start) * len(weight)  # bytes: all dlogits of the part are saved
+        room = 8 * (part.stop - part.start) * len(weight)  # bytes: all dlogits of the part are saved
         of_part = CrossEntropyOpOptions(
             *numbers._replace(reduction="none"), 0, -1, False, True, options.of_x, room
         )
         tensors = x[part], weight, None, target[part], class_weight
-        of_tokens, *saved = cross_entropy_forward(*tensors, of_part)
+        of_tokens, *saved, _ = fold_cross_entropy(*tensors, of_part, column_planes=column_planes)
         # The factor is the same for all tokens, so that float32 sums are multiplied by it.
-        given = (*saved, of_part._replace(reduction="sum"), needed, False, False, sum_to)
+        given = (*saved, of_part._replace(reduction="sum"), needed, False, False, sum_to, column_planes)
         return of_tokens, cross_entropy_backward(factor, None, *tensors, *given)[0]  # type: ignore[arg-type]
 
-    add_parts(results, _tokens_at_once(x, weight, options), losses, step)
+    add_parts(results, at_once, losses, step)
     loss = results[0]
     mean = numbers.reduction == "mean"
     of_tokens = mean and class_weight is None
@@ -101,15 +106,25 @@ def parts_forward(
     return results
 
 
-def _tokens_at_once(x: Tensor, weight: Tensor, options: PartsOptions) -> int:
-    clusters = 1
+def _parts(x: Tensor, weight: Tensor, options: PartsOptions) -> tuple[int, bool]:
+    """The number of tokens of a part, and whether operands are multiplied in planes."""
+    clusters, planes = 1, False
     if x.is_cuda:
         plan = _C.plan_cross_entropy_backward(
-            x, weight, None, logit_scale=options.logit_scale, workspace=options.workspace, deterministic=False
+            x,
+            weight,
+            None,
+            logit_scale=options.logit_scale,
+            workspace=options.workspace,
+            deterministic=False,
+            planes=allows_planes(),
         )
-        clusters = plan.clusters
-    classes, width = weight.shape
-    return tokens_at_once(len(x), classes, width, options.workspace, clusters)
+        clusters, planes = plan.clusters, plan.planes
+    rows, (classes, width) = len(x), weight.shape
+    at_once = tokens_at_once(rows, classes, width, options.workspace, clusters, planes=planes)
+    if planes and 0 < rows % at_once < FEWEST_ROWS:  # the last part would take ordinary cores
+        at_once = -(-rows // -(-rows // at_once))
+    return at_once, planes
 
 
 def parts_backward(

@@ -3,11 +3,12 @@
 Their backward pass multiplies these gradients by the upstream gradient. Only kernels for Hopper do so.
 
 The ops `linear_cross_entropy_parts` and `linear_distillation_parts` are for a float32 weight beside a 16-bit
-x, as under autocast. The gradient of such a weight is a float32 sum that may be added to. So the forward pass
-can finish some tokens before it begins the next: their logits, for all classes, become dlogits in the
-workspace, and these the two products for dX and dW. No logit is computed twice: cross entropy has three
-products, where slices of classes (dlogits.py) have up to four. Beyond dX and dW it takes the workspace and a
-16-bit copy of the weight.
+x, as under autocast. That of cross entropy is also for float32 operands in planes of float16 (planes.py). The
+gradient of such a weight is a float32 sum that may be added to. So the forward pass can finish some tokens
+before it begins the next: their logits, for all classes, become dlogits in the workspace, and these the two
+products for dX and dW. No logit is computed twice: cross entropy has three products, where slices of classes
+(dlogits.py) have up to four. Beyond dX and dW it takes the workspace and a 16-bit copy of the weight, or its
+planes.
 """
 
 from __future__ import annotations
@@ -19,12 +20,24 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from monoidreduce._ops.engine import _C, streams
-from monoidreduce._ops.memory import empty_dense
+from monoidreduce._ops.memory import allows_planes, empty_dense
 from monoidreduce._ops.mlp_parts import parts_of
-from monoidreduce._ops.slices import TILE_COLUMNS, fewest_tokens_fit
+from monoidreduce._ops.slices import TILE_COLUMNS, enough_planes_fit, fewest_tokens_fit
 from monoidreduce._torch_private import mark_constant
 
-__all__ = ["add_parts", "can_take_parts", "has_kernels", "new_results", "scaled", "scaled_in_place"]
+__all__ = [
+    "FEWEST_ROWS",
+    "add_parts",
+    "can_take_parts",
+    "has_float32_gradient",
+    "has_kernels",
+    "new_results",
+    "scaled",
+    "scaled_in_place",
+]
+
+# float32 operands that are smaller take no products of planes, or are multiplied in no time.
+FEWEST_ROWS, _FEWEST_CLASSES, _NARROWEST = 64, 1024, 128
 
 
 def has_kernels(device: int) -> bool:
@@ -35,16 +48,27 @@ def has_kernels(device: int) -> bool:
 mark_constant(has_kernels)  # a compiler calls it while it traces
 
 
+def has_float32_gradient(x: Tensor, weight: Tensor) -> bool:
+    """Whether tensor cores may sum the gradient of the weight in float32, so that parts can be added."""
+    return weight.dtype != x.dtype or (x.dtype == torch.float32 and allows_planes())
+
+
 def can_take_parts(x: Tensor, weight: Tensor, reduction: str, workspace: int | None, heads: int = 1) -> bool:
     """Whether an op computes the loss and its gradients in parts of tokens, as far as these decide.
 
-    heads: 2 for distillation.
+    x, weight: has_float32_gradient says yes. heads: 2 for distillation.
     """
-    if weight.dtype == x.dtype or x.dtype != torch.bfloat16 or not x.is_cuda or workspace is None:
+    if x.dtype not in (torch.bfloat16, torch.float32) or not x.is_cuda or workspace is None:
         return False
     if reduction == "none" or x.shape[1] % 8 or 0 in x.shape or torch.compiler.is_compiling():
         return False
-    return fewest_tokens_fit(len(x), len(weight), workspace, heads) and has_kernels(x.device.index)
+    rows, (columns, width) = len(x), weight.shape
+    if x.dtype == torch.float32:
+        fit = rows >= FEWEST_ROWS and columns >= _FEWEST_CLASSES and width >= _NARROWEST
+        fit = fit and enough_planes_fit(rows, columns, width, workspace)
+    else:
+        fit = fewest_tokens_fit(rows, columns, workspace, heads)
+    return fit and has_kernels(x.device.index)
 
 
 def new_results(x: Tensor, weight: Tensor, of_x: bool, of_weight: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -191,10 +191,11 @@ def prepare_forward(
     xs: Sequence[Tensor],
     weights: Sequence[Tensor],
     order: Tensor | None,
+    column_planes: Tensor | None = None,
 ) -> LinearForward:
     """Pads the operands, and allocates what the plan asks for.
 
-    order: from order_rows; None: no token is skipped.
+    order: from order_rows; None: no token is skipped. column_planes: of the weight, if the caller has them.
     """
     x, weight, scratch, saved_by_head = xs[0], weights[0], None, None
     saved = _new_dlogits(x, plan.saved_columns)
@@ -205,7 +206,9 @@ def prepare_forward(
         xs, weights = [padded(t) for t in xs], [padded_weight(t, plan) for t in weights]
         scratch = empty_statistics(x, plan.scratch)
     gathered = None if order is None else new_gather_buffers(*xs)
-    planes = [split_rows(xs[0]), split_rows(weights[0])] if plan.planes else []
+    planes: list[Tensor] = []
+    if plan.planes:
+        planes = [split_rows(xs[0]), split_rows(weights[0]) if column_planes is None else column_planes]
     return LinearForward(xs, weights, scratch, saved, saved_by_head, gathered, *planes)
 
 
@@ -247,6 +250,7 @@ class LinearBackward:
         unrounded_weight: return the gradient of the first head's weight in float32.
         sum_to: float32 [V, D], to which the gradient of the first head's weight is added. None: it is
             returned, if it is needed.
+        column_planes: the first head's weight in planes, if the caller has them (planes.split_rows).
     """
 
     plan: _C.Plan
@@ -263,6 +267,7 @@ class LinearBackward:
     unrounded: bool = False
     unrounded_weight: bool = False
     sum_to: Tensor | None = None
+    column_planes: Tensor | None = None
 
     def gradients(self) -> list[HeadGradients]:
         """The gradients of each head that is not frozen. They may be padded or in float32; the caller passes
@@ -271,7 +276,7 @@ class LinearBackward:
         weights = [padded_weight(head.weight, self.plan) for head in self.heads]
         saved = no_dlogits(xs[0]) if self.saved is None else self.saved
         computes = saved.shape[1] < weights[0].shape[0]  # whether some dlogits were not saved
-        if self.counted is not None and self.order is None and computes:
+        if self.counted is not None and self.order is None and (computes or self.plan.planes):
             # An inactive token may hold NaN, and its dlogits, which are 0, times NaN would be NaN.
             xs = [torch.where(self.counted[:, None], x, 0) for x in xs]
         upstream, grad = self._upstream(saved), self.grad
@@ -290,6 +295,9 @@ class LinearBackward:
                     needed,
                     clusters=self.plan.clusters,
                     workspace=self.workspace,
+                    saved=saved[:, : weight.shape[0]],
+                    upstream=upstream,
+                    column_planes=self.column_planes,
                     column_sums=column_sums,
                 )
             if which > 0 and not any(needed):

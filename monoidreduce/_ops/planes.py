@@ -11,9 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from monoidreduce._ops.dlogits import BiasSums, HeadGradients, HeadSlice
+from monoidreduce._ops.dlogits import UNIT_UPSTREAM, BiasSums, HeadGradients, HeadSlice, Upstream
 from monoidreduce._ops.engine import _C, streams
-from monoidreduce._ops.slices import TILE_COLUMNS, Needed, Space, columns_in
+from monoidreduce._ops.mlp_parts import parts_of
+from monoidreduce._ops.slices import TILE_COLUMNS, Needed, Space, columns_at_once, columns_in
 
 __all__ = ["PlaneHead", "split_rows"]
 
@@ -37,8 +38,8 @@ def split_rows(x: Tensor, by: Tensor | None = None) -> Tensor:
 
 
 def _scales(planes: Tensor) -> Tensor:
-    """[N], contiguous: the scales of the rows that split_rows returned."""
-    return planes.view(torch.float32)[:, -4].contiguous()
+    """[N], a view: the scales of the rows that split_rows returned."""
+    return planes.view(torch.float32)[:, -4]
 
 
 def _split_columns(x: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,7 +59,8 @@ def _add_product(out: Tensor, a: Tensor, b: Tensor, scales: Tensor | None, adds:
 class PlaneHead:
     """The gradients of float32 rows X [N, D] and columns W [V, D] (as dlogits.Head has those of 16 bits).
 
-    The dlogits of a slice lie in the workspace, in float32 and split for one product at a time.
+    The dlogits of a slice lie in the workspace, in float32 and split for one product at a time. Forward has
+    saved those of all columns, or none.
     """
 
     def __init__(
@@ -69,34 +71,46 @@ class PlaneHead:
         *,
         clusters: int,
         workspace: int,
+        saved: Tensor | None = None,
+        upstream: Upstream | None = None,
+        column_planes: Tensor | None = None,
         column_sums: Tensor | None = None,
     ) -> None:
         """
         Args:
-            rows, columns, needed, clusters, column_sums: as in dlogits.Head.
-            workspace: bytes for dlogits.
+            rows, columns, needed, clusters, upstream, column_sums: as in dlogits.Head.
+            workspace: bytes for dlogits, where they are not saved.
+            saved: float32 [N, V], dlogits that the forward pass saved; None, or [N, 0]: it saved none.
+            column_planes: split_rows(columns), if the caller has it.
         """
-        (count, width) = columns.shape
-        own = max(columns_in(workspace * 2 // _BYTES_OF_DLOGITS, len(rows)), TILE_COLUMNS)
+        self.saved = rows.new_empty(len(rows), 0) if saved is None else saved
+        (count, width), first = columns.shape, self.saved.shape[1]
+        fitting = columns_in(workspace * 2 // _BYTES_OF_DLOGITS, len(rows))
+        own = max(columns_at_once(count) if first else fitting, TILE_COLUMNS)
         own = min(own, -(-count // TILE_COLUMNS) * TILE_COLUMNS)
         self.rows, self.columns, self.clusters = rows, columns, clusters
-        self.space = Space(len(rows), count, width, own, 0, False, False, False, needed.bias)
+        self.all_planes = column_planes
+        self.space = Space(len(rows), count, width, own, first, False, False, False, needed.bias)
         self.adds_columns = column_sums is not None
         self.d_rows = torch.empty_like(rows) if needed.rows else None
         self.d_columns = column_sums
         if needed.columns and column_sums is None:
             self.d_columns = columns.new_empty(columns.shape)
         self.bias = BiasSums(columns, len(rows), own, skips=False) if needed.bias else None
-        self.dlogits = rows.new_empty(len(rows), own)
+        self.dlogits = None if first else rows.new_empty(len(rows), own)
+        self.factors = None if upstream is None else upstream.grad * (upstream.slope / UNIT_UPSTREAM)
         self.row_planes = split_rows(rows)
-        self.row_scales = _scales(self.row_planes) if self.d_columns is not None else None
+        self.row_scales: Tensor | None = None
+        if self.d_columns is not None:
+            scales = _scales(self.row_planes)
+            self.row_scales = scales.contiguous() if self.factors is None else scales * self.factors
         self.column_planes: Tensor | None = None  # of the current slice
         self.begun = False  # whether d_rows has the products of a slice
 
     def slice_at(self, part: slice) -> HeadSlice:
         columns = self.columns[part]
-        self.column_planes = split_rows(columns)
-        dlogits = self.dlogits[:, : len(columns)]
+        self.column_planes = split_rows(columns) if self.all_planes is None else self.all_planes[part]
+        dlogits = self.saved[:, part] if self.dlogits is None else self.dlogits[:, : len(columns)]
         bias_sums = None if self.bias is None else self.bias.of(part)
         return HeadSlice(self.rows, columns, dlogits, bias_sums, self.row_planes, self.column_planes)
 
@@ -104,7 +118,9 @@ class PlaneHead:
         """Adds the products with the dlogits of a slice to the gradients."""
         assert self.column_planes is not None
         if self.d_rows is not None:
-            by_row = split_rows(dlogits, _scales(self.column_planes))
+            by_row = split_rows(dlogits, _scales(self.column_planes).contiguous())
+            if self.factors is not None:
+                _scales(by_row).mul_(self.factors)
             _add_product(self.d_rows, by_row, self.column_planes, None, self.begun)
             self.begun = True
             del by_row
@@ -117,4 +133,7 @@ class PlaneHead:
 
     def gradients(self) -> HeadGradients:
         """The gradients, once all products have been added. Call it once."""
+        for part in parts_of(self.saved.shape[1], self.space.own):
+            of_slice = self.slice_at(part)
+            self.add_products(part, self.saved[:, part], of_slice.columns)
         return HeadGradients(self.d_rows, self.d_columns, None if self.bias is None else self.bias.total)

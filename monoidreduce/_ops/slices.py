@@ -16,8 +16,10 @@ __all__ = [
     "TILE_ROWS",
     "Needed",
     "Space",
+    "columns_at_once",
     "columns_in",
     "columns_to_save",
+    "enough_planes_fit",
     "fewest_tokens_fit",
     "product_waves",
     "slices",
@@ -70,26 +72,60 @@ def fewest_tokens_fit(rows: int, columns: int, workspace: int, heads: int = 1) -
     return _FEWEST_TOKENS[heads] <= at_once < rows
 
 
+# float32 operands in planes (planes.py). Forward saves dlogits in float32, 4 bytes each. They are split into
+# planes, of as many bytes, a quarter of the columns at a time.
+_BYTES_OF_PLANES = 5
+_PLANES_COLUMNS = 128  # of a tile
+_ROWS_OF_AN_ADDITION_OF_PLANES = 280  # an H200 multiplies at 200 TFLOP/s
+# Tiles of dX of a part. A Hopper GPU has 66 clusters for them, and with fewer tiles than these too many idle.
+_FEWEST_TILES = 44
+
+
+def columns_at_once(columns: int) -> int:
+    """Of how many columns saved dlogits are split at a time: at most a quarter of them, in whole tiles."""
+    most = max(columns // 4 // TILE_COLUMNS, 1)
+    tiles = -(-columns // TILE_COLUMNS)
+    return -(-tiles // -(-tiles // most)) * TILE_COLUMNS
+
+
+def enough_planes_fit(rows: int, columns: int, width: int, workspace: int) -> bool:
+    """Whether the dlogits of all tokens fit in the workspace, in planes, or those of many enough."""
+    at_once = workspace // (_BYTES_OF_PLANES * max(columns, 1))
+    return at_once >= rows or at_once // TILE_ROWS * -(-width // _PLANES_COLUMNS) >= _FEWEST_TILES
+
+
 def tokens_at_once(
-    rows: int, columns: int, width: int, workspace: int, clusters: int, other_width: int = 0
+    rows: int,
+    columns: int,
+    width: int,
+    workspace: int,
+    clusters: int,
+    other_width: int = 0,
+    planes: bool = False,
 ) -> int:
     """The number of tokens whose dlogits of all columns are computed at a time, in whole tiles.
 
-    other_width: of a teacher, whose weights are stored too while scores are computed.
+    other_width: of a teacher, whose weights are stored too while scores are computed. planes: whether
+    operands are float32, in planes.
 
     It is the one with which the three products take the least time: a product ends with a wave of tiles in
     which some clusters are idle, and each part adds to all of dW.
     """
-    tiles, column_tiles = -(-rows // TILE_ROWS), -(-columns // TILE_COLUMNS)
-    of_tile = 2 * TILE_ROWS * max(columns, 1) * (2 if other_width else 1)
+    tiles, addition = (
+        -(-rows // TILE_ROWS),
+        _ROWS_OF_AN_ADDITION_OF_PLANES if planes else _ROWS_OF_AN_ADDITION,
+    )
+    tile_columns = _PLANES_COLUMNS if planes else TILE_COLUMNS
+    of_dlogit = _BYTES_OF_PLANES if planes else 4 if other_width else 2
+    of_tile = of_dlogit * TILE_ROWS * max(columns, 1)
     most = min(max(workspace // of_tile, 1), tiles)
 
     def seconds(at_once: int) -> float:
         """The time of all parts, in the unit of `_busy_time`."""
-        scores = -(-at_once * column_tiles // clusters) * TILE_COLUMNS * (width + other_width)
-        of_rows = product_waves(at_once, width, clusters)[0] * columns
-        waves = product_waves(column_tiles, width, clusters)[0]
-        of_columns = waves * max(at_once * TILE_ROWS, _ROWS_OF_AN_ADDITION)
+        scores = -(-at_once * -(-columns // tile_columns) // clusters) * tile_columns * (width + other_width)
+        of_rows = product_waves(at_once, width, clusters, planes)[0] * columns
+        waves = product_waves(-(-columns // TILE_ROWS), width, clusters, planes)[0]
+        of_columns = waves * max(at_once * TILE_ROWS, addition)
         return tiles / at_once * (scores + of_rows + of_columns)
 
     parts = {-(-tiles // -(-tiles // n)) for n in range(-(-most // 2), most + 1)}
@@ -187,16 +223,19 @@ def _start(stop: int, fitting: int, space: Space, clusters: int) -> int:
     return (end - tiles) * TILE_COLUMNS
 
 
-def product_waves(row_tiles: int, columns: int, clusters: int) -> tuple[float, int]:
+def product_waves(row_tiles: int, columns: int, clusters: int, planes: bool = False) -> tuple[float, int]:
     """The time of a product with dlogits, in columns that a cluster computes, and the columns of its tile.
 
     Each wave has a tile for every cluster, and in the last wave some clusters are idle. The kernel chooses
-    tiles of 256 or 192 columns, whichever finishes first (csrc/cuda/sm90/loss_gradients.cu).
+    tiles of 256 or 192 columns, whichever finishes first (csrc/cuda/sm90/loss_gradients.cu). That for planes
+    has one size of tiles.
     """
 
     def waves(tile: int) -> int:
         return -(-row_tiles * -(-columns // tile) // clusters) * tile
 
+    if planes:
+        return waves(_PLANES_COLUMNS), _PLANES_COLUMNS
     return min((waves(256), 256), (1.04 * waves(192), 192))
 
 

@@ -63,11 +63,11 @@ ARGUMENTS = {"kind": "loss", "temperatures": "temperature (a tensor)", "mask": "
 
 
 def _may_keep(x: Tensor) -> bool:
-    """Whether forward may save dlogits.
+    """Whether forward may save dlogits. Those of float32 operands are saved in parts of tokens only.
 
     The function that saves them is not a registered op, so torch dispatch modes could not see it.
     """
-    return x.is_cuda and not modes_are_active()
+    return x.is_cuda and x.dtype != torch.float32 and not modes_are_active()
 
 
 def _run(fold: Callable[..., Any], record: Any, *args: Any) -> Any:

@@ -296,6 +296,138 @@ def test_slices_do_not_change_the_result() -> None:
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
+# A mean or a sum: gradients in the forward pass, some tokens at a time
+
+
+def in_parts(sizes: tuple[int, int, int]) -> dict[str, int]:
+    """The option `workspace` with which a call has parts of at most 512 tokens."""
+    return {"workspace": 5 * 512 * sizes[1]}
+
+
+def mean_of(options: dict[str, Any]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """Our mean of the losses, or what the options say, and torch's."""
+    of_torch = {name: value for name, value in options.items() if name not in ("workspace", "z_loss")}
+
+    def peer(x: Tensor, weight: Tensor, target: Tensor, *class_weight: Tensor) -> Tensor:
+        logits = x @ weight.T
+        of_class = class_weight[0].to(x.dtype) if class_weight else None
+        loss = torch.nn.functional.cross_entropy(logits, target, of_class, **of_torch)
+        counted = target != -100
+        squares = torch.where(counted, logits.logsumexp(1).square(), 0).sum()
+        if options.get("reduction") != "sum":
+            squares = squares / (
+                class_weight[0].to(x.dtype)[target[counted]].sum() if class_weight else counted.sum()
+            )
+        return loss + options.get("z_loss", 0.0) * squares
+
+    def own(x: Tensor, weight: Tensor, target: Tensor, *class_weight: Tensor) -> Tensor:
+        of_class = class_weight[0] if class_weight else None
+        return mr.linear_cross_entropy(x, weight, target, class_weight=of_class, **options)
+
+    return own, peer
+
+
+@pytest.mark.parametrize("sizes", [(300, 1500, 128), (1100, 1111, 4096), (1537, 2048, 3072)])
+@pytest.mark.parametrize("data", DATA)
+def test_parts(data: Callable[..., Case], sizes: tuple[int, int, int]) -> None:
+    rows, columns, _ = sizes
+    case, upstream = data(*sizes), torch.tensor(0.75, device="cuda")
+    target = torch.randint(columns, (rows,), device="cuda")
+    own, peer = mean_of(in_parts(sizes))
+    explained = mr.explain("linear_cross_entropy", *case, target, **in_parts(sizes))
+    assert any("tokens at a time" in reason for reason in explained.reasons)
+    before = mr._C.path_counts()
+    found = with_gradients(own, case, upstream, target, dtype=torch.float32)
+    assert ran(before) == {explained.forward, explained.backward}
+    given = case, upstream, target
+    compare(
+        found,
+        with_gradients(peer, *given, dtype=torch.float32),
+        with_gradients(peer, *given, dtype=torch.float64),
+        2.0**-24,
+        BOUND[data.__name__],
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"reduction": "sum"},
+        {"label_smoothing": 0.1, "z_loss": 1e-3},
+        {"class_weight": True, "z_loss": 1e-3},
+    ],
+    ids=str,
+)
+def test_options_of_parts(options: dict[str, Any]) -> None:
+    """A third of the tokens is ignored."""
+    sizes = (1100, 1111, 4096)
+    case, upstream = normal(*sizes), torch.tensor(3.0, device="cuda")
+    target = torch.randint(sizes[1], (sizes[0],), device="cuda")
+    target[::3] = -100
+    classes = [torch.rand(sizes[1], device="cuda") + 0.5] if "class_weight" in options else []
+    rest = {name: value for name, value in options.items() if name != "class_weight"}
+    own, peer = mean_of(rest | in_parts(sizes))
+    given = case, upstream, target, *classes
+    found = with_gradients(own, *given, dtype=torch.float32)
+    compare(
+        found,
+        with_gradients(peer, *given, dtype=torch.float32),
+        with_gradients(peer, *given, dtype=torch.float64),
+        2.0**-24,
+    )
+    with torch.no_grad():
+        case.x[::3] = math.nan
+    of_nan = with_gradients(own, *given, dtype=torch.float32)
+    assert all(torch.equal(a, b) for a, b in zip(of_nan, found, strict=True))
+
+
+def test_parts_of_a_retained_graph() -> None:
+    """Also second derivatives, one gradient alone, and the same bits every time."""
+    sizes = (1100, 1111, 4096)
+    (x, weight), own = (t.requires_grad_() for t in normal(*sizes)), mean_of(in_parts(sizes))[0]
+    target = torch.randint(sizes[1], (sizes[0],), device="cuda")
+    loss = own(x, weight, target)
+    first = torch.autograd.grad(2 * loss, (x, weight), retain_graph=True)
+    second = torch.autograd.grad(2 * loss, (x, weight))
+    again = torch.autograd.grad(2 * own(x, weight, target), (x, weight))
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(first, second, again, strict=True))
+    for which, leaf in enumerate((x, weight)):
+        given = [t if t is leaf else t.detach() for t in (x, weight)]
+        assert torch.equal(torch.autograd.grad(2 * own(*given, target), leaf)[0], first[which])
+    (once,) = torch.autograd.grad(own(x, weight, target), x, create_graph=True)
+    (twice,) = torch.autograd.grad(once.square().sum(), weight)
+    wide = [t.detach().double().requires_grad_() for t in (x, weight)]
+    exact = torch.nn.functional.cross_entropy(wide[0] @ wide[1].T, target)
+    (once,) = torch.autograd.grad(exact, wide[0], create_graph=True)
+    (of_exact,) = torch.autograd.grad(once.square().sum(), wide[1])
+    assert (twice - of_exact).norm() <= 1e-5 * of_exact.norm()
+
+
+def test_memory_of_parts() -> None:
+    """Beyond the gradients: the workspace, and planes of the weight and of the tokens of a part."""
+    sizes = rows, columns, width = 2048, 20000, 4096
+    x, weight = (t.requires_grad_() for t in normal(*sizes))
+    target = torch.randint(columns, (rows,), device="cuda")
+    own, workspace = mean_of(in_parts(sizes))[0], in_parts(sizes)["workspace"]
+    for _ in range(2):
+        x.grad = weight.grad = None
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        own(x, weight, target).backward()
+    used = torch.cuda.max_memory_allocated() - before
+    gradients, of_rows = 4 * width * (rows + columns), 4 * 512 * width
+    assert used < gradients + workspace + (4 * width + 16) * columns + 4 * of_rows + (8 << 20)
+
+
+def test_other_reductions_take_slices() -> None:
+    case, target = normal(300, 1500, 128), torch.randint(1500, (300,), device="cuda")
+    for options in ({"reduction": "none"}, {"return_lse": True}):
+        explained = mr.explain("linear_cross_entropy", *case, target, **options)
+        assert not any("tokens at a time" in reason for reason in explained.reasons)
+
+
 def test_a_mode_also_holds_for_the_backward_pass() -> None:
     """Which runs in a thread of its own, outside of the block."""
     case, target = normal(128, 300, 128), torch.randint(300, (128,), device="cuda")

@@ -13,7 +13,14 @@ import monoidreduce as mr
 from monoidreduce import functional, hardware
 from monoidreduce._ops.dry_run import dry_run
 from monoidreduce._ops.engine import _C, streams
-from monoidreduce._ops.slices import TILE_ROWS, fewest_tokens_fit, tokens_at_once
+from monoidreduce._ops.slices import (
+    TILE_COLUMNS,
+    TILE_ROWS,
+    columns_at_once,
+    enough_planes_fit,
+    fewest_tokens_fit,
+    tokens_at_once,
+)
 
 CPU = torch.device("cpu")
 CLASSES = 67
@@ -157,19 +164,38 @@ def test_as_an_op_of_torch() -> None:
 # How many tokens at a time
 
 
+@pytest.mark.parametrize("planes", (False, True))
 @pytest.mark.parametrize("clusters", (1, 57, 66))
 @pytest.mark.parametrize("workspace", (0, 100 << 20, 352 << 20, 1 << 30, 4 << 30))
 @pytest.mark.parametrize("sizes", (HEAD, (16384, 32000, 4096), (300, 70000, 64), (8192, 256000, 2304)))
-def test_parts_are_whole_tiles_that_fit(sizes: tuple[int, int, int], workspace: int, clusters: int) -> None:
+def test_parts_are_whole_tiles_that_fit(
+    sizes: tuple[int, int, int], workspace: int, clusters: int, planes: bool
+) -> None:
     rows, columns, _ = sizes
-    at_once = tokens_at_once(*sizes, workspace, clusters)
+    at_once = tokens_at_once(*sizes, workspace, clusters, planes=planes)
     assert at_once % TILE_ROWS == 0 and 0 < at_once < rows + TILE_ROWS
-    assert at_once == TILE_ROWS or 2 * at_once * columns <= workspace
+    assert at_once == TILE_ROWS or (5 if planes else 2) * at_once * columns <= workspace
 
 
 def test_a_product_for_rows_fills_the_last_wave() -> None:
     """Of 66 clusters, 4 tiles of rows by 16 of columns leave 2 idle; 5 by 16 would leave 52."""
     assert tokens_at_once(*HEAD, 352 << 20, 66) == 4 * TILE_ROWS
+
+
+def test_parts_of_planes_fill_the_clusters() -> None:
+    """512 tokens by 4096 elements are 64 tiles of dX."""
+    rows, columns, width = HEAD
+    assert tokens_at_once(*HEAD, 352 << 20, 66, planes=True) == 2 * TILE_ROWS
+    assert enough_planes_fit(*HEAD, 352 << 20)
+    assert not enough_planes_fit(rows, columns, 2048, 352 << 20)  # 32 tiles of dX
+    assert not enough_planes_fit(rows, columns, width, 5 * columns * 511)
+    assert enough_planes_fit(300, columns, 128, 5 * columns * 300)  # all tokens
+
+
+@pytest.mark.parametrize("columns", (1, 1024, 1290, 32000, 128256))
+def test_planes_of_a_quarter_of_the_classes(columns: int) -> None:
+    own = columns_at_once(columns)
+    assert own % TILE_COLUMNS == 0 and (own == TILE_COLUMNS or 4 * own <= columns)
 
 
 def test_few_tokens_at_once_are_not_worth_it() -> None:
@@ -205,6 +231,88 @@ def test_three_products_in_the_memory_of_the_gradient(autocast_of_a_gpu: None) -
     assert run.flops == 3 * 2 * rows * classes * width
 
 
+def float32_head(rows: int = HEAD[0]) -> dict[str, Tensor]:
+    given = head_of()
+    x, target = torch.empty(rows, HEAD[2], device="meta").requires_grad_(), given["target"][:rows]
+    return given | {"x": x, "target": target}
+
+
+@pytest.mark.parametrize("wanted", (("x", "weight"), ("x",), ("weight",)))
+def test_three_products_of_planes(wanted: tuple[str, ...]) -> None:
+    """In 16 parts of 512 tokens. The weight is split once."""
+    gpu, (rows, classes, width) = hardware.find("h100").facts(), HEAD
+    with mr.float32("emulated"):
+        run = dry_run(mr.linear_cross_entropy, float32_head(), wanted, gpu)
+    folds = [x for x in run.launches if x.name == "cross_entropy_forward"]
+    assert len(folds) == 16 and all(x.plan is not None and x.plan.tier == "planes" for x in folds)
+    assert {x.arguments["kept"].shape for x in folds} == {(512, classes)}
+    names = [x.name for x in run.launches]
+    slices = -(-classes // columns_at_once(classes))
+    assert names.count("plane_product") == 16 * slices * len(wanted)
+    assert "cross_entropy_local_gradient" not in names
+    splits = [x.arguments["x"].shape for x in run.launches if x.name == "split_rows"]
+    assert splits.count((classes, width)) == 1 and splits.count((512, width)) == 32
+    gradients = 4 * width * (rows * ("x" in wanted) + classes * ("weight" in wanted))
+    planes = (4 * width + 16) * classes
+    assert run.peak - gradients - planes < 352 << 20
+    assert run.flops == (1 + len(wanted)) * 2 * rows * classes * width
+
+
+@pytest.mark.parametrize("rows", (4097, 513))
+def test_parts_of_planes_have_about_as_many_tokens(rows: int) -> None:
+    """A part of few tokens would take ordinary cores."""
+    with mr.float32("emulated"):
+        run = dry_run(
+            mr.linear_cross_entropy, float32_head(rows), ("x", "weight"), hardware.find("h100").facts()
+        )
+    folds = [x for x in run.launches if x.name == "cross_entropy_forward"]
+    assert all(x.plan is not None and x.plan.tier == "planes" for x in folds)
+    sizes = [x.arguments["x"].shape[0] for x in folds]
+    assert sum(sizes) == rows and max(sizes) - min(sizes) < len(sizes)
+
+
+def test_planes_explained() -> None:
+    with mr.float32("emulated"):
+        found = mr.explain(mr.linear_cross_entropy, **float32_head(), hardware="h100")
+        cost = mr.cost(mr.linear_cross_entropy, **float32_head(), hardware="h100")
+    assert found.forward == "cross_entropy_forward/cuda/planes/float32"
+    assert found.backward == "cross_entropy_backward/cuda/planes/float32"
+    assert "the forward pass computes the gradients, of 512 tokens at a time" in found.reasons
+    with mr.float32("emulated"):
+        sliced = mr.cost(mr.linear_cross_entropy, **float32_head(), hardware="h100", workspace=128 << 20)
+    assert 0.7 < cost.seconds / sliced.seconds < 0.85
+
+
+@pytest.mark.parametrize(
+    "options",
+    (
+        {"reduction": "none"},
+        {"return_lse": True},
+        {"softcap": 5.0},
+        {"logit_scale": -1.0},
+        {"bias": torch.empty(HEAD[1], device="meta")},
+        {"workspace": 128 << 20},
+        {"weight_grad": torch.empty(HEAD[1:], device="meta")},
+        {"hardware": "a100"},
+        {"mode": "simt"},
+    ),
+    ids=lambda options: next(iter(options)),
+)
+def test_other_calls_in_float32_take_slices_of_classes(options: dict[str, Any]) -> None:
+    with mr.float32(options.get("mode", "emulated")):
+        rest = {name: value for name, value in options.items() if name != "mode"}
+        found = mr.explain(mr.linear_cross_entropy, **float32_head(), **{"hardware": "h100"} | rest)
+    assert not any("tokens at a time" in reason for reason in found.reasons)
+
+
+def test_a_call_without_gradients_saves_none() -> None:
+    given = {name: t.detach() for name, t in float32_head().items()}
+    with mr.float32("emulated"):
+        run = dry_run(mr.linear_cross_entropy, given, (), hardware.find("h100").facts())
+    (fold,) = (x for x in run.launches if x.name == "cross_entropy_forward")
+    assert "kept" not in fold.arguments
+
+
 def test_four_products_of_distillation(autocast_of_a_gpu: None) -> None:
     given, rows = head_of(65536), HEAD[0]
     del given["target"]
@@ -237,6 +345,7 @@ def test_explained(autocast_of_a_gpu: None) -> None:
         {"reduction": "none"},
         {"return_lse": True},
         {"softcap": 5.0},
+        {"logit_scale": -1.0},
         {"bias": torch.empty(HEAD[1], device="meta", dtype=torch.bfloat16)},
         {"workspace": 128 << 20},
         {"workspace": 4 << 30},

@@ -220,7 +220,7 @@ HOPPER = {
         "saving_epilogue_sm90",
         (
             "sm90::contraction_kernel<E, sm90::ContractionTile<256, 4>, "
-            "sm90::SavingEpilogue<M, S, FoldRows<M>, 256>>",
+            "sm90::SavingEpilogue<M, S, FoldRows<M>, sm90::KeptWeights<1, 256>>>",
         ),
     ),
     "sm90 programs in one pass": Kernel(
@@ -241,10 +241,12 @@ HOPPER = {
         ),
     ),
     "sm90 contraction of planes": Kernel(
-        "contraction_sm90 fold_epilogue gradient_epilogue product_epilogue_sm90",
+        "contraction_sm90 saving_epilogue_sm90 gradient_epilogue product_epilogue_sm90",
         (
             "sm90::contraction_kernel<__half, sm90::ContractionTile<128, 3, 1, false, 2>, "
             "FoldEpilogue<M, S, FoldRows<M>>>",
+            "sm90::contraction_kernel<__half, sm90::ContractionTile<128, 3, 1, false, 2>, "
+            "sm90::SavingEpilogue<M, S, FoldRows<M>, sm90::KeptWeights<1, 128, float>>>",
             "sm90::contraction_kernel<__half, sm90::ContractionTile<128, 3, 1, false, 2>, "
             "GradientEpilogue<float, M, S, GradientRows<M>, sm90::SlabStores<1>>>",
             "sm90::contraction_kernel<__half, sm90::ContractionTile<128, 3, 1, true, 2>, "
@@ -257,7 +259,7 @@ HOPPER = {
     "conversion of weights": Kernel(
         "weights_to_gradients",
         tuple(
-            f"sm90::weights_to_gradients_kernel<E, 1, 256, KeptRows<sm90::{terms}>>"
+            f"sm90::weights_to_gradients_kernel<E, sm90::KeptWeights<1, 256>, KeptRows<sm90::{terms}>>"
             for terms in ("RowTerms<1>", "EntropyTerms")
         ),
     ),

@@ -2,7 +2,9 @@
 #include "../../plan/tiles.h"
 #include "../cross_entropy_passes.cuh"
 #include "../engine.h"
+#include "../sm90/cross_entropy_saving.cuh"
 #include "monoidreduce/launch/contraction_sm90.cuh"
+#include "monoidreduce/path_counter.h"
 
 namespace monoidreduce::cuda::planes {
 
@@ -11,8 +13,10 @@ using namespace monoidreduce::sm90;
 static_assert(kSizesOf<PlaneTile<>> == tiles::kPlanesLoss);
 
 template <>
-void run(const CrossEntropyForward& x, const Plan&, const Launch& launch) {
-  cross_entropy_forward_pass<PlaneTile<>, true>(x, launch);
+void run(const CrossEntropyForward& x, const Plan& plan, const Launch& launch) {
+  if (!x.kept.present()) return cross_entropy_forward_pass<PlaneTile<>, true>(x, launch);
+  cross_entropy_forward_saving<PlaneTile<>>(x, plan, launch);
+  count_path("cross_entropy_backward", "cuda", "planes", false, name(x.x.dtype));
 }
 template <>
 void run(const CrossEntropyLocalGradient& x, const Plan&, const Launch& launch) {

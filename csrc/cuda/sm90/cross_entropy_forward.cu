@@ -1,9 +1,8 @@
 #include "../../plan/tiles.h"
 #include "../cross_entropy_passes.cuh"
 #include "../engine.h"
+#include "cross_entropy_saving.cuh"
 #include "monoidreduce/launch/contraction_sm90.cuh"
-#include "monoidreduce/launch/saving_epilogue_sm90.cuh"
-#include "monoidreduce/launch/weights_to_gradients.cuh"
 #include "monoidreduce/path_counter.h"
 
 namespace monoidreduce::cuda::sm90 {
@@ -15,63 +14,13 @@ using Tile = ContractionTile<256, 4>;
 static_assert(kSizesOf<Tile> == tiles::kSm90Loss);
 static_assert(kStateFloats<CrossEntropy<Bits>> == kStateFloats<CrossEntropy<float>>);
 static_assert(kStateFloats<LogSumExp<Bits>> == kStateFloats<LogSumExp<float>>);
-using Kept = KeptWeights<1, Tile::kColumns>;
-
-// dlogits of a row from its saved weights. The target has a term of its own: miss, its p less 1, has digits
-// that p near 1 lacks.
-struct CrossEntropyTerms {
-  CrossEntropyRows<float> rows;
-  const float* miss;
-  __device__ bool active(std::int64_t row) const { return rows.active(row); }
-  __device__ RowTerms<1> terms(std::int64_t row) const {
-    const auto u = rows.upstream(row);
-    return {.lse = {bits(rows.product(row).lse)},
-            .factor = {u.lse},
-            .addend = u.sum,
-            .at_label = u.lse * miss[row] + (u.lse + u.target + u.sum),
-            .label = rows.target.valid(row) ? static_cast<int>(rows.label(row)) : -1};
-  }
-};
-
-// `miss` lies behind the frames: [rows].
-float* miss_of(const Kept& kept, const FoldProblem& p) { return kept.frames[0] + p.rows() * kept.tiles(); }
-
-template <class E, class Call>
-void to_gradients(const Call& x, const Kept& kept, const FoldProblem& p, const Launch& launch) {
-  CrossEntropyTerms terms{cross_entropy_rows<float>(x), miss_of(kept, p)};
-  terms.rows.grad_loss = {static_cast<float*>(x.kept_upstream.data), 0};
-  weights_to_gradients<E>(kept, terms, p, launch);
-}
-
-// The same forward pass; also saves dlogits for an upstream gradient of kept_upstream, or the weights that
-// they are made of.
-void cross_entropy_forward_saving(const CrossEntropyForward& x, const Plan& plan, const Launch& launch) {
-  const FoldProblem problem = cross_entropy_problem(x);
-  const Kept kept = kept_weights<Tile>(x.kept, static_cast<float*>(x.scratch.data) + plan.saved.frames);
-  const CrossEntropyResults results{cross_entropy_rows<float, double>(x), miss_of(kept, problem)};
-  const ScaledScores<Bits> scores(problem.score, kLog2E);
-  with_element(x.x.dtype, [&](auto element) {
-    using E = decltype(element);
-    const auto fold = [&](const auto& m) {
-      in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
-        fold_and_save<E, Tile>(m, scores, part, results, x.scratch.data, kept.from(part.first_place), launch);
-      });
-    };
-    if (x.options.label_smoothing != 0) {
-      fold(CrossEntropy<Bits>{});
-    } else {
-      fold(HardCrossEntropy<Bits>{});
-    }
-    if (x.kept_upstream.present()) to_gradients<E>(x, kept, problem, launch);
-  });
-}
 
 }  // namespace
 
 template <>
 void run(const CrossEntropyKeptGradients& x, const Plan&, const Launch& launch) {
   with_element(x.x.dtype, [&](auto element) {
-    const Kept kept = kept_weights<Tile>(x.kept, static_cast<float*>(x.frames.data));
+    const auto kept = kept_weights<Tile>(x.kept, static_cast<float*>(x.frames.data));
     to_gradients<decltype(element)>(x, kept, cross_entropy_problem(x), launch);
   });
 }
@@ -79,7 +28,7 @@ void run(const CrossEntropyKeptGradients& x, const Plan&, const Launch& launch) 
 template <>
 void run(const CrossEntropyForward& x, const Plan& plan, const Launch& launch) {
   if (!x.kept.present()) return cross_entropy_forward_pass<Tile, true>(x, launch);
-  cross_entropy_forward_saving(x, plan, launch);
+  cross_entropy_forward_saving<Tile>(x, plan, launch);
   // The forward pass has done a part of the backward pass.
   count_path("cross_entropy_backward", "cuda", "sm90", false, name(x.x.dtype));
 }

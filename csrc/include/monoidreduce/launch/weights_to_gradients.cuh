@@ -10,12 +10,11 @@
 namespace monoidreduce::sm90 {
 
 // Turns the softmax weights that forward saved into dlogits, in place. p: the problem of the fold, with all of its rows.
-template <class E, int kScores, int kTileColumns, class Rows>
-void weights_to_gradients(const KeptWeights<kScores, kTileColumns>& kept, const Rows& rows,
-                          const FoldProblem& p, const Launch& launch) {
+template <class E, class Kept, class Rows>
+void weights_to_gradients(const Kept& kept, const Rows& rows, const FoldProblem& p, const Launch& launch) {
   const DeviceGuard guard(p.a.cuda_device);
-  launch_kernel("weights_to_gradients", &weights_to_gradients_kernel<E, kScores, kTileColumns, Rows>,
-                blocks_for(p.rows()), 256, 0, launch.stream, kept, row_order(p), rows);
+  launch_kernel("weights_to_gradients", &weights_to_gradients_kernel<E, Kept, Rows>, blocks_for(p.rows()),
+                256, 0, launch.stream, kept, row_order(p), rows);
 }
 
 }  // namespace monoidreduce::sm90

@@ -12,16 +12,18 @@
 
 namespace monoidreduce::sm90 {
 
-// Weights are saved in float16, which has three more bits of precision than bfloat16. They are scaled to at
-// most 2^15, for the score that is the frame. Below a row's largest weights, the range goes down by a factor
-// of 2^-40.
-inline constexpr float kBitsAboveFrame = 15;
-
 // The saved weights of the first `columns` columns, and the frames in which they are measured, in base 2: one
 // array of each for every score. Rows are in the order in which they are computed (row_order.cuh).
-template <int kScores, int kTileColumns>
+//
+// Weights of 16-bit operands are saved in float16, which has three more bits of precision than bfloat16. They are
+// scaled to at most 2^15, for the score that is the frame. Below a row's largest weights, the range goes down by
+// a factor of 2^-40. Weights of float32 operands are saved in float32.
+template <int kScores_, int kTileColumns_, class Weight_ = __half>
 struct KeptWeights {
-  __half* weights[kScores];  // [rows, columns], lines of `pitch` elements
+  static constexpr int kScores = kScores_, kTileColumns = kTileColumns_;
+  using Weight = Weight_;
+  static constexpr float kBitsAboveFrame = sizeof(Weight) == 2 ? 15 : 0;
+  Weight* weights[kScores];  // [rows, columns], lines of `pitch` elements
   float* frames[kScores];    // [rows, tiles]
   std::int64_t pitch = 0;
   int columns = 0;
@@ -37,13 +39,14 @@ struct KeptWeights {
 
 // M: a monoid over Bits that weighs each score (at the row's temperature) as a LogSumExp does. The frame of
 // its second score is frame.q.
-template <MonotoneMonoid M, FragmentScores<M> Scores, StateRows<M> Rows, int kTileColumns>
+template <MonotoneMonoid M, FragmentScores<M> Scores, StateRows<M> Rows, class Kept>
 struct SavingEpilogue {
+  static_assert(Kept::kScores == M::kScores);
   using R = typename M::Real;
   using Memory = SlabMemory;
   using Work = typename FoldEpilogue<M, Scores, Rows>::Work;
   FoldEpilogue<M, Scores, Rows> fold;
-  KeptWeights<M::kScores, kTileColumns> kept;
+  Kept kept;
   SlabStores<M::kScores> stores;  // for the weights
 
   __device__ __forceinline__ Work begin(int row0) const { return fold.begin(row0); }
@@ -61,10 +64,10 @@ struct SavingEpilogue {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const R frame = LogSumExp<R>::origin(frame_of(fold.m.frame_of(work.state[r]), n));
-        frames[n][r] = frame - R(kBitsAboveFrame);
+        frames[n][r] = frame - R(Kept::kBitsAboveFrame);
         const int place = row0 + fragment_row(r);
         if (threadIdx.x % kLanesOfRow == 0 && place < fold.order.rows)
-          kept.frames[n][std::int64_t{place} * kept.tiles() + column0 / kTileColumns] = frames[n][r].x;
+          kept.frames[n][std::int64_t{place} * kept.tiles() + column0 / Kept::kTileColumns] = frames[n][r].x;
       }
     }
 #pragma unroll
@@ -79,10 +82,14 @@ struct SavingEpilogue {
           const R rounded = fold.scores.rounded(R(dots[n][slab * kSlabElements + i]));
           weights[i] = exp(weighed(rounded, work.factor[r]) - frames[n][r]).x;
         }
-        std::uint32_t words[kSlabElements / 2];
-        round_fragment<__half>(words, weights);
-        stores.template store<kSlabs * M::kScores>(words, n, row0, column0 + slab * kSlab,
-                                                   slab * M::kScores + n, memory, warpgroup);
+        if constexpr (std::is_same_v<typename Kept::Weight, float>) {
+          stores.store_floats(weights, n, row0, column0 + slab * kSlab, memory, warpgroup);
+        } else {
+          std::uint32_t words[kSlabElements / 2];
+          round_fragment<__half>(words, weights);
+          stores.template store<kSlabs * M::kScores>(words, n, row0, column0 + slab * kSlab,
+                                                     slab * M::kScores + n, memory, warpgroup);
+        }
       }
     }
   }

@@ -5,8 +5,8 @@
 //   share = weight * 2^(frame - log-sum-exp)
 //
 // The share is the softmax probability p. Only the entropy has the term with its logarithm (EntropyTerms). In
-// the column of the row's label (the target), at_label replaces the result. Weights are read as float16,
-// gradients written in the element type.
+// the column of the row's label (the target), at_label replaces the result. Gradients are written in the element
+// type, which is as large as a weight.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -52,15 +52,15 @@ __device__ __forceinline__ float factor_of_weight(const Terms& terms, int score,
 
 // Converts the saved weights of one row per block. Lines of weights are in the order of the rows and padded
 // to whole vectors.
-template <class E, int kScores, int kTileColumns, class Rows>
-__global__ void weights_to_gradients_kernel(const __grid_constant__ KeptWeights<kScores, kTileColumns> kept,
+template <class E, class Kept, class Rows>
+__global__ void weights_to_gradients_kernel(const __grid_constant__ Kept kept,
                                             const __grid_constant__ RowOrder order,
                                             const __grid_constant__ Rows rows) {
-  static_assert(TermRows<Rows, kScores>);
-  constexpr int kVector = 8;
+  static_assert(TermRows<Rows, Kept::kScores> && sizeof(E) == sizeof(typename Kept::Weight));
+  constexpr int kVector = sizeof(uint4) / sizeof(E);
   union Vector {
     uint4 words;
-    __half2 weights[kVector / 2];
+    typename Kept::Weight weights[kVector];
     E gradients[kVector];
   };
   const std::int64_t place = blockIdx.x, row = order[static_cast<int>(place)];
@@ -74,8 +74,8 @@ __global__ void weights_to_gradients_kernel(const __grid_constant__ KeptWeights<
     for (int i = 0; i < kVector; ++i) gradients[i] = terms.addend;
     if (active) {
 #pragma unroll
-      for (int n = 0; n < kScores; ++n) {
-        const float frame = kept.frames[n][place * kept.tiles() + column / kTileColumns];
+      for (int n = 0; n < Kept::kScores; ++n) {
+        const float frame = kept.frames[n][place * kept.tiles() + column / Kept::kTileColumns];
         const float high = LogSumExp<Bits>::origin(terms.lse[n].high).x;
         // Where all scores of a row so far were -inf, its frame has nothing to do with the log-sum-exp, and its
         // weights are 0, which must not meet an infinite scale. Any other scale is at most 2^24.
@@ -84,10 +84,9 @@ __global__ void weights_to_gradients_kernel(const __grid_constant__ KeptWeights<
         Vector in;
         in.words = *reinterpret_cast<const uint4*>(line(n) + column);
 #pragma unroll
-        for (int i = 0; i < kVector / 2; ++i) {
-          const float2 weights = __half22float2(in.weights[i]);
-          gradients[2 * i] += factor_of_weight(terms, n, weights.x, log_scale, scale) * weights.x;
-          gradients[2 * i + 1] += factor_of_weight(terms, n, weights.y, log_scale, scale) * weights.y;
+        for (int i = 0; i < kVector; ++i) {
+          const float weight = static_cast<float>(in.weights[i]);
+          gradients[i] += factor_of_weight(terms, n, weight, log_scale, scale) * weight;
         }
       }
     }

@@ -1,0 +1,141 @@
+"""Gradients of float32 heads in planes of float16: PlaneHead, with kernels of torch in place of a GPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from monoidreduce._ops.dlogits import UNIT_UPSTREAM, HeadGradients, HeadSlice, Upstream, multiply_dlogits
+from monoidreduce._ops.engine import _C, streams
+from monoidreduce._ops.planes import PlaneHead, split_rows
+from monoidreduce._ops.slices import TILE_COLUMNS, Needed
+
+ROWS, CLASSES, WIDTH = 130, 1290, 136
+SLOPE = 0.7
+
+
+def in_planes(x: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The high and the low plane of x, and their scales, of the largest numbers along an axis."""
+    largest = x.abs().amax(axis, keepdim=True)
+    scale = torch.where(largest > 0, torch.exp2(largest.log2().floor() - 13), 1)
+    high = (x / scale).half()
+    return high, (x / scale - high.float()).half(), scale
+
+
+def whole(planes: Tensor, width: int) -> Tensor:
+    """The sum of both planes, which lie behind each other."""
+    plane = -(-width // 64) * 64
+    return planes[:, :width].double() + planes[:, plane : plane + width].double()
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What the kernels of csrc/cuda/planes/products.cu compute. Lists the classes of each product for dW."""
+    of_columns: list[int] = []
+
+    def split(x: Tensor, by: Tensor | None, out: Tensor, *_: Any) -> None:
+        high, low, scale = in_planes(x if by is None else x * by, 1)
+        plane, width = (out.shape[1] - 8) // 2, x.shape[1]
+        out[:, : 2 * plane] = 0
+        out[:, :width], out[:, plane : plane + width] = high, low
+        out.view(torch.float32)[:, -4] = scale[:, 0]
+
+    def split_columns(x: Tensor, by: Tensor, largest: Tensor, out: Tensor, scales: Tensor, *_: Any) -> None:
+        assert by.is_contiguous() and not largest.any()
+        high, low, scale = in_planes(x * by[:, None], 0)
+        plane, width = out.shape[1] // 2, x.shape[1]
+        out.zero_()
+        out[:, :width], out[:, plane : plane + width] = high, low
+        scales.copy_(scale[0])
+
+    def product(a: Tensor, b: Tensor, scales: Tensor | None, out: Tensor, adds: bool, *_: Any) -> None:
+        (rows, columns), terms = out.shape, len(b)
+        if scales is None:
+            left = whole(a, terms) * a.view(torch.float32)[:, -4:-3]
+        else:
+            of_columns.append(rows)
+            left = whole(a, rows).T * scales[:, None]
+        found = left @ whole(b, columns)
+        out.copy_(out + found if adds else found)
+
+    for name, kernel in (("split_rows", split), ("split_columns", split_columns), ("plane_product", product)):
+        monkeypatch.setattr(_C, name, kernel, raising=False)
+    monkeypatch.setattr(streams, "current", lambda _: 0, raising=False)
+    return of_columns
+
+
+class Given:
+    """Operands whose rows differ in size, dlogits, and what is to be found."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.x, self.weight = (
+            torch.randn(n, WIDTH) * torch.exp2(torch.randint(-20, 1, (n, 1)).float()) for n in (ROWS, CLASSES)
+        )
+        self.dlogits = torch.randn(ROWS, CLASSES) / CLASSES
+        self.grad = torch.rand(ROWS) + 0.5
+        self.grad[3] = 0
+        exact = self.grad[:, None].double() * self.dlogits.double()
+        self.exact = (exact @ self.weight.double(), exact.T @ self.x.double())
+
+    def gradients(self, needed: Needed, saved: bool, **options: Any) -> HeadGradients:
+        head = PlaneHead(
+            self.x,
+            self.weight,
+            needed,
+            clusters=66,
+            workspace=8 * ROWS * 2 * TILE_COLUMNS,
+            saved=self.dlogits * (UNIT_UPSTREAM / SLOPE) if saved else None,
+            upstream=Upstream(self.grad, SLOPE, False) if saved else None,
+            **options,
+        )
+
+        def store(part: slice, heads: Sequence[HeadSlice]) -> None:
+            assert not saved and heads[0].dlogits is not None
+            heads[0].dlogits.copy_(self.grad[:, None] * self.dlogits[:, part])
+
+        return multiply_dlogits([head], store)[0]
+
+
+@pytest.mark.parametrize("saved", (False, True), ids=("computed", "saved"))
+@pytest.mark.parametrize("wanted", ((True, True), (True, False), (False, True)))
+def test_gradients(wanted: tuple[bool, bool], saved: bool, kernels: list[int]) -> None:
+    """Of dlogits in slices, of at most a quarter of the classes where they are saved."""
+    given = Given()
+    found = given.gradients(Needed(*wanted), saved)
+    for of, exact, is_wanted in zip((found.rows, found.columns), given.exact, wanted, strict=True):
+        assert (of is not None) == is_wanted
+        if of is not None:
+            assert of.dtype == torch.float32
+            assert (of - exact).norm() <= 1e-6 * exact.norm()
+    if wanted[1]:
+        assert kernels == ([256, 256, 256, 256, 256, 10] if saved else [266, 512, 512])
+
+
+@pytest.mark.parametrize("saved", (False, True), ids=("computed", "saved"))
+def test_adds_to_the_sum_that_it_is_given(saved: bool) -> None:
+    given = Given()
+    sums = torch.ones(CLASSES, WIDTH)
+    found = given.gradients(Needed(True, True), saved, column_sums=sums)
+    assert found.columns is sums
+    torch.testing.assert_close(sums.double(), 1 + given.exact[1], rtol=1e-6, atol=1e-6)
+
+
+def test_planes_of_the_weight_are_split_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the caller has them."""
+    given = Given()
+    planes, once, count = split_rows(given.weight), _C.split_rows, []
+
+    def split(x: Tensor, *rest: Any) -> None:
+        count.append(tuple(x.shape))
+        once(x, *rest)
+
+    monkeypatch.setattr(_C, "split_rows", split, raising=False)
+    found = given.gradients(Needed(True, True), True, column_planes=planes)
+    assert found.rows is not None
+    assert (found.rows - given.exact[0]).norm() <= 1e-6 * given.exact[0].norm()
+    assert (ROWS, WIDTH) in count and not any(width == WIDTH and n != ROWS for n, width in count)
