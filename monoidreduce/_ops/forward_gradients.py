@@ -50,7 +50,9 @@ mark_constant(has_kernels)  # a compiler calls it while it traces
 
 def has_float32_gradient(x: Tensor, weight: Tensor) -> bool:
     """Whether tensor cores may sum the gradient of the weight in float32, so that parts can be added."""
-    return weight.dtype != x.dtype or (x.dtype == torch.float32 and allows_planes())
+    if weight.dtype != x.dtype:
+        return True
+    return x.dtype == torch.float32 and not torch.compiler.is_compiling() and allows_planes()
 
 
 def can_take_parts(x: Tensor, weight: Tensor, reduction: str, workspace: int | None, heads: int = 1) -> bool:
