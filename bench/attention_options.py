@@ -1,4 +1,4 @@
-"""Attention with and without sinks, and backward passes with some and with all gradients."""
+"""Attention with and without sinks and dropout, and backward passes with some and with all gradients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 import monoidreduce as mr
 from bench import attention
@@ -14,6 +16,7 @@ from bench.harness import Case, Contender
 
 WITHOUT, TORCH_WITHOUT = "monoidreduce, without sinks", "torch, without sinks"
 WHOLE = "monoidreduce, all gradients"
+UNDROPPED, TORCH_UNDROPPED = "monoidreduce, without dropout", "torch, without dropout"
 
 
 class _Beside(torch.autograd.Function):
@@ -71,6 +74,43 @@ def with_sinks(case: Case) -> Case:
     )
 
 
+def with_dropout(case: Case, p: float) -> Case:
+    """The case with dropout; torch's by its FlashAttention on a GPU.
+
+    Each library drops elements of its own, so results with dropout are compared with those of the same
+    contender, from the same seed (tests/gpu/test_dropout.py compares them with a definition).
+    """
+    causal = case.parameters["causal"]
+
+    def own(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return mr.attention(q, k, v, causal=causal, dropout_p=p)
+
+    def theirs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=causal)
+
+    of_torch = case.contenders["torch"]
+    if case.device.type == "cuda":
+        flash = SDPBackend.FLASH_ATTENTION
+        theirs, of_torch = attention.through(flash, theirs), attention.through(flash, of_torch)
+    return replace(
+        case,
+        op="attention_options",
+        parameters=case.parameters | {"dropout": p},
+        contenders={
+            "monoidreduce": own,
+            "torch": theirs,
+            UNDROPPED: case.contenders["monoidreduce"],
+            TORCH_UNDROPPED: of_torch,
+        },
+        checked_by={
+            "monoidreduce": "monoidreduce",
+            **dict.fromkeys((UNDROPPED, TORCH_UNDROPPED), TORCH_UNDROPPED),
+        },
+    )
+
+
 def with_gradients(case: Case, names: str) -> Case:
     """The case with gradients of only the inputs named, and a contender with the gradients of all three."""
     order = names + "".join(name for name in "qkv" if name not in names)
@@ -107,9 +147,13 @@ def with_gradients(case: Case, names: str) -> Case:
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    """Causal cases in bfloat16."""
-    size: dict[str, Any] = {"B": 2, "H": 16, "L": 8192, "d": 128}
-    if device.type != "cuda" or quick:
-        size = {"B": 1, "H": 2, "L": 256, "d": 64}
+    """Cases in bfloat16: causal ones, and with dropout full ones too."""
+    small = device.type != "cuda" or quick
+    size: dict[str, Any] = {"B": 1, "H": 2, "L": 256, "d": 64} if small else {"B": 2, "H": 16, "L": 8192, "d": 128}
     case = attention.case(torch.bfloat16, device, **size, causal=True)
-    return [with_sinks(case), with_gradients(case, "q"), with_gradients(case, "kv")]
+    found = [with_sinks(case), with_gradients(case, "q"), with_gradients(case, "kv")]
+    for d in (64,) if small else (64, 128):
+        for causal in (False, True):
+            size |= {"L": 256 if small else 4096, "d": d, "causal": causal}
+            found.append(with_dropout(attention.case(torch.bfloat16, device, **size), 0.1))
+    return found

@@ -504,9 +504,10 @@ def attention(
             element. d_q and d_k of queries that attend to almost one key only become several times more
             accurate (docs/numerics.md, saturated rows). No effect for other dtypes.
         dropout_p: from 0 to below 1, as in torch's scaled_dot_product_attention: each softmax weight becomes
-            0 with this probability, and the others are multiplied by 1 / (1 - dropout_p). lse does not
-            change. Nothing is stored: the backward pass finds the same numbers, those of `stat.uniform(seed)`
-            in a fold of the rows of q. Give 0 where a model is not in training.
+            0 with this probability, and the others are multiplied by 1 / (1 - dropout_p). It is rounded to a
+            multiple of 2^-16, as 16 random bits decide; at most to 1 - 2^-16. lse does not change. Nothing is
+            stored: the backward pass finds the same bits, by the generator of `stat.uniform`. Give 0 where a
+            model is not in training.
         seed: of dropout, an int of 64 bits or a 0-d tensor of integers. By default torch's generator of the
             device draws it, without a wait.
         return_lse: also return the log-sum-exp of each query's scores, including its sink.

@@ -24,23 +24,39 @@ SEEDS = (0, 1, 2**40 + 3, -5, -(2**63), 2**63 - 1)
 WORD, WIDE = 2**32, 2**64
 
 
-def number(seed: int, leading: int, row: int, column: int) -> float:
-    """The number of an element, by integers of Python."""
+def word(seed: int, leading: int, paired: int, other: int) -> int:
+    """32 bits of a counter, by integers of Python."""
     x = (seed + 0x9E3779B97F4A7C15 + leading * 0xD1342543DE82EF95) % WIDE
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % WIDE
     x = (x ^ x >> 27) * 0x94D049BB133111EB % WIDE
     stream = x ^ x >> 31
-    left, right = column - (column & 8), stream // WORD ^ row
+    left, right = paired - (paired & 8), stream // WORD ^ other
     for n in range(7):
         product = 0xD256D193 * left
         left, right = product // WORD ^ (stream + n * 0x9E3779B9) % WORD ^ right, product % WORD
-    return ((right if column & 8 else left) // 2**9 + 0.5) / 2**23
+    return right if paired & 8 else left
+
+
+def number(seed: int, leading: int, row: int, column: int) -> float:
+    return (word(seed, leading, column, row) // 2**9 + 0.5) / 2**23
+
+
+def number_16(seed: int, leading: int, row: int, column: int) -> float:
+    of_two = word(seed, leading, row, column - (column & 8))
+    return float(of_two // 2**16 if column & 8 else of_two % 2**16)
 
 
 def numbers(seed: int | Tensor, rows: int, columns: int, leading: int | Tensor = 0) -> Tensor:
     """[..., rows, columns], in torch. seed, leading: numbers, or tensors [...]."""
     stream = streams.stream(torch.as_tensor(seed), torch.as_tensor(leading))
     return streams.uniform(stream[..., None, None], torch.arange(rows)[:, None], torch.arange(columns))
+
+
+def numbers_16(seed: int | Tensor, rows: int, columns: int, leading: int | Tensor = 0) -> Tensor:
+    """[..., rows, columns] of int64, in torch, as `numbers`."""
+    stream = streams.stream(torch.as_tensor(seed), torch.as_tensor(leading))
+    row, column = torch.arange(rows)[:, None], torch.arange(columns)
+    return streams.uniform_16(stream[..., None, None], row, column).long()
 
 
 def folded(seed: Any, a: Tensor, columns: int, of: str = "__call__") -> Tensor:
@@ -61,6 +77,10 @@ def test_generator(seed: int) -> None:
         assert found.dtype == torch.float32
         expected = [[number(seed, leading, i, j) for j in columns] for i in rows]
         assert torch.equal(found.double(), torch.tensor(expected, dtype=torch.float64))
+        for first, second in ((rows, columns), (columns, rows)):
+            found = streams.uniform_16(stream, torch.tensor(first)[:, None], torch.tensor(second))
+            expected = [[number_16(seed, leading, i, j) for j in second] for i in first]
+            assert torch.equal(found, torch.tensor(expected))
 
 
 @pytest.mark.isa
@@ -279,6 +299,53 @@ def test_bits_are_independent() -> None:
         correlation = here.T @ there / math.sqrt(len(here))
         assert correlation.abs().max() < 4.5, name
     assert here.sum(0).abs().max() / math.sqrt(len(here)) < 4
+
+
+@pytest.mark.parametrize("along", ("leading", "rows", "columns", "seeds"))
+def test_bins_of_16_bits(along: str) -> None:
+    n = torch.arange(2**16)
+    u = {
+        "leading": lambda: numbers_16(3, 1, 1, n),
+        "rows": lambda: numbers_16(3, len(n), 1),
+        "columns": lambda: numbers_16(3, 1, len(n)),
+        "seeds": lambda: numbers_16(n, 1, 1),
+    }[along]().flatten()
+    for bins in (u >> 8, u & 255):
+        assert abs(deviation(torch.bincount(bins, minlength=256), len(n) / 256)) < 4
+
+
+@pytest.mark.parametrize("down, across", ((0, 1), (1, 0), (0, 8), (8, 0), (8, 8), (16, 0), (0, 16), (1, 8)))
+def test_neighbours_of_16_bits_are_independent(down: int, across: int) -> None:
+    """Also those of the 2 x 2 elements, 8 apart, that have the 64 bits of one counter."""
+    u = numbers_16(1, 1024, 1024)
+    low = u[: 1024 - down, : 1024 - across]
+    high = u[down:, across:]
+    counts = torch.bincount((32 * (low >> 11) + (high >> 11)).flatten(), minlength=1024)
+    assert abs(deviation(counts, low.numel() / 1024)) < 4
+
+
+def test_the_four_numbers_of_a_counter_are_independent() -> None:
+    """They fill a table of 8 x 8 x 8 x 8 alike, and no two of their 64 bits go together."""
+    blocks = numbers_16(2, 2048, 2048).view(128, 2, 8, 128, 2, 8).permute(0, 2, 3, 5, 1, 4).reshape(-1, 4)
+    at = ((blocks >> 13) * 8 ** torch.arange(4)).sum(1)
+    assert abs(deviation(torch.bincount(at, minlength=4096), len(blocks) / 4096)) < 4
+    bits = (blocks[..., None] >> torch.arange(16) & 1).flatten(1).double() * 2 - 1
+    correlation = bits.T @ bits / math.sqrt(len(bits))
+    assert correlation.fill_diagonal_(0).abs().max() < 4.5
+    assert bits.sum(0).abs().max() / math.sqrt(len(bits)) < 4
+
+
+@pytest.mark.parametrize("limit", (1, 6554, 2**15, 2**16 - 1))
+def test_shares_of_16_bits(limit: int) -> None:
+    """As many elements are below a limit as should be, and the counts of rows and of columns vary as they should."""
+    below = numbers_16(5, 2048, 2048) < limit
+    p = limit / 2**16
+    for axis in (0, 1):
+        counts = below.sum(axis).double()
+        off = (counts.sum() - p * below.numel()) / math.sqrt(p * (1 - p) * below.numel())
+        assert abs(off) < 4
+        chi_square = ((counts - 2048 * p).square() / (2048 * p * (1 - p))).sum().item()
+        assert abs(chi_square - 2048) / math.sqrt(2 * 2048 * (1 + (1 / (p * (1 - p)) - 6) / 2 / 2048)) < 4
 
 
 def test_streams_differ() -> None:

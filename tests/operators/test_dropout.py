@@ -1,4 +1,4 @@
-"""Dropout of attention: torch's, by the random numbers of stat.uniform."""
+"""Dropout of attention: torch's, by random numbers that are functions of the element."""
 
 from __future__ import annotations
 
@@ -118,18 +118,17 @@ def test_lse_is_that_of_no_dropout() -> None:
     torch.testing.assert_close(lse, mr.attention(*given, return_lse=True)[1])
 
 
-def test_elements_of_the_fold() -> None:
-    """Attention drops the elements that a fold with the same seed drops."""
-    q, k, v = inputs(torch.float64)
-    out = mr.attention(q, k[:, :1], v[:, :1], dropout_p=0.25, seed=77)[0]
-
-    @mr.statistics
-    def attend(score: Any, v: Any) -> dict[str, Any]:
-        keep = torch.where(mr.stat.uniform(77) < 0.25, 0.0, 4 / 3)
-        return dict(out=mr.stat.softmax(score).mean(keep * v))
-
-    # The first index of the batch is that of no leading index.
-    torch.testing.assert_close(out, attend(q[0], k[0, 0], column={"v": v[0, 0]}, scale=F**-0.5).out)
+@pytest.mark.isa
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16, torch.float16), ids=name_of)
+@pytest.mark.parametrize("p", (0.1, 0.25, 2.0**-16, 1 - 2.0**-10))
+def test_each_element(p: float, dtype: torch.dtype) -> None:
+    """All dtypes drop the same elements, by themselves: all scores are 0, and values a unit matrix."""
+    q, k = torch.zeros(B, H, M, 3, dtype=dtype), torch.zeros(B, H, N, 3, dtype=dtype)
+    v = torch.eye(N, dtype=dtype).expand(B, H, N, N)
+    expected = factors(p, SEED, B, H, M, N)
+    out = mr.attention(q, k, v, dropout_p=p, seed=SEED)
+    assert torch.equal(out != 0, expected != 0)
+    torch.testing.assert_close(out, (expected / N).to(dtype))
 
 
 def test_seeds() -> None:
@@ -154,14 +153,22 @@ def test_no_dropout_has_the_bits_of_none() -> None:
     assert torch.equal(mr.attention(*given, dropout_p=0, seed=1), mr.attention(*given))
 
 
-@pytest.mark.parametrize("dropout_p", (1e-9, 0.5, 0.999, 1 - 2**-20))
+@pytest.mark.parametrize("dropout_p", (1e-9, 0.1, 0.5, 0.999, 1 - 2**-20))
 def test_probabilities(dropout_p: float) -> None:
+    """p is rounded to a multiple of 2^-16 below 1, and the mean of the factors is 1."""
     given = inputs(torch.float64)
     options = {"dropout_p": dropout_p, "seed": 8}
     torch.testing.assert_close(mr.attention(*given, **options), dropped(*given, **options))
-    kept = (factors(dropout_p, 8, 4, 16, 256, 256) != 0).double().mean().item()
-    deviation = math.sqrt(dropout_p * (1 - dropout_p) / (4 * 16 * 256 * 256))
-    assert abs(kept - (1 - dropout_p)) <= 4 * deviation + 2**-23
+    factor = factors(dropout_p, 8, 4, 16, 256, 256)
+    p = min(round(dropout_p * 2**16), 2**16 - 1) / 2**16
+    kept, elements = (factor != 0).double().mean().item(), factor.numel()
+    assert abs(kept - (1 - p)) <= 4 * math.sqrt(p * (1 - p) / elements)
+    assert abs(factor.mean().item() - 1) <= 4 * math.sqrt(p / (1 - p) / elements)
+
+
+def test_a_probability_that_rounds_to_0_drops_nothing() -> None:
+    given = inputs(torch.float32)
+    torch.testing.assert_close(mr.attention(*given, dropout_p=2**-18, seed=1), mr.attention(*given))
 
 
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {

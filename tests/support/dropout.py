@@ -14,12 +14,13 @@ from monoidreduce.folds.program import streams
 def factors(
     p: float, seed: int, batch: int, heads: int, rows: int, columns: int, device: Any = "cpu"
 ) -> Tensor:
-    """[batch, heads, rows, columns]: 0 or 1 / (1 - p), in float64."""
+    """[batch, heads, rows, columns]: 0 or 1 / (1 - p), in float64, with p rounded to a multiple of 2^-16."""
     leading, row, column = (torch.arange(n, device=device) for n in (batch * heads, rows, columns))
     stream = streams.stream(torch.tensor(seed, device=device), leading)
-    number = streams.uniform(stream[:, None, None], row[:, None], column)
-    kept = number >= torch.tensor(p, dtype=torch.float32, device=device)
-    return (kept.double() / (1 - p)).view(batch, heads, rows, columns)
+    number = streams.uniform_16(stream[:, None, None], row[:, None], column)
+    of_2_16 = min(round(p * 2**16), 2**16 - 1)
+    factor = (number >= of_2_16).double() / (1 - of_2_16 / 2**16)
+    return factor.view(batch, heads, rows, columns)
 
 
 def dropped(

@@ -74,7 +74,9 @@ enum class Instruction {
   kWideWhere,
   kWideWithin,
   kWideStream,  // to = the stream of random numbers (random.h) of seed a and leading indices b, wide integers
-  kWideUniform,  // to = the random number of stream a, a wide integer, in row b and column c, integers of a word
+  // to = the random number (random.h) of stream a, a wide integer, in row b and column c, integers of a word
+  kWideUniform,
+  kWideUniform16,
   // to = element a of the call's table of reals, of integers that fit a word, or of wide integers. b is not a register: 1 if
   // a is the same for all rows.
   kGather,
@@ -102,7 +104,7 @@ inline constexpr const char* kInstructionNames[] = {
     "or",           "not",         "to_real",    "index_add",   "index_sub",   "index_mul",    "index_div",
     "index_mod",    "index_lt",    "index_le",   "index_eq",    "index_where", "within",       "widen",
     "wide_to_real", "wide_add",    "wide_sub",   "wide_mul",    "wide_div",    "wide_mod",     "wide_lt",
-    "wide_le",      "wide_eq",     "wide_where", "wide_within", "wide_stream", "wide_uniform", "gather",
+    "wide_le",      "wide_eq",     "wide_where", "wide_within", "wide_stream", "wide_uniform", "wide_uniform_16", "gather",
     "index_gather", "wide_gather", "frame",      "weight",      "mean",        "entropy",      "total",
     "largest",      "count",       "result",     "store"};
 static_assert(sizeof(kInstructionNames) / sizeof(char*) == static_cast<int>(Instruction::kStore) + 1);

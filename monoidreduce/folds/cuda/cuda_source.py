@@ -47,7 +47,7 @@ _CALLS |= {"mul": "product", "div": "quotient"}
 _CALLS |= {"index_mod": "floor_remainder", "not": "!", "neg": "-"}
 _CALLS |= {"wide_div": "floor_of_quotient", "wide_mod": "floor_remainder", "wide_where": "select"}
 _CALLS |= {"widen": "W", "wide_to_real": "to_real", "wide_within": "within"}
-_CALLS |= {"wide_uniform": "uniform<R>"}
+_CALLS |= {"wide_uniform": "uniform<R>", "wide_uniform_16": "uniform_16<R>"}
 _DATA = {
     "row": "e.row.data",
     "row_index": "e.row.index",
@@ -163,9 +163,13 @@ def _lines(
     summed = {*reachable(nodes, (number for i, number in enumerate(numbers) if i not in maximized))}
     for number in live:
         name, value = nodes[number][0], _value(nodes[number], fused)
-        if name == "wide_uniform" and modify_scores and nodes[nodes[number][3]] == ("position",):
-            stream, row, _ = nodes[number][1:]
-            value = f"uniform<R>(x{stream}, x{row}, e.pair, e.second)"
+        if name == "wide_uniform" and modify_scores:
+            stream, row, column = nodes[number][1:]
+            value = f"uniform<R>(x{stream}, x{row}, {_paired(nodes, column)})"
+        if name == "lt" and nodes[nodes[number][1]][0] == "wide_uniform_16":
+            drawn, limit = nodes[number][1:]
+            stream, row, column = nodes[drawn][1:]
+            value = f"is_below(x{stream}, {_paired(nodes, row)}, {_paired(nodes, column)}, x{limit})"
         if number not in summed and (uniform := _of_gumbel(nodes, number)) is not None:
             value = f"log_of_exponential(x{uniform})"
         if f"wide_{name}" in names and name in _DATA:  # then all integers of rows (columns) are 64-bit
@@ -173,6 +177,12 @@ def _lines(
         kind = LEAVES[name] if name in LEAVES else OPERATIONS[name].kinds[-1]
         lines.append(f"const {_TYPES[kind]} x{number} = {value};")
     return lines, [f"x{number}" for number in numbers], names
+
+
+def _paired(nodes: Sequence[Node], index: int) -> str:
+    """An index of an element of attention as an argument of random numbers (`Paired`)."""
+    name = nodes[index][0]
+    return f"e.paired_{name}" if name in ("query", "position") else f"x{index}"
 
 
 def _of_gumbel(nodes: Sequence[Node], number: int) -> int | None:

@@ -206,8 +206,8 @@ def lowered(nodes: Sequence[Node], roots: Iterable[int], most: int) -> tuple[lis
             return write(name, *(of[i] for i in rest)) if name == "index_gather" else of[nodes[number][1]]
         if name in _COMPARISONS and not wide.isdisjoint(rest):
             return write(name.replace("index_", "wide_"), *map(widened, rest))
-        if name == "uniform":
-            return write("wide_uniform", widened(rest[0]), of[rest[1]], of[rest[2]])
+        if name in ("uniform", "uniform_16"):
+            return write(f"wide_{name}", widened(rest[0]), of[rest[1]], of[rest[2]])
         at = [of[i] for i in rest]
         if name == "to_real" and rest[0] in wide:
             return write("wide_to_real", *at)

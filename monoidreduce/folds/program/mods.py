@@ -132,8 +132,15 @@ class _Trace(Trace):
 
         A seed that is an int becomes a constant of the program.
         """
-        batch, head, query = (self.leaf(name) for name in INDICES[:3])
-        return self._uniform(seed, batch * self.leaf("size", _HEADS) + head, query)
+        return self._of_query("uniform", seed)
+
+    def uniform_16(self, seed: Any) -> Expression:
+        """A whole number of 16 bits of an element, from the same bits as `uniform`."""
+        return self._of_query("uniform_16", seed)
+
+    def _of_query(self, name: str, seed: Any) -> Expression:
+        batch, head, query = (self.leaf(index) for index in INDICES[:3])
+        return self._drawn(name, seed, batch * self.leaf("size", _HEADS) + head, query)
 
     def _number(self, value: int) -> Expression:
         return self.constant(value)
@@ -187,11 +194,14 @@ def trace_mods(
 
 
 def _kept_of_dropout(graph: _Trace, p: Any) -> Expression:
-    """The factor of an element's weight: 0 with probability p, otherwise 1 / (1 - p)."""
-    number, probability = graph.uniform(SEED), graph.expression(p)
-    # Rounded to float32 as the numbers are, so that all dtypes drop the same elements.
-    least = probability if isinstance(p, Tensor) else torch.tensor(p, dtype=torch.float32).item()
-    return number.where(number < least, 0.0, 1.0 / (1.0 - probability))
+    """The factor of an element's weight: 0 with probability p, otherwise 1 / (1 - p).
+
+    p is rounded to a multiple of 2^-16, as numbers of 16 bits decide; 1 to the one below, so that no factor
+    is infinite.
+    """
+    number, dropped = graph.uniform_16(SEED), graph.expression(p) * 65536.0
+    dropped = graph.apply("minimum", graph.apply("round", dropped), graph.constant(65535.0))
+    return number.where(number < dropped, 0.0, 65536.0 / (65536.0 - dropped))
 
 
 def _named_by_weight(weight: Mod, given: tuple[Expression, ...]) -> tuple[Expression, ...]:

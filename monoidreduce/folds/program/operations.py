@@ -182,6 +182,7 @@ OPERATIONS: dict[str, Operation] = {
     "uniform": Operation(
         ("index", "index", "index", "real"), streams.uniform
     ),  # the reader converts the dtype
+    "uniform_16": Operation(("index", "index", "index", "real"), streams.uniform_16),  # of 0, 1, ..., 65535
     # assertions about the range of an integer
     **{f"as_{dtype}": Operation(("index", "index"), _same) for dtype in DTYPES},
     # Index of a captured tensor: the index along one axis, the row-major index, and the place in the table.
@@ -201,6 +202,7 @@ OPERATIONS: dict[str, Operation] = {
     "wide_where": Operation(("bool", "wide", "wide", "wide"), torch.where),
     "wide_to_real": Operation(("wide", "real"), _same),
     "wide_uniform": Operation(("wide", "index", "index", "real"), streams.uniform),
+    "wide_uniform_16": Operation(("wide", "index", "index", "real"), streams.uniform_16),
     "wide_within": Operation(("wide", "index", "index"), _within),
     "wide_gather": Operation(("index", "wide"), torch.take),
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-__all__ = ["stream", "uniform"]
+__all__ = ["stream", "uniform", "uniform_16"]
 
 _WORD = 2**32 - 1
 
@@ -29,12 +29,25 @@ def stream(seed: Tensor, leading: Tensor) -> Tensor:
     return x ^ _shifted(x, 31)
 
 
-def uniform(stream: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """The number of an element, in (0, 1), as float32. row: the last leading index of the row."""
-    key, right, left = stream & _WORD, _shifted(stream, 32) ^ (row & _WORD), column & (_WORD - 8)
+def _word(stream: Tensor, paired: Tensor, other: Tensor) -> Tensor:
+    """32 random bits, as int64. Indices `paired` that are 8 apart have the two words of one counter."""
+    key, right, left = stream & _WORD, _shifted(stream, 32) ^ (other & _WORD), paired & (_WORD - 8)
     for _ in range(7):
         product = 0xD256D193 * left
         left, right = _shifted(product, 32) ^ key ^ right, product & _WORD
         key = (key + 0x9E3779B9) & _WORD
-    bits = left.where((column & 8) == 0, right) >> 9
-    return (2 * bits + 1).float() * 2.0**-24
+    return left.where((paired & 8) == 0, right)
+
+
+def uniform(stream: Tensor, row: Tensor, column: Tensor) -> Tensor:
+    """The number of an element, in (0, 1), as float32. row: the last leading index of the row."""
+    return (2 * (_word(stream, column, row) >> 9) + 1).float() * 2.0**-24
+
+
+def uniform_16(stream: Tensor, row: Tensor, column: Tensor) -> Tensor:
+    """A whole number of 16 bits of an element, as float32. row: as in `uniform`.
+
+    Columns that are 8 apart have the halves of a word.
+    """
+    word = _word(stream, row, column & ~8)
+    return (word >> 2 * (column & 8) & 0xFFFF).float()

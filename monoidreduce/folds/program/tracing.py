@@ -215,9 +215,10 @@ class Trace(Graph):
     def uniform(self, seed: Any) -> Expression:
         """The random number of each element; see `stat.uniform`."""
         leading, row = (self.data("row", "number", (name,)) for name in ("leading", "row"))
-        return self._uniform(seed, leading, row)
+        return self._drawn("uniform", seed, leading, row)
 
-    def _uniform(self, seed: Any, leading: Expression, row: Expression) -> Expression:
+    def _drawn(self, name: str, seed: Any, leading: Expression, row: Expression) -> Expression:
+        """The random number of each element by an operation."""
         if (
             isinstance(seed, Tensor)
             and seed.dim() == 0
@@ -229,7 +230,7 @@ class Trace(Graph):
         else:
             expected = "an int of 64 bits, or a 0-d tensor or datum of rows of an integer dtype"
             raise TraceError(mismatch("seed", expected, repr(seed)))
-        return self.apply("uniform", self.apply("index_stream", of, leading), row, self.leaf("position"))
+        return self.apply(name, self.apply("index_stream", of, leading), row, self.leaf("position"))
 
     def _is_of_rows(self, value: Any) -> bool:
         """Whether a value is an integer that depends on the row alone."""

@@ -38,7 +38,7 @@ def evaluate(
             values[number] = torch.full((), node[1], dtype=dtype, device=like.device)
         elif name in LEAVES:
             values[number] = leaf(node)
-        elif name in ("to_real", "uniform"):
+        elif name in ("to_real", "uniform", "uniform_16"):
             values[number] = OPERATIONS[name].evaluate(*(values[i] for i in operands(node))).to(like.dtype)
         elif name in ("gather", "index_gather"):
             values[number] = torch.take(leaf((name,)), values[node[1]])

@@ -63,6 +63,10 @@ template <class F>
 __device__ __forceinline__ FastReal<F> sqrt(FastReal<F> x) {
   return ::sqrtf(x.x);
 }
+template <class F>
+__device__ __forceinline__ bool is_below(std::int64_t stream, Paired row, Paired column, FastReal<F> limit) {
+  return is_below(stream, row, column, limit.x);
+}
 // As accurate as for float: a sine of a large angle, or a floor next to an integer, has no cheap form.
 template <class F>
 __device__ __forceinline__ FastReal<F> sin(FastReal<F> x) {

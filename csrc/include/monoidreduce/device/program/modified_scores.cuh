@@ -32,7 +32,7 @@ struct ModifiedScores {
     return data.strip_of_columns(batch, head, column0, column_count);
   }
   // The element `down` rows and `across` columns from (query, position), whose indices are also given as
-  // reals. position: without bit 3, as the first column of a thread's fragment is.
+  // reals. Both indices are without bit 3, as the first row and column of a thread's fragment are.
   MR_HD ScoreElement<R> element(float dot, int batch, int head, int query, int down, int position, int across,
                                 R real_query, R real_position, R real_distance) const {
     return {R(dot) * R(data.scale),
@@ -45,8 +45,8 @@ struct ModifiedScores {
             real_distance + R(float(across - down)),
             data.tables,
             data.size,
-            position + (across & ~8),
-            (across & 8) != 0};
+            {query + (down & ~8), (down & 8) != 0},
+            {position + (across & ~8), (across & 8) != 0}};
   }
 
   // The factor from dot products to base-2 scores.
@@ -68,20 +68,20 @@ struct ModifiedScores {
     // The elements of a thread: element(i, dot) is element i, with its dot product.
     struct Elements {
       const OfHead& of;
-      int rows[2], first_column;
-      R real_rows[2], real_column, distances[2];
+      int first_row, first_column;
+      R real_row, real_column, distance;
 
       __device__ __forceinline__ Elements(const OfHead& of, int row0, int column0)
           : of(of),
-            rows{row0 + fragment_row(0), row0 + fragment_row(1)},
+            first_row(row0 + fragment_row(0)),
             first_column(column0 + fragment_column(0)),
-            real_rows{R(rows[0]), R(rows[1])},
+            real_row(first_row),
             real_column(first_column),
-            distances{real_column - real_rows[0], real_column - real_rows[1]} {}
+            distance(real_column - real_row) {}
       __device__ __forceinline__ ScoreElement<R> operator()(int i, float dot) const {
-        const int r = row_of_element(i), column = i / 4 * 8 + i % 2;
-        return of.all.element(dot, of.batch, of.head, rows[r], 0, first_column, column, real_rows[r],
-                              real_column, distances[r]);
+        const int down = 8 * row_of_element(i), across = i / 4 * 8 + i % 2;
+        return of.all.element(dot, of.batch, of.head, first_row, down, first_column, across, real_row,
+                              real_column, distance);
       }
     };
     template <int kSize>

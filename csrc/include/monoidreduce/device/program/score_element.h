@@ -155,9 +155,8 @@ struct ScoreElement {
   R real_query, real_position, real_distance;
   const ProgramTables& tables;
   const int* size;
-  // The position without bit 3, and that bit: which random number of a pair is the element's (random.h).
-  Index<R> pair = position & ~Index<R>(8);
-  bool second = (position & 8) != 0;
+  // The indices as random numbers take them. Kernels of fragments know bit 3 of both when they are compiled.
+  Paired paired_query = query, paired_position = position;
 };
 
 }  // namespace monoidreduce
