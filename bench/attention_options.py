@@ -149,7 +149,9 @@ def with_gradients(case: Case, names: str) -> Case:
 def cases(device: torch.device, quick: bool) -> list[Case]:
     """Cases in bfloat16: causal ones, and with dropout full ones too."""
     small = device.type != "cuda" or quick
-    size: dict[str, Any] = {"B": 1, "H": 2, "L": 256, "d": 64} if small else {"B": 2, "H": 16, "L": 8192, "d": 128}
+    size: dict[str, Any] = (
+        {"B": 1, "H": 2, "L": 256, "d": 64} if small else {"B": 2, "H": 16, "L": 8192, "d": 128}
+    )
     case = attention.case(torch.bfloat16, device, **size, causal=True)
     found = [with_sinks(case), with_gradients(case, "q"), with_gradients(case, "kv")]
     for d in (64,) if small else (64, 128):

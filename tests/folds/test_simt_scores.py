@@ -14,6 +14,7 @@ import host_simt
 import mods
 import pytest
 import torch
+from dropout import dropped
 from host_simt import scores_data
 from modified_calls import dense_per_sequence
 from mods import CASES, dense
@@ -122,6 +123,29 @@ def test_gradient_of_tables(make: Any, by_key: int, tmp_path: Path) -> None:
             reals = [right if t is leaf else torch.zeros_like(t) for t in traced.tensors]
             expected_table, _ = tables_of(traced, reals)
             torch.testing.assert_close(d_table, expected_table[0], rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("given", (False, True), ids=("constant", "tensor"))
+def test_dropout(given: bool, tmp_path: Path) -> None:
+    """Forward and backward drop the same elements, also by a probability that is an input of the call."""
+    p = 0.3
+    probability, seed = torch.tensor(p, dtype=F64), torch.tensor(2**40 + 7)
+    traced = mods_of(None, None, beside=(0.0, "", probability if given else p))
+    library = host_simt.compiled(traced.text, tmp_path)
+    captured = [t if t is probability else seed for t in traced.tensors]
+    for shape in SHAPES:
+        _, H, _, M, N, F, _ = shape
+        of_tables = tables(captured, torch.empty(0, dtype=F64), (), (H,))
+        scores = scores_data(of_tables[:2], of_tables[2], (M, N))
+        tensors, upstream = drawn(shape)
+        for window, deterministic in (((-1, -1), False), ((40, 3), True)):
+            found = host_simt.attention(
+                library, tensors, upstream, scores, window=window, scale=F**-0.5, deterministic=deterministic
+            )
+            band = tuple(None if bound < 0 else bound for bound in window)
+            options: Any = {"dropout_p": p, "seed": int(seed), "window": band, "return_lse": True}
+            call = lambda *t, options=options: dropped(*t, **options)  # noqa: E731
+            assert_near(found, expected(call, tensors, upstream))
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="no nm")

@@ -337,15 +337,15 @@ def test_the_four_numbers_of_a_counter_are_independent() -> None:
 
 @pytest.mark.parametrize("limit", (1, 6554, 2**15, 2**16 - 1))
 def test_shares_of_16_bits(limit: int) -> None:
-    """As many elements are below a limit as should be, and the counts of rows and of columns vary as they should."""
-    below = numbers_16(5, 2048, 2048) < limit
-    p = limit / 2**16
+    """As many elements are below a limit as should be; counts of rows and of columns vary as they should."""
+    n, p = 2048, limit / 2**16
+    below, variance = numbers_16(5, n, n) < limit, n * p * (1 - p)
     for axis in (0, 1):
-        counts = below.sum(axis).double()
-        off = (counts.sum() - p * below.numel()) / math.sqrt(p * (1 - p) * below.numel())
-        assert abs(off) < 4
-        chi_square = ((counts - 2048 * p).square() / (2048 * p * (1 - p))).sum().item()
-        assert abs(chi_square - 2048) / math.sqrt(2 * 2048 * (1 + (1 / (p * (1 - p)) - 6) / 2 / 2048)) < 4
+        off = below.sum(axis).double() - n * p
+        assert abs(off.sum().item()) < 4 * math.sqrt(n * variance)
+        # Each of these squares has mean 1 and variance 2 + 1 / variance - 6 / n.
+        squares = (off.square() / variance).sum().item()
+        assert abs(squares - n) < 4 * math.sqrt(n * (2 + 1 / variance - 6 / n))
 
 
 def test_streams_differ() -> None:

@@ -183,8 +183,9 @@ template <class S>
   requires requires { S::kOfSequences; }
 inline constexpr bool kMayBeListed<S> = S::kOfSequences;
 
-// Scores whose weights have factors that come after the softmax (dropout): weights are multiplied by them, and so are the
-// <G_i, v_j> of backward. s.drop(weights, row0, column0) does the former for a fragment, s.factor(i) is that of an element.
+// Scores that drop weights after the softmax (dropout): some become 0, and the others are multiplied by s.kept_factor(). So do
+// and are the <G_i, v_j> of backward. s.drop(weights, row0, column0) clears weights of a fragment, s.drops(i) says it of an
+// element. Fragments leave the factor to the sums of weights. Without fragments, s.factor() of an element is 0 or the factor.
 template <class S>
 concept DropsWeights = S::kDropsWeights;
 

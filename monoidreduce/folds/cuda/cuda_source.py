@@ -158,6 +158,7 @@ def _lines(
         sums = (_real_sum(nodes, node[1]) if node[0] == "to_real" else None for node in nodes)
         nodes = [("real_sum", of) if of else node for node, of in zip(nodes, sums, strict=True)]
     nodes, numbers = lowered(nodes, roots, most)
+    nodes = [_is_below(nodes, number) or node for number, node in enumerate(nodes)]
     lines, live = [], reachable(nodes, numbers)
     names = {nodes[number][0] for number in live}
     summed = {*reachable(nodes, (number for i, number in enumerate(numbers) if i not in maximized))}
@@ -166,9 +167,8 @@ def _lines(
         if name == "wide_uniform" and modify_scores:
             stream, row, column = nodes[number][1:]
             value = f"uniform<R>(x{stream}, x{row}, {_paired(nodes, column)})"
-        if name == "lt" and nodes[nodes[number][1]][0] == "wide_uniform_16":
-            drawn, limit = nodes[number][1:]
-            stream, row, column = nodes[drawn][1:]
+        if name == "is_below":
+            stream, row, column, limit = nodes[number][1:]
             value = f"is_below(x{stream}, {_paired(nodes, row)}, {_paired(nodes, column)}, x{limit})"
         if number not in summed and (uniform := _of_gumbel(nodes, number)) is not None:
             value = f"log_of_exponential(x{uniform})"
@@ -177,6 +177,14 @@ def _lines(
         kind = LEAVES[name] if name in LEAVES else OPERATIONS[name].kinds[-1]
         lines.append(f"const {_TYPES[kind]} x{number} = {value};")
     return lines, [f"x{number}" for number in numbers], names
+
+
+def _is_below(nodes: Sequence[Node], number: int) -> Node | None:
+    """A comparison uniform_16 < limit as one operation; None for any other node."""
+    name, *of = nodes[number]
+    if name != "lt" or nodes[of[0]][0] != "wide_uniform_16":
+        return None
+    return "is_below", *nodes[of[0]][1:], of[1]
 
 
 def _paired(nodes: Sequence[Node], index: int) -> str:
@@ -417,8 +425,10 @@ def scores_source(
     found = key_step(graph, score) if steps else None
     step = graph.constant(0.0) if found is None else found
     of_element = [("R", "score", score), ("bool", "keeps", kept), ("R", "slope", slope), ("R", "step", step)]
-    if factor is not None:
-        of_element.append(("R", "factor", factor))
+    if factor is not None:  # 0 where the weight is dropped, else the same for all
+        _, *parts = graph.nodes[factor.number]
+        drops, _, kept_factor = (Expression(graph, number) for number in parts)
+        of_element += [("bool", "drops", drops), ("R", "kept_factor", kept_factor)]
     functions = ""
     for kind, name, value in of_element:
         lines, (root,), _ = _lines(graph.nodes, [value.number], most, True, fused)

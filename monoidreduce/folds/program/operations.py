@@ -203,6 +203,10 @@ OPERATIONS: dict[str, Operation] = {
     "wide_to_real": Operation(("wide", "real"), _same),
     "wide_uniform": Operation(("wide", "index", "index", "real"), streams.uniform),
     "wide_uniform_16": Operation(("wide", "index", "index", "real"), streams.uniform_16),
+    "is_below": Operation(
+        ("wide", "index", "index", "real", "bool"),
+        lambda stream, row, column, limit: streams.uniform_16(stream, row, column) < limit,
+    ),
     "wide_within": Operation(("wide", "index", "index"), _within),
     "wide_gather": Operation(("index", "wide"), torch.take),
 }

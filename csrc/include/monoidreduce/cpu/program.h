@@ -669,15 +669,16 @@ class Interpreter {
         });
       case Instruction::kWideUniform:
       case Instruction::kWideUniform16:
-        return map(result(s.to), n, wide(a), b, c, [of_16 = s.operation == Instruction::kWideUniform16](const W& stream, R row, R column) {
-          const I i = index(row), j = index(column);
-          R x;
-          for (int lane = 0; lane < kLanes<T>; ++lane) {
-            x.v[lane] = of_16 ? uniform_16<T>(stream.v[lane], i.v[lane], j.v[lane])
-                              : uniform<T>(stream.v[lane], i.v[lane], j.v[lane]);
-          }
-          return x;
-        });
+        return map(result(s.to), n, wide(a), b, c,
+                   [of_16 = s.operation == Instruction::kWideUniform16](const W& stream, R row, R column) {
+                     const I i = index(row), j = index(column);
+                     R x;
+                     for (int lane = 0; lane < kLanes<T>; ++lane) {
+                       x.v[lane] = of_16 ? uniform_16<T>(stream.v[lane], i.v[lane], j.v[lane])
+                                         : uniform<T>(stream.v[lane], i.v[lane], j.v[lane]);
+                     }
+                     return x;
+                   });
       case Instruction::kGather:
         return gather(result(s.to), a, s.b, n, [this](IntegerOf<T> i) { return program_.gathered(i); });
       case Instruction::kIndexGather:

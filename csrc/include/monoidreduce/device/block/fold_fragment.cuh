@@ -152,11 +152,20 @@ __device__ __forceinline__ void weigh_fragment(const M& m, typename M::State (&s
   }
 }
 
-// Multiplies the weights of a tile by their factors, if the scores have some (dropout).
+// Clears the weights of a tile that the scores drop, if they drop any (dropout).
 template <class Scores, int kSize>
 __device__ __forceinline__ void drop_weights(const Scores& scores, float (&weights)[kSize], int row0,
                                              int column0) {
   if constexpr (DropsWeights<Scores>) scores.drop(weights, row0, column0);
+}
+// Multiplies sums of weights by the factor of those that were not dropped. It is the same for all, so it costs
+// nothing in the loop over tiles.
+template <class Scores, int kSize>
+__device__ __forceinline__ void keep_sums(const Scores& scores, float (&sums)[kSize]) {
+  if constexpr (DropsWeights<Scores>) {
+#pragma unroll
+    for (float& sum : sums) sum *= scores.kept_factor();
+  }
 }
 
 // Replaces dot products by rounded scores, where scores grow with dot products. Otherwise the tile holds

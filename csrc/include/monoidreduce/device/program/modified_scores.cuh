@@ -16,7 +16,7 @@ namespace monoidreduce {
 template <class P>
 struct ModifiedScores {
   using R = typename P::Real;
-  static constexpr bool kOfSequences = P::kOfSequences;
+  static constexpr bool kOfSequences = P::kOfSequences, kDropsWeights = kDrops<P>;
   // What the kernels take as scores: base-2 scores, or weights (attend); and the value of a masked element.
   static constexpr float kUnit = P::kWeights ? 1.f : float(kLog2E);
   static constexpr float kAbsent = P::kWeights ? 0.f : -INFINITY;
@@ -49,6 +49,9 @@ struct ModifiedScores {
             {position + (across & ~8), (across & 8) != 0}};
   }
 
+  __device__ __forceinline__ float kept_factor() const {
+    return P::kept_factor(element(0.f, 0, 0, 0, 0, 0, 0, R(0), R(0), R(0))).x;
+  }
   // The factor from dot products to base-2 scores.
   MR_HD float unit_of_dots() const { return data.scale * float(kLog2E); }
 
@@ -58,7 +61,7 @@ struct ModifiedScores {
   // spilled 88 bytes there for a function of four tensors, this one 4 (NVRTC 13.0).
   template <int kWords>
   struct OfHead {
-    static constexpr bool kMonotone = true, kDropsWeights = kHasFactors<P>;
+    static constexpr bool kMonotone = true, kDropsWeights = kDrops<P>;
     const ModifiedScores& all;
     int batch, head;
     bool whole;
@@ -101,7 +104,7 @@ struct ModifiedScores {
     __device__ __forceinline__ void drop(float (&weights)[kSize], int row0, int column0) const {
       const Elements element(*this, row0, column0);
 #pragma unroll
-      for (int i = 0; i < kSize; ++i) weights[i] *= P::factor(element(i, 0.f)).x;
+      for (int i = 0; i < kSize; ++i) weights[i] = P::drops(element(i, 0.f)) ? 0.f : weights[i];
     }
     // Evaluates the mask while the tile is being multiplied: it may load from memory, and takes as long as
     // the products.
@@ -142,7 +145,7 @@ struct ModifiedScores {
   // from the frame instead. data.scale is positive.
   template <int kWords>
   struct SteppedTile {
-    static constexpr bool kMonotone = true, kDropsWeights = kHasFactors<P>;
+    static constexpr bool kMonotone = true, kDropsWeights = kDrops<P>;
     OfHead<kWords> of_head;
     float unit, step[2], rest[2];  // rest: the scores of the thread's first column, for dot products of 0
 
@@ -197,7 +200,7 @@ struct ModifiedScores {
   // Backward: scores of a tile, including masked ones, which finish_transposed clears. kWords: as in OfHead.
   template <int kWords>
   struct Pulled {
-    static constexpr bool kDropsWeights = kHasFactors<P>, kHasTableGradient = kGathers<P> > 0;
+    static constexpr bool kDropsWeights = kDrops<P>, kHasTableGradient = kGathers<P> > 0;
     const ModifiedScores& all;
     const int batch, head, first_row, column;
     const R real_row, real_column, distance;
@@ -242,7 +245,8 @@ struct ModifiedScores {
         return P::score(element(dot, i)).x * kUnit;
     }
     __device__ __forceinline__ Bits unit() const { return Bits(all.data.scale); }
-    __device__ __forceinline__ float factor(int i) const { return P::factor(element(Bits(0), i)).x; }
+    __device__ __forceinline__ bool drops(int i) const { return P::drops(element(Bits(0), i)); }
+    __device__ __forceinline__ float kept_factor() const { return all.kept_factor(); }
     // A masked score has g = 0, but its slope may not be finite.
     __device__ __forceinline__ Bits chain(Bits g, Bits dot, int i) const {
       return select(g == Bits(0), g, g * Bits(P::slope(element(dot, i)).x));

@@ -12,7 +12,8 @@
 //   keeps(element)     false: the element is masked
 //   slope(element)     the derivative of the new score with respect to the score
 //   step(element)      the step
-//   factor(element)    only with dropout: the factor of the element's weight, 0 or 1 / (1 - p)
+//   drops(element)     only with dropout: whether the element's weight is dropped
+//   kept_factor(element)  only with dropout: the factor of weights that are kept, the same for all elements
 //
 // and, if the kernel sums gradients of tables (table_gradient.cuh), for each gather n below kGathers:
 //
@@ -27,12 +28,12 @@
 
 namespace monoidreduce {
 
-// Whether functions have a factor for each weight.
+// Whether functions drop weights.
 template <class P>
-inline constexpr bool kHasFactors = false;
+inline constexpr bool kDrops = false;
 template <class P>
-  requires requires { &P::factor; }
-inline constexpr bool kHasFactors<P> = true;
+  requires requires { &P::drops; }
+inline constexpr bool kDrops<P> = true;
 
 // What the entry that a gather reads depends on, beside batch and head: the key, or query and key.
 enum class EntryOf { kColumn, kElement };

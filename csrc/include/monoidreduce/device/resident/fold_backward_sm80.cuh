@@ -410,6 +410,8 @@ struct BackwardWorker {
     for (int step = 0; step < feed.steps(); ++step) run_tile(step);
     arch::wait_copies<0>();  // still in flight if no row keeps these columns
     __syncthreads();
+#pragma unroll
+    for (auto& sums : d_payload) keep_sums(all_scores, sums);
   }
 
   // Stores the gradients of the columns, through the shared memory of the columns and of the payload.

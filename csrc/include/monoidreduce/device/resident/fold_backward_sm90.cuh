@@ -592,6 +592,7 @@ struct BackwardConsumer {
         }
       }
     }
+    keep_sums(scores, d_payload);
   }
 
   // Marks the rows that this consumer's share of d_rows belongs to for repair.cuh.

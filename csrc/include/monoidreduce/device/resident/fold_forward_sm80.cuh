@@ -195,6 +195,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 #pragma unroll
   for (int f = 0; f < kFragments; ++f) {
     join_lanes(m, state[f]);
+    keep_sums(all_scores, sums[f]);
     if constexpr (requires { rows.splits; }) {
       store_partial_rows<M>(state[f], sums[f], p.shape, job, f * kFragmentRows, rows.partial);
     } else {

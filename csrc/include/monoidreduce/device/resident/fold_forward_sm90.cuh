@@ -333,6 +333,7 @@ struct Consumer {
     arch::pin(sums);
     memory.payload_ring.release(at);
     at.advance();
+    keep_sums(scores_of, sums);
   }
 
   // Stores the result of a job through the rows' buffer. Only the warp itself reads its lines there, so warps

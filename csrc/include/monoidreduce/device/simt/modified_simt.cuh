@@ -28,7 +28,7 @@ template <class P>
 struct ProgramScoresOfHead {
   using R = typename P::Real;
   using I = Index<R>;
-  static constexpr bool kDropsWeights = kHasFactors<P>, kHasTableGradient = kGathers<P> > 0;
+  static constexpr bool kDropsWeights = kDrops<P>, kHasTableGradient = kGathers<P> > 0;
   const ProgramScores<P>& score;
   int batch, head;
 
@@ -53,8 +53,8 @@ struct ProgramScoresOfHead {
     __device__ R value(R dot) const { return P::score(element(dot)); }
     // What the weight is multiplied by.
     __device__ R factor() const {
-      if constexpr (kHasFactors<P>) return P::factor(element(R(0)));
-      return R(1);
+      const auto e = element(R(0));
+      return select(P::drops(e), R(0), P::kept_factor(e));
     }
     // A masked score has g = 0, but its slope may not be finite.
     __device__ R chain(R g, R dot) const { return select(g == R(0), g, g * P::slope(element(dot))); }
