@@ -245,6 +245,19 @@ def test_compiles_and_hardly_spills(
 
 
 @pytest.mark.parametrize("packed", (False, True), ids=("batch", "packed"))
+@pytest.mark.parametrize(("tier", "which", "width"), sampled(KERNELS, SAMPLE))
+def test_dropout_compiles_and_hardly_spills(
+    nvrtc: None, tier: str, which: str, width: int, packed: bool
+) -> None:
+    text = mods_of(None, None, packed=packed, beside=(0.0, "", 0.1)).text
+    capability = (9, 0) if tier == "sm90" else (8, 0)
+    steps = tier == "sm90"
+    image = kernels.compiled_scores(text, which, packed, torch.bfloat16, width, tier, capability, steps)
+    assert max(int(bytes) for bytes in SPILLS.findall(image.log)) <= 64, image.log
+    assert "C75" not in image.log
+
+
+@pytest.mark.parametrize("packed", (False, True), ids=("batch", "packed"))
 @pytest.mark.parametrize(
     ("tier", "which", "width"),
     sampled([k for k in KERNELS if k[1] == BACKWARD], (("sm80", BACKWARD, 128), ("sm90", BACKWARD, 64))),
