@@ -22,8 +22,8 @@ MR_HD constexpr std::int64_t wide_stream(std::int64_t seed, std::int64_t leading
   return static_cast<std::int64_t>(x ^ x >> 31);
 }
 
-// The product of Philox in two words. With both from one product of 64 bits, kernels of attention spilled up to 128 bytes more
-// (NVRTC 13.0, sm_90a).
+// The product of Philox in two words: one instruction of a GPU. Compilers find it only by its name. From a product of 64 bits
+// kernels of attention had 60 to 180 more instructions for 64 elements, from two of 32 bits 15 to 60 (NVRTC 13.0, sm_90a).
 MR_HD void multiply_wide(std::uint32_t x, std::uint32_t& high, std::uint32_t& low) {
 #if defined(__CUDA_ARCH__)
   std::uint64_t both;

@@ -135,7 +135,7 @@ class _Trace(Trace):
         return self._of_query("uniform", seed)
 
     def uniform_16(self, seed: Any) -> Expression:
-        """A whole number of 16 bits of an element, from the same bits as `uniform`."""
+        """A whole number of 16 bits of an element, by the generator of `uniform`."""
         return self._of_query("uniform_16", seed)
 
     def _of_query(self, name: str, seed: Any) -> Expression:
