@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from monoidreduce._ops.memory import accumulation_dtype
-from monoidreduce._torch_private import mark_untraced
 from monoidreduce._validate import check_axes, mismatch
 from monoidreduce.folds import stat
 from monoidreduce.folds.program.arguments import definition
 from monoidreduce.folds.program.errors import TraceError
-from monoidreduce.folds.statistics import statistics
+from monoidreduce.folds.statistics import Statistics
 from monoidreduce.functional import MaskMod, Window, attention_operands, bounds
 
 if TYPE_CHECKING:
@@ -52,13 +51,12 @@ def attend_two_scores(
     if normalized:  # its weights and their sum are not rounded to 16 bits
         v = v.to(accumulation_dtype(dtype))
     k, v, other_k = (t.repeat_interleave(heads // max(t.shape[1], 1), 1) for t in (k, v, other_k))
-    named = _names(weight)
     left, right = bounds(causal, window)
     shift = k.shape[2] - q.shape[2]
 
     def element(score, other, batch, head, row, column, v):  # type: ignore[no-untyped-def]
         given = dict(zip(ARGUMENTS, (score, other, batch, head, row, column), strict=True))
-        w = weight(**{name: given[name] for name in named})
+        w = weight(**{name: given[name] for name in _names(weight)})
         if left >= 0:
             w = torch.where(column >= row + (shift - left), w, 0.0)
         if right >= 0:
@@ -70,7 +68,7 @@ def attend_two_scores(
             totals["sum"] = stat.total(w)
         return totals
 
-    found = statistics(element)(
+    found = _Fold(element)(
         q,
         k,
         other_q,
@@ -85,7 +83,11 @@ def attend_two_scores(
     return torch.where(total == 0, 0, found.out / torch.where(total == 0, 1, total)).to(dtype)
 
 
-mark_untraced(attend_two_scores, "a weight of two scores breaks the graph")  # it is in a function made here
+class _Fold(Statistics):
+    """`statistics` of a function that is made in the call, for which torch.compile can trace the class."""
+
+    def __init__(self, function: Callable[..., dict[str, Any]]) -> None:
+        self._function, self._names = function, ("score", "other", "batch", "head", "row", "column", "v")
 
 
 def _names(weight: Callable[..., Any]) -> tuple[str, ...]:

@@ -143,14 +143,40 @@ def test_normalized_in_16_bits(dtype: torch.dtype, device: torch.device) -> None
     torch.testing.assert_close(found.double(), expected, rtol=3e-2, atol=2e-2)
 
 
-def test_it_breaks_the_graph() -> None:
-    q, k, v, other_q, other_k = leaves()
+@pytest.mark.parametrize("mask", ("all", "masked"))
+def test_in_a_graph(mask: str) -> None:
+    """Its weight may differ from call to call, capture tensors that learn, and be made in the graph."""
+    given, learned = leaves(), [normal(n, seed=n).requires_grad_() for n in (H, M + N)]
+    options: dict[str, Any] = {
+        "causal": True,
+        "normalized": True,
+        "mask_mod": lambda b, h, i, j: (i + j) % 3 != 1,
+    }
 
-    def f(q: Tensor) -> Tensor:
-        found: Tensor = mr.attend(q, k, v, weight=product, other_q=other_q, other_k=other_k)
+    def f(weight: Callable[..., Any] | None, *tensors: Tensor) -> Tensor:
+        q, k, v, other_q, other_k = tensors
+        scale = 0.5
+        weight = weight or (lambda score, other: score * other - scale)
+        of_mask = options if mask == "masked" else {}
+        found: Tensor = mr.attend(q, k, v, weight=weight, other_q=2 * other_q, other_k=other_k, **of_mask)
         return found.sin()
 
-    torch.testing.assert_close(torch.compile(f, backend="aot_eager")(q), f(q))
-    torch.compiler.reset()
-    with pytest.raises(Exception, match=r"breaks the graph|attend_two_scores"):
-        torch.compile(f, backend="aot_eager", fullgraph=True)(q)
+    compiled = torch.compile(f, backend="aot_eager", fullgraph=True)
+    for weight in (
+        *(weight_of(name, *learned) for name in ("product", "of indices", "in another order")),
+        None,
+    ):
+        found, expected = (
+            (out, *torch.autograd.grad(out.sum(), given + learned, materialize_grads=True))
+            for out in (compiled(weight, *given), f(weight, *given))
+        )
+        torch.testing.assert_close(found, expected)
+
+
+def test_exported() -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return mr.attend(q, k, v, weight=product, other_q=q, other_k=k)
+
+    given = [t.detach() for t in leaves()[:3]]
+    torch.testing.assert_close(torch.export.export(Layer(), tuple(given)).module()(*given), Layer()(*given))
