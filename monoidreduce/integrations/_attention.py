@@ -421,9 +421,11 @@ def _dropout_beside_learned_bias(
     dropout_p: float,
     **others: Any,
 ) -> Tensor:
-    """Attention by torch, which stores the weights; the bias is as large.
+    """Attention by torch, which may store the weights; the bias is as large.
 
-    Beside dropout `attention` finds the gradient of a bias one head at a time. others: None.
+    `attention` finds the gradient of a bias beside dropout as that of a captured table: on a CPU and in the
+    deterministic mode one head at a time, by torch; otherwise by atomic additions of its kernels, which were
+    not measured beside torch. others: None.
     """
     rows, columns = q.shape[2], k.shape[2]
     row, column = (torch.arange(n, device=q.device) for n in (rows, columns))

@@ -351,6 +351,7 @@ def log_probs(
     softcap: float | None = None,
     logit_scale: float = 1.0,
     outputs: Sequence[str] = OPTIONAL,
+    kept: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """A replacement for TRL's `ChunkedLogProbFunction.apply`, without logits in memory.
 
@@ -367,11 +368,13 @@ def log_probs(
         logit_scale: factor of the logits, before the softcap.
         outputs: names of the results to compute beside log_probs; the others are None. Unknown names are
             ignored.
+        kept: the classes that the sampler kept, int32 [N, ceil(V / 32)], as of
+            `monoidreduce.linear_log_probs`. TRL has no such argument, and its trainers do not pass it.
 
     Returns:
         Five tensors [N]: log_probs; entropy; log_sum_sq_probs = log sum_v p_v^2; mean_logits, the mean over
-        classes at temperature T; is_top1, whether the target is the first of the largest logits. The first
-        two are differentiable.
+        all classes at temperature T, kept or not; is_top1, whether the target is the first of the largest
+        logits. The first two are differentiable.
 
     Raises:
         TypeError, ValueError: as `monoidreduce.linear_log_probs`.
@@ -381,13 +384,15 @@ def log_probs(
     bias = None if bias is None else logit_scale * bias
     head: dict[str, Any] = {"bias": bias, "softcap": softcap, "logit_scale": logit_scale}
     found = linear_log_probs(
-        hidden, weight, targets, **head, temperature=temperature,
+        hidden, weight, targets, **head, temperature=temperature, kept=kept,
         entropy="entropy" in outputs, top1="is_top1" in outputs,
     )  # fmt: skip
     log_sum_sq_probs = mean_logits = None
     with torch.no_grad():
         if "log_sum_sq_probs" in outputs:  # sum p^2 = sum exp(2 z) / (sum exp z)^2
-            doubled = linear_log_probs(hidden, weight, targets, **head, temperature=temperature / 2)
+            doubled = linear_log_probs(
+                hidden, weight, targets, **head, temperature=temperature / 2, kept=kept
+            )
             log_sum_sq_probs = doubled.lse - 2 * found.lse
         if "mean_logits" in outputs:
             mean_logits = _mean_logits(hidden, weight, **head) / temperature

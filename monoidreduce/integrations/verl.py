@@ -18,6 +18,7 @@ def linear_cross_entropy(
     temperature: float | Tensor | None = 1.0,
     reduction: str | None = "none",
     dist_process_group: dist.ProcessGroup | None = None,
+    kept: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`verl.utils.kernel.linear_cross_entropy.linear_cross_entropy`, by `monoidreduce.linear_log_probs`.
 
@@ -30,6 +31,8 @@ def linear_cross_entropy(
         dist_process_group: the ranks that the classes are sharded over. As in verl, each rank's gradient of
             hidden is then a part, and the gradient is the sum over ranks. Megatron's layers, which gather
             hidden, take that sum.
+        kept: the classes that the sampler kept, int32 [..., ceil(V / 32)], as of
+            `monoidreduce.linear_log_probs`; with a group those of all classes. verl has no such argument.
 
     Returns:
         The log-probabilities, [tokens] or a scalar, and the entropies [tokens]. Both are differentiable and
@@ -51,6 +54,7 @@ def linear_cross_entropy(
         labels,
         temperature=1.0 if temperature is None else temperature,
         entropy=True,
+        kept=kept,
         ranks=dist_process_group,
     )
     assert found.entropy is not None

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from kept_classes import words_of
 from ranks import Each, on_ranks, same_bits
 from torch import Tensor
 
@@ -63,6 +64,7 @@ def compare(ours: Any, theirs: Any, leaves: list[Tensor]) -> None:
                 "temperature": 1.0,
                 "reduction": "none",
                 "dist_process_group": None,
+                "kept": None,
             },
         ),
         (
@@ -109,6 +111,20 @@ def test_verl(reduction: str | None, temperature: Any) -> None:
     chosen, entropy = log_probs_by_torch(hidden, weight, labels, divisor)
     if reduction in ("sum", "mean"):
         chosen = chosen.sum() if reduction == "sum" else chosen.mean()
+    compare(found, (chosen, entropy), [hidden, weight])
+
+
+def test_verl_with_kept_classes() -> None:
+    """A class that is not kept is as one whose logit is -inf."""
+    hidden, weight, labels = operands()
+    keeps = torch.rand(S, B, V) < 0.5
+    keeps.scatter_(-1, labels.clamp(min=0)[..., None], True)
+    found = verl.linear_cross_entropy(hidden, weight, labels, 0.7, kept=words_of(keeps))
+    logits = (hidden @ weight.T / 0.7).masked_fill(~keeps, -torch.inf).flatten(0, -2)
+    counted, keeps = labels.flatten() != -100, keeps.flatten(0, -2)
+    log_p = torch.where(keeps, logits.log_softmax(-1), 0)
+    entropy = -torch.where(keeps, log_p.exp() * log_p, 0).sum(-1).masked_fill(~counted, 0)
+    chosen = log_p.gather(1, labels.flatten().clamp(min=0)[:, None])[:, 0].masked_fill(~counted, 0)
     compare(found, (chosen, entropy), [hidden, weight])
 
 

@@ -26,6 +26,7 @@ import transformers  # noqa: E402
 import trl.experimental  # noqa: E402, F811
 import trl.trainer.utils as trl_utils  # noqa: E402
 import trl_steps  # noqa: E402
+from kept_classes import words_of  # noqa: E402
 from sampled import sampled  # noqa: E402
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM  # noqa: E402
 from trl.experimental.async_distillation.async_distillation_trainer import (  # noqa: E402
@@ -91,6 +92,23 @@ def test_the_function(softcap: float | None, bias: bool, dtype: torch.dtype) -> 
     for found, expected in zip(*gradients, strict=True):
         largest = float(expected.abs().max())
         torch.testing.assert_close(found, expected, rtol=0, atol=tolerance * largest)
+
+
+def test_kept_classes() -> None:
+    """A class that is not kept is as one whose bias is -inf, but in the mean of the logits."""
+    x, weight, bias = operands(torch.float64, True)
+    targets, keeps = torch.randint(301, (40,)), torch.rand(301) < 0.5
+    keeps[targets] = True
+    excluded = bias.masked_fill(~keeps, -torch.inf)  # type: ignore[union-attr]
+    kept = words_of(keeps.expand(40, 301))
+    options = (targets, 0.7, 64, None, 1.3, OPTIONAL)
+    found = log_probs(x, weight, bias, *options, kept=kept)  # type: ignore[arg-type]
+    expected = log_probs(x, weight, excluded, *options)  # type: ignore[arg-type]
+    of_all = log_probs(x, weight, bias, *options)  # type: ignore[arg-type]
+    for name, ours, theirs in zip(("log_probs", *OPTIONAL), found, expected, strict=True):
+        torch.testing.assert_close(ours, of_all[3] if name == "mean_logits" else theirs, msg=name)
+    gradients = (torch.autograd.grad(y[0].sum() + y[1].sum(), (x, weight)) for y in (found, expected))  # type: ignore[union-attr, arg-type]
+    torch.testing.assert_close(*gradients)
 
 
 def test_only_what_is_asked_for() -> None:
