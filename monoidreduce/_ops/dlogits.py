@@ -279,6 +279,8 @@ class Head:
         bias = None if self.bias is None else self.bias.total
         if bias is not None and self.factors is not None and self.factors.uniform is not None:
             bias = bias * self.factors.uniform
+            if self.order is not None:  # without an active row it is 0, whatever the upstream gradient is
+                bias = torch.where(self.order[-1] > 0, bias, 0)
         return HeadGradients(self._rows_gradient(), self.d_columns, bias)
 
     def _rows_gradient(self) -> Tensor | None:

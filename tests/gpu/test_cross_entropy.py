@@ -483,6 +483,18 @@ def test_a_graph_serves_any_number_of_ignored_rows(workspace: int, gpu: torch.de
     check_replays_of_ignored_rows(call, inputs["target"])
 
 
+@pytest.mark.parametrize("reduction", ("mean", "sum"))
+@pytest.mark.parametrize("upstream", (torch.nan, torch.inf))
+def test_no_gradient_of_ignored_rows_alone(upstream: float, reduction: str, gpu: torch.device) -> None:
+    """All gradients are 0, whatever the upstream gradient is."""
+    inputs = cross_entropy_inputs(300, 2000, 256, dtype=torch.bfloat16, device=gpu, bias=True)
+    leaves = [inputs[name].requires_grad_() for name in ("x", "weight", "bias")]
+    inputs["target"].fill_(-100)
+    loss = mr.linear_cross_entropy(**inputs, reduction=reduction)
+    for gradient in torch.autograd.grad(loss, leaves, torch.tensor(upstream, device=gpu)):
+        assert not gradient.any()
+
+
 @pytest.mark.parametrize("return_lse", (False, True))
 def test_garbage_in_ignored_rows(return_lse: bool, gpu: torch.device) -> None:
     inputs = inputs_of("ragged", torch.bfloat16, gpu)
