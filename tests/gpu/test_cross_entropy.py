@@ -491,7 +491,7 @@ def test_no_gradient_of_ignored_rows_alone(upstream: float, reduction: str, gpu:
     leaves = [inputs[name].requires_grad_() for name in ("x", "weight", "bias")]
     inputs["target"].fill_(-100)
     loss = mr.linear_cross_entropy(**inputs, reduction=reduction)
-    for gradient in torch.autograd.grad(loss, leaves, torch.tensor(upstream, device=gpu)):
+    for gradient in torch.autograd.grad(loss, leaves, torch.full_like(loss, upstream)):
         assert not gradient.any()
 
 
