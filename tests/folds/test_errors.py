@@ -161,15 +161,23 @@ def too_few_arguments(score):  # type: ignore[no-untyped-def]
 
 
 def shifted(score, column):  # type: ignore[no-untyped-def]
-    return dict(x=stat.count((column << 2) > 5))  # here
+    return dict(x=stat.count((1 << column) > 5))  # here
+
+
+def shifted_too_far(score, column):  # type: ignore[no-untyped-def]
+    return dict(x=stat.count((column >> 63) > 5))  # here
+
+
+def shifted_reals(score):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(score << 2))  # here
 
 
 def of_bits(score, column):  # type: ignore[no-untyped-def]
-    return dict(x=stat.count((column & 1) == 0))  # here
+    return dict(x=stat.count(score > 1 & column.float()))  # here
 
 
 def complemented(score, column):  # type: ignore[no-untyped-def]
-    return dict(x=stat.count(~column < -2))  # here
+    return dict(x=stat.count(~score < -2))  # here
 
 
 def of_a_helper(score):  # type: ignore[no-untyped-def]
@@ -193,9 +201,11 @@ CASES = {
     vast: "an integer of more than 64 bits: write a float",
     reduction: "torch.sum has no kernel code, as a function sees one element: over the columns it is mr.",
     reducing_method: "a value of one element has no .max, as a function sees one element: over the columns",
-    shifted: "a shift of bits has no kernel code: write i * 2**n for i << n, i // 2**n for i >> n",
-    of_bits: "&, | and ^ are of conditions: write comparisons in parentheses, and i % 2 for i & 1",
-    complemented: "~ is of a condition: write -i - 1 for an integer",
+    shifted: "a shift by a number of bits that differs from element to element: write i * powers[n] for i",
+    shifted_too_far: "a shift by 63 bits: expected 0 to 62",
+    shifted_reals: "<< and >> are of integers",
+    of_bits: "&, | and ^ are of conditions and of integers: write comparisons in parentheses",
+    complemented: "~ is of a condition or of an integer",
     of_a_helper: "helper() takes 1 positional argument but 2 were given",
     branch: "a branch on a value that differs from element to element: write torch.where(condition, a, b)",
     unknown: "torch.special.i0 has no kernel code; there are: abs, acos",

@@ -212,7 +212,7 @@ def test_ordinary_masks_need_no_64_bits() -> None:
 INTEGERS = st.sampled_from(
     [0, 1, -1, 2, 3, -7, 1000003, 2**31 - 1, -(2**31), 2**31, 2**32, 2**62, 2**63 - 1, -(2**63)]
 )
-ARITHMETIC = ("index_add", "index_sub", "index_mul", "index_div", "index_mod")
+ARITHMETIC = ("index_add", "index_sub", "index_mul", "index_div", "index_mod", "index_and", "index_or")
 
 
 @st.composite

@@ -30,6 +30,7 @@ def captured(rows: int, columns: int, device: torch.device | None = None) -> dic
         "u8": torch.tensor([255, 2, 17], dtype=torch.uint8)[at % 3],
         "flag": at % 3 == 1,
         "table": torch.arange(7) * 2**34 - 2**35,
+        "powers": 2 ** torch.arange(32),
     }
     return {name: t.to(device) for name, t in tensors.items()}
 
@@ -62,6 +63,16 @@ CASES: dict[str, Callable[..., Any]] = {
     "table": lambda i, j, t: t["table"][(t["doc"][i] + j) % 7] > t["table"][j % 5],
     "constants": lambda i, j, t: (i * LEAST == 0) ^ (j + (2**63 - 1) < 0),
     "converted": lambda i, j, t: t["time"][i].int().long() % 5 > t["edge"][j].to(torch.int16).long(),
+    "bits": lambda i, j, t: ((i & 6) ^ (j | 9)) >> 1 != (~j & i) % 4,
+    "bits of 32": lambda i, j, t: (t["edge32"][i] & t["i8"][j]) < (t["edge32"][j] | -(i << 3)),
+    "bits of 64": lambda i, j, t: (t["big"][i] ^ t["time"][j]) > (t["big"][j] & ~t["edge"][i]) | j,
+    "shifts of 64": lambda i, j, t: (t["time"][i] << 30) ^ (t["big"][j] >> 7) > t["u32"][i] << 31,
+    "bits of a mask": lambda i, j, t: (t["u32"][i] // t["powers"][j % 32]) & 1 == 1,
+    "functions of bits": lambda i, j, t: (
+        torch.logical_and(torch.bitwise_and(i, 3), torch.bitwise_right_shift(j, 1))
+        ^ (torch.bitwise_left_shift(i, 2) > torch.bitwise_not(j) + torch.bitwise_xor(j, 77))
+        | torch.logical_not(torch.bitwise_or(i % 5, 0))
+    ),
     "window": lambda i, j, t: (i - j < 5) & (j - i < 7) & (t["doc32"][i] == t["doc32"][j]),
 }
 

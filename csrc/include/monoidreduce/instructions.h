@@ -55,6 +55,8 @@ enum class Instruction {
   kIndexMul,
   kIndexDiv,
   kIndexMod,
+  kIndexAnd,  // of bits, as the next one
+  kIndexOr,
   kIndexLt,
   kIndexLe,
   kIndexEq,
@@ -68,6 +70,8 @@ enum class Instruction {
   kWideMul,
   kWideDiv,
   kWideMod,
+  kWideAnd,
+  kWideOr,
   kWideLt,
   kWideLe,
   kWideEq,
@@ -95,31 +99,27 @@ enum class Instruction {
   kResult,  // a times the scale of scores
   kStore,   // a
 };
-inline constexpr const char* kInstructionNames[] = {"score",       "other",        "column",
-                                                    "wide_column", "position",     "neg",
-                                                    "abs",         "exp",          "expm1",
-                                                    "log",         "log1p",        "log1pexp",
-                                                    "sqrt",        "sin",          "cos",
-                                                    "atan",        "floor",        "round",
-                                                    "tanh",        "erf",          "sigmoid",
-                                                    "add",         "sub",          "mul",
-                                                    "div",         "pow",          "fmod",
-                                                    "maximum",     "minimum",      "share",
-                                                    "where",       "lt",           "le",
-                                                    "eq",          "and",          "or",
-                                                    "not",         "to_real",      "index_add",
-                                                    "index_sub",   "index_mul",    "index_div",
-                                                    "index_mod",   "index_lt",     "index_le",
-                                                    "index_eq",    "index_where",  "within",
-                                                    "widen",       "wide_to_real", "wide_add",
-                                                    "wide_sub",    "wide_mul",     "wide_div",
-                                                    "wide_mod",    "wide_lt",      "wide_le",
-                                                    "wide_eq",     "wide_where",   "wide_within",
-                                                    "wide_stream", "wide_uniform", "wide_uniform_16",
-                                                    "gather",      "index_gather", "wide_gather",
-                                                    "frame",       "weight",       "mean",
-                                                    "entropy",     "total",        "largest",
-                                                    "count",       "result",       "store"};
+inline constexpr const char* kInstructionNames[] = {
+    "score", "other", "column", "wide_column", "position",
+    // of reals
+    "neg", "abs", "exp", "expm1", "log", "log1p", "log1pexp", "sqrt", "sin", "cos", "atan", "floor", "round",
+    "tanh", "erf", "sigmoid", "add", "sub", "mul", "div", "pow", "fmod", "maximum", "minimum", "share",
+    "where", "lt", "le", "eq",
+    // of masks
+    "and", "or", "not",
+    // of integers of a word
+    "to_real", "index_add", "index_sub", "index_mul", "index_div", "index_mod", "index_and", "index_or",
+    "index_lt", "index_le", "index_eq", "index_where", "within",
+    // of wide integers
+    "widen", "wide_to_real", "wide_add", "wide_sub", "wide_mul", "wide_div", "wide_mod", "wide_and",
+    "wide_or", "wide_lt", "wide_le", "wide_eq", "wide_where", "wide_within", "wide_stream", "wide_uniform",
+    "wide_uniform_16",
+    // of tables
+    "gather", "index_gather", "wide_gather",
+    // of the row's state
+    "frame", "weight", "mean", "entropy", "total", "largest", "count",
+    // of panels
+    "result", "store"};
 static_assert(sizeof(kInstructionNames) / sizeof(char*) == static_cast<int>(Instruction::kStore) + 1);
 
 // Limits. Registers of a block of columns have the numbers from 0 on, registers of a row the numbers after these.

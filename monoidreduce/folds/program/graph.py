@@ -100,7 +100,8 @@ def _evaluate(name: str, constants: list[Any]) -> Any:
 class Expression:
     """A per-element number or condition in a function that is being traced.
 
-    Operators build the graph: arithmetic and comparisons of numbers, and &, |, ^, ~ of conditions.
+    Operators build the graph: arithmetic and comparisons of numbers; &, |, ^, ~ of conditions and of the bits
+    of integers, which shifts by constants move.
     """
 
     __slots__ = ("graph", "number")
@@ -288,11 +289,13 @@ class Expression:
     # Conditions.
 
     def _logical(self, name: str, x: Any, y: Any) -> Expression:
+        """An operation of two conditions, or of the bits of two integers."""
         left, right = self.graph.expression(x), self.graph.expression(y)
+        left, right = left._beside(right), right._beside(left)
+        if left.kind == right.kind == "index":
+            return self.graph.apply(f"index_{name}", left, right)
         if (left.kind, right.kind) != ("bool", "bool"):
-            raise TraceError(
-                "&, | and ^ are of conditions: write comparisons in parentheses, and i % 2 for i & 1"
-            )
+            raise TraceError("&, | and ^ are of conditions and of integers: write comparisons in parentheses")
         return self.graph.apply(name, left, right)
 
     def __and__(self, other: Any) -> Expression:
@@ -308,21 +311,41 @@ class Expression:
         return self._logical("or", other, self)
 
     def __xor__(self, other: Any) -> Expression:
-        return self._logical("and", self | other, ~self._logical("and", self, other))
+        both: Expression = self & other
+        either: Expression = self | other
+        return either & ~both if both.kind == "bool" else either - both
 
     __rxor__ = __xor__
 
-    def _shift(self, other: Any) -> NoReturn:
-        raise TraceError(
-            "a shift of bits has no kernel code: write i * 2**n for i << n, i // 2**n for i >> n"
-        )
+    def _power_of_shift(self, bits: Any) -> int:
+        by = self.graph.expression(bits).constant
+        if self.kind == "real" or isinstance(by, (bool, float)):
+            raise TraceError("<< and >> are of integers")
+        if by is None:
+            raise TraceError(
+                "a shift by a number of bits that differs from element to element: write i * powers[n] for "
+                "i << n and i // powers[n] for i >> n, with powers = 2 ** torch.arange(63)"
+            )
+        if not 0 <= by <= 62:
+            raise TraceError(f"a shift by {by} bits: expected 0 to 62")
+        return 1 << by
 
-    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _shift
+    def __lshift__(self, bits: Any) -> Expression:
+        return self * self._power_of_shift(bits)
+
+    def __rlshift__(self, other: Any) -> Expression:
+        return self.graph.expression(other) << self
+
+    def __rshift__(self, bits: Any) -> Expression:
+        return self // self._power_of_shift(bits)
+
+    def __rrshift__(self, other: Any) -> Expression:
+        return self.graph.expression(other) >> self
 
     def __invert__(self) -> Expression:
-        if self.kind != "bool":
-            raise TraceError("~ is of a condition: write -i - 1 for an integer")
-        return self.graph.apply("not", self)
+        if self.kind == "real":
+            raise TraceError("~ is of a condition or of an integer")
+        return -1 - self if self.kind == "index" else self.graph.apply("not", self)
 
     def where(self, condition: Any, x: Any, y: Any) -> Expression:
         """x if the condition holds, else y."""
@@ -433,7 +456,9 @@ class Part:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = refuse
     __pow__ = __rpow__ = __matmul__ = __rmatmul__ = __neg__ = __abs__ = __bool__ = __float__ = refuse
     __lt__ = __le__ = __gt__ = __ge__ = __and__ = __or__ = __invert__ = __len__ = __iter__ = refuse
-    __eq__ = __ne__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __xor__ = refuse
+    __eq__ = __ne__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __xor__ = __lshift__ = (
+        __rshift__
+    ) = refuse
     __hash__ = object.__hash__
 
     def __getattr__(self, name: str) -> Any:
@@ -471,7 +496,7 @@ class _Vectors:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refused
     __pow__ = __rpow__ = __matmul__ = __rmatmul__ = __neg__ = __abs__ = __bool__ = __float__ = _refused
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __and__ = __or__ = __invert__ = _refused
-    __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __xor__ = _refused
+    __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __xor__ = __lshift__ = __rshift__ = _refused
     __getitem__ = __len__ = __iter__ = _refused
     __hash__ = object.__hash__
 

@@ -82,12 +82,25 @@ def _remainder(x: Range, y: Range) -> Range:
     return _spread((low, high, *(x if y[0] <= 0 <= y[1] else ())))  # the remainder modulo 0 is x
 
 
+def _of_bits(x: Range, y: Range) -> Range:
+    """The numbers that have as many bits as these, with a sign if one of these has."""
+    most = 2 ** max(max(n, ~n).bit_length() for n in (*x, *y))
+    return (-most if min(*x, *y) < 0 else 0), most - 1
+
+
+def _common_bits(x: Range, y: Range) -> Range:
+    unsigned = [high for low, high in (x, y) if low >= 0]
+    return (0, min(unsigned)) if unsigned else _of_bits(x, y)
+
+
 _RESULTS: dict[str, Callable[..., Range]] = {
     "index_add": lambda x, y: _spread((x[0] + y[0], x[1] + y[1])),
     "index_sub": lambda x, y: _spread((x[0] - y[1], x[1] - y[0])),
     "index_mul": lambda x, y: _spread(a * b for a, b in product(x, y)),
     "index_div": _quotient,
     "index_mod": _remainder,
+    "index_and": _common_bits,
+    "index_or": _of_bits,
     "index_where": lambda _, x, y: _spread((*x, *y)),
     **dict.fromkeys(_OF_TABLES, lambda *_: (0, MOST)),
 }

@@ -107,6 +107,8 @@ _INTEGERS: dict[str, tuple[Callable[..., Any], str]] = {
     "mul": (torch.mul, "index"),
     "div": (_quotient, "index"),
     "mod": (lambda x, y: x - _quotient(x, y) * y, "index"),
+    "and": (torch.bitwise_and, "index"),  # of bits, as the next one
+    "or": (torch.bitwise_or, "index"),
     "lt": (torch.lt, "bool"),
     "le": (torch.le, "bool"),
     "eq": (torch.eq, "bool"),

@@ -106,6 +106,11 @@ def _integer(x: Any) -> Any:
     return x.graph.constant(int(x.constant)) if whole else None
 
 
+def _holds(x: Any) -> Any:
+    """A condition as it is; whether a number is not 0."""
+    return x if x.kind == "bool" else x != 0
+
+
 def _whole(name: str, x: Any) -> Any:
     return x if x.kind == "index" else _apply(name, x)
 
@@ -270,8 +275,10 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "abs": lambda x: abs(x),
     "add": _scaled_sum,
     "bitwise_and": lambda x, y: x & y,
+    "bitwise_left_shift": lambda x, bits: x << bits,
     "bitwise_not": lambda x: ~x,
     "bitwise_or": lambda x, y: x | y,
+    "bitwise_right_shift": lambda x, bits: x >> bits,
     "bitwise_xor": lambda x, y: x ^ y,
     "bool": lambda x: _to(x, torch.bool),
     "clamp": _clamp,
@@ -291,10 +298,10 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "log": _log,
     "log1p": _log1p,
     "log2": lambda x: _log(x) / math.log(2),
-    "logical_and": lambda x, y: x & y,
-    "logical_not": lambda x: ~x,
-    "logical_or": lambda x, y: x | y,
-    "logical_xor": lambda x, y: x ^ y,
+    "logical_and": lambda x, y: _holds(x) & _holds(x.graph.expression(y)),
+    "logical_not": lambda x: ~_holds(x),
+    "logical_or": lambda x, y: _holds(x) | _holds(x.graph.expression(y)),
+    "logical_xor": lambda x, y: _holds(x) ^ _holds(x.graph.expression(y)),
     "logsigmoid": lambda x: -x.graph.apply("log1pexp", -x.graph.real(x)),
     "long": partial(_as_integer, torch.int64),
     "detach": partial(_apply, "detach"),
@@ -319,6 +326,8 @@ BUILDERS: dict[str, Callable[..., Any]] = {
 }
 OTHER_NAMES = {
     "__and__": "bitwise_and",
+    "__lshift__": "bitwise_left_shift",
+    "__rshift__": "bitwise_right_shift",
     "__or__": "bitwise_or",
     "__xor__": "bitwise_xor",
     "absolute": "abs",

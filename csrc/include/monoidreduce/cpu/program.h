@@ -602,8 +602,10 @@ class Interpreter {
       case Instruction::kEq:
         return map(result(s.to), n, a, b, [](R x, R y) { return word(x == y); });
       case Instruction::kAnd:
+      case Instruction::kIndexAnd:
         return map(result(s.to), n, a, b, [](R x, R y) { return word(mask(x) & mask(y)); });
       case Instruction::kOr:
+      case Instruction::kIndexOr:
         return map(result(s.to), n, a, b, [](R x, R y) { return word(mask(x) | mask(y)); });
       case Instruction::kNot:
         return map(result(s.to), n, a, [](R x) { return word(!mask(x)); });
@@ -646,6 +648,12 @@ class Interpreter {
       case Instruction::kWideMod:
         return map(wide_result(s.to), n, wide(a), wide(b),
                    [](const W& x, const W& y) { return remainder(x, y); });
+      case Instruction::kWideAnd:
+        return map(wide_result(s.to), n, wide(a), wide(b),
+                   [](const W& x, const W& y) { return W(x.v & y.v); });
+      case Instruction::kWideOr:
+        return map(wide_result(s.to), n, wide(a), wide(b),
+                   [](const W& x, const W& y) { return W(x.v | y.v); });
       case Instruction::kWideLt:
         return map(result(s.to), n, wide(a), wide(b),
                    [](const W& x, const W& y) { return word(narrowed(x < y)); });
