@@ -10,6 +10,7 @@ import pytest
 import torch
 from mods import dense
 from torch import Tensor
+from torch.nn.attention.flex_attention import and_masks, or_masks
 
 import monoidreduce as mr
 from monoidreduce.folds import table_gradient
@@ -41,6 +42,42 @@ def natten(b: Any, h: Any, i: Any, j: Any) -> Any:
     return ((x - j % width).abs() <= kernel // 2) & ((y - j // width).abs() <= kernel // 2)
 
 
+def even_bits(code: Any) -> Any:
+    """The number that every second bit of a code of 8 bits makes."""
+    code = code & 0b01010101
+    code = (code | (code >> 1)) & 0b00110011
+    return (code | (code >> 2)) & 0b00001111
+
+
+def natten_in_morton_order(b: Any, h: Any, i: Any, j: Any) -> Any:
+    """A neighbourhood of 3 x 3 in an image of 8 x 8, in whose indices the bits of x and y alternate."""
+    x, y = even_bits(i), even_bits(i >> 1)
+    near_x = (x.clamp(1, 6) - even_bits(j)).abs() <= 1
+    return near_x & ((y.clamp(1, 6) - even_bits(j >> 1)).abs() <= 1)
+
+
+def tiles(b: Any, h: Any, i: Any, j: Any) -> Any:
+    """Tiles of 4 tokens in a grid of 3 by 4, each of which sees its neighbours: sliding tile attention."""
+    row, column = i // 4 // 4, i // 4 % 4
+    near = (row.clamp(1, 1) - j // 4 // 4).abs() <= 1
+    return near & ((column.clamp(1, 2) - j // 4 % 4).abs() <= 1)
+
+
+def temporal(b: Any, h: Any, i: Any, j: Any) -> Any:
+    """Text tokens see all; of a video in the order of its frames' places, near places see each other."""
+    text, place_i, place_j = 6, (i - 6) % 14, (j - 6) % 14
+    return (i < text) | (j < text) | ((place_i - place_j).abs() < 3)
+
+
+def transfusion(b: Any, h: Any, i: Any, j: Any) -> Any:
+    """Causal, and images see all of themselves. IMAGES: start and length of each."""
+    kept = i >= j
+    for n in range(IMAGES.shape[1]):
+        start, end = IMAGES[b, n, 0], IMAGES[b, n, 0] + IMAGES[b, n, 1]
+        kept = kept | ((i >= start) & (i < end) & (j >= start) & (j < end))
+    return kept
+
+
 def in_documents(inner: Callable[..., Any]) -> Callable[..., Any]:
     def mask(b: Any, h: Any, i: Any, j: Any) -> Any:
         same = DOCUMENT[i] == DOCUMENT[j]
@@ -49,6 +86,10 @@ def in_documents(inner: Callable[..., Any]) -> Callable[..., Any]:
     return mask
 
 
+IMAGES = torch.tensor([[[3, 9], [30, 5]], [[0, 4], [20, 28]]])
+SPAN_OF_IMAGE = torch.tensor([[0, 20], [12, 30], [28, 48]])  # the text that refers to each image
+IMAGE_OF_KEY = torch.arange(N) // 16
+WINDOW_OR_PREFIX = or_masks(lambda b, h, i, j: i - j <= 5, lambda b, h, i, j: j < PREFIX[b])
 MASKS: dict[str, Callable[..., Any]] = {
     "causal": lambda b, h, i, j: i >= j,
     "sliding window": lambda b, h, i, j: (i >= j) & (i - j <= 7),
@@ -57,6 +98,14 @@ MASKS: dict[str, Callable[..., Any]] = {
     "document": lambda b, h, i, j: DOCUMENT[i] == DOCUMENT[j],
     "causal within documents": in_documents(lambda b, h, i, j: i >= j),
     "neighbourhood": natten,
+    "neighbourhood in Morton order": natten_in_morton_order,
+    "sliding tiles": tiles,
+    "temporal": temporal,
+    "transfusion": transfusion,
+    "flamingo": lambda b, h, i, j: (
+        (i >= SPAN_OF_IMAGE[IMAGE_OF_KEY[j], 0]) & (i < SPAN_OF_IMAGE[IMAGE_OF_KEY[j], 1])
+    ),
+    "and_masks, or_masks": and_masks(WINDOW_OR_PREFIX, lambda b, h, i, j: i >= j),
     "blocks of chunks": lambda b, h, i, j: torch.div(i, 16, rounding_mode="floor") == j // 16,
     "global tokens": lambda b, h, i, j: (j < 4) | (i < 4) | ((i - j).abs() < 5),
     "by head": lambda b, h, i, j: torch.where(h % 2 == 0, i >= j, (i - j).abs() < 9),
@@ -117,6 +166,7 @@ def test_runs(name: str, in_float64: None) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
+WHICH, OFFSET = torch.tensor(2), torch.arange(M).flip(0) % 7
 LEARNED, GATES, VECTORS = table(H, 2 * N).requires_grad_(), table(M).requires_grad_(), table(N, D)
 LEARNS: dict[str, Callable[..., Any]] = {
     "by distance": lambda s, b, h, i, j: s + LEARNED[h, i - j + N],
@@ -126,6 +176,8 @@ LEARNS: dict[str, Callable[..., Any]] = {
     "table beside gates": lambda s, b, h, i, j: s + LEARNED[h, j] * LEARNED[b, i] + GATES[i] * torch.tanh(s),
     "beside a table that does not learn": lambda s, b, h, i, j: s + GATES[j] * BIAS[h, i, j] + LEARNED[h, i],
     "causal": lambda s, b, h, i, j: torch.where(i >= j, s + LEARNED[h, i - j], -math.inf),
+    "by a number, and by the query": lambda s, b, h, i, j: s + LEARNED[WHICH, i],
+    "by an offset of the query": lambda s, b, h, i, j: s + GATES[OFFSET[i]] * LEARNED[h, j],
     "from the end": lambda s, b, h, i, j: s + LEARNED[h, -1 - (i - j).abs()],
 }
 
