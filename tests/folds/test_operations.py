@@ -112,6 +112,13 @@ def test_values_and_derivatives(name: str, dtype: torch.dtype) -> None:
     assert not differs(name, dtype)
 
 
+def instructions_of(name: str) -> tuple[str, ...]:
+    """Those that an operation is lowered to."""
+    if name.startswith("uniform"):
+        return (f"wide_{name}",)
+    return (name, name.replace("index_", "wide_")) if name.startswith("index_") else (name,)
+
+
 @pytest.mark.parametrize(
     "name", [name for name in OF_TRACES if name not in ("detach", "counted", "index_eq", "eq")]
 )
@@ -123,8 +130,7 @@ def test_another_instruction_would_be_noticed(name: str, monkeypatch: pytest.Mon
         for code in (bytecode.forward_code, bytecode.backward_code):
             code.cache_clear()
         with monkeypatch.context() as patch:
-            for wider in ("index_", "wide_") if name.startswith("index_") else ("",):
-                of, by = (n.replace("index_", wider) for n in (name, other))
+            for of, by in zip(instructions_of(name), instructions_of(other), strict=True):
                 patch.setitem(bytecode.INSTRUCTIONS, of, bytecode.INSTRUCTIONS[by])
             assert differs(name, F64), other
     for code in (bytecode.forward_code, bytecode.backward_code):
