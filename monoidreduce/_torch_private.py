@@ -87,6 +87,11 @@ tree_leaves: Callable[[Any], list[Any]] = _required("torch.utils._pytree.tree_le
 tree_map: Callable[..., Any] = _required("torch.utils._pytree.tree_map")
 # Number of active dispatch modes, such as a FLOP counter. If missing, one is assumed to be active.
 _count_modes: Any = _optional(torch._C, "_len_torch_dispatch_stack")
+# The active dispatch mode of a kind, and that before autograd (`make_fx(pre_dispatch=True)`). No substitute:
+# a check would read values that are traced.
+_mode_of: Callable[[Any], Any] = _required("torch._C._get_dispatch_mode")
+_mode_before_autograd: Callable[[Any], Any] = _required("torch._ops._get_dispatch_mode_pre_dispatch")
+_mode_kinds: Any = _required("torch._C._TorchDispatchModeKey")
 # Number of active function modes, and whether a profiler records ops. If missing, it is assumed that one is
 # active.
 _count_function_modes: Any = _optional(torch._C, "_len_torch_function_stack")
@@ -186,10 +191,18 @@ def modes_are_active() -> bool:
 
 def can_read(t: Tensor) -> bool:
     """Whether a check may read values of a tensor: the host need not wait for them, and nothing traces or
-    transforms the call. A tracer such as `make_fx` is a mode, which intercepts plain tensors too."""
-    if torch.compiler.is_compiling() or transforms_are_active() or modes_are_active():
+    transforms the call. Modes that only look on, such as a FLOP counter, do not matter."""
+    if torch.compiler.is_compiling() or transforms_are_active() or _is_traced():
         return False
     return type(t) in PLAIN and t.is_cpu
+
+
+def _is_traced() -> bool:
+    """Whether `make_fx` traces, which intercepts plain tensors too, or tensors are fake, without values."""
+    kinds = (_mode_kinds.PROXY, _mode_kinds.FUNCTIONAL)
+    if any(of(kind) is not None for of in (_mode_of, _mode_before_autograd) for kind in kinds):
+        return True
+    return _mode_of(_mode_kinds.FAKE) is not None
 
 
 def backend_is_next(keys: Any) -> bool:

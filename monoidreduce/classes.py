@@ -38,8 +38,8 @@ def pack_classes(indices: Tensor, classes: int) -> Tensor:
 
     Raises:
         TypeError, ValueError: an argument is not as above.
-        IndexError: an index is neither -1 nor in [0, V). On CUDA devices and in transforms of torch.func it
-            is left out instead.
+        IndexError: an index is neither -1 nor in [0, V). It is left out instead on CUDA devices, and where
+            torch.compile or make_fx traces the call or torch.func transforms it.
     """
     check_tensor("indices", indices)
     if indices.dtype not in INTEGERS:
