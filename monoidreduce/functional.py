@@ -1082,8 +1082,9 @@ def linear_cross_entropy(
 
     Raises:
         TypeError, ValueError: an argument is not as above, or class_weight requires a gradient.
-        IndexError: a target is neither in [0, V) nor ignore_index. On a CUDA device the token's loss is NaN
-            instead, unless the environment variable MONOIDREDUCE_DEBUG is 1.
+        IndexError: a target is neither in [0, V) nor ignore_index. The token's loss is NaN instead on a CUDA
+            device, unless the environment variable MONOIDREDUCE_DEBUG is 1; in forward mode; and with
+            target_probs also where torch.compile or make_fx traces the call or torch.func transforms it.
     """
     if others:
         refuse("linear_cross_entropy", others)
@@ -1326,8 +1327,9 @@ def linear_distillation(
         The loss in the accumulation dtype: [...] for reduction "none", else a scalar.
 
     Raises:
-        IndexError: a target is neither in [0, V) nor ignore_index, and hard_weight is not 0. On a CUDA device
-            the token's loss is NaN instead.
+        IndexError: a target is neither in [0, V) nor ignore_index, and hard_weight is not 0. The token's loss
+            is NaN instead on a CUDA device, and where torch.compile or make_fx traces the call or torch.func
+            transforms it.
         TypeError, ValueError: an argument is not as above.
 
     Calls with biases, "jsd" or a target are computed by folds of `monoidreduce.statistics`, whose kernels are
@@ -1520,8 +1522,8 @@ def linear_log_probs(
     Raises:
         TypeError, ValueError: an argument is not as above, or temperature requires a gradient. On a CUDA
             device a temperature out of range in a tensor makes its token's results NaN instead.
-        IndexError: a target is neither in [0, V) nor ignore_index. On a CUDA device the token's log_probs is
-            NaN instead, unless the environment variable MONOIDREDUCE_DEBUG is 1.
+        IndexError: a target is neither in [0, V) nor ignore_index. The token's log_probs is NaN instead on a
+            CUDA device, unless the environment variable MONOIDREDUCE_DEBUG is 1, and in forward mode.
     """
     if others:
         refuse("linear_log_probs", others)

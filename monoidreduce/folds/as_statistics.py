@@ -206,6 +206,14 @@ def _reciprocal(temperatures: Tensor | None, temperature: float, label: Tensor, 
     return 1 / temperatures.to(real)
 
 
+def _labels(target: Tensor, ignore_index: int, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Which targets are not ignored; which of these are no class; and labels: _NO_LABEL of what is ignored,
+    and `classes` of what is no class."""
+    used = target != ignore_index
+    outside = used & ((target < 0) | (target >= classes))
+    return used, outside, torch.where(used, target.masked_fill(outside, classes), _NO_LABEL)
+
+
 def _linear_cross_entropy(
     x: Tensor,
     weight: Tensor,
@@ -225,22 +233,21 @@ def _linear_cross_entropy(
     x_differentiated: bool,
     workspace: int | None,
 ) -> tuple[Tensor, Tensor]:
-    used = target != ignore_index
-    label = torch.where(used, target, _NO_LABEL)
+    used, outside, label = _labels(target, ignore_index, len(weight))
     ignored = _NO_LABEL - 1 if lse_of_ignored else _NO_LABEL
     wanted = ("lse", "target", "total") if label_smoothing else ("lse", "target")
     s = _tokens(wanted, x, weight, bias, label, ignored, logit_scale, softcap, workspace, class_weight)
     lse, number = torch.where(used, s.lse, 0.0), max(len(weight), 1)
     of_target: Any = 1.0
     if class_weight is not None:
-        of_target = torch.where(used, class_weight[label.clamp(min=0)], 0.0).to(lse.dtype)
+        of_target = torch.where(used, class_weight[label.clamp(0, number - 1)], 0.0).to(lse.dtype)
     loss = (1.0 - label_smoothing) * of_target * (lse - s.target)
     if label_smoothing:
         whole = float(len(weight)) if class_weight is None else class_weight.to(lse.dtype).sum()
         loss = loss + label_smoothing / number * (whole * lse - s.total)
     if z_loss:
         loss = loss + z_loss * lse * lse
-    loss = torch.where(used, loss, 0.0)
+    loss = torch.where(used, loss, 0.0).masked_fill(outside, math.nan)
     if reduction != "none":
         divisor: Any = 1
         if reduction == "mean":
@@ -275,8 +282,7 @@ def _linear_log_probs(
     top1: bool,
     *others: Any,
 ) -> tuple[Tensor | None, ...]:
-    used = target != ignore_index
-    label = torch.where(used, target, _NO_LABEL)
+    used, outside, label = _labels(target, ignore_index, len(weight))
     options: dict[str, Any] = {
         "logit_scale": logit_scale,
         "softcap": softcap,
@@ -291,6 +297,7 @@ def _linear_log_probs(
         log_probs = torch.where(s.target == -math.inf, -math.inf, log_probs)
         best = None if best is None else torch.where(s.lse == -math.inf, -1, best)
     log_probs, entropy, lse = (torch.where(used, t, 0.0) for t in (log_probs, s.entropy, s.lse))
+    log_probs = log_probs.masked_fill(outside, math.nan)
     return log_probs, entropy, lse, None, best
 
 

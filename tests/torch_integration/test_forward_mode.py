@@ -140,6 +140,27 @@ def test_linearize_reads_no_target(name: str) -> None:
     torch.testing.assert_close((value, along(*u)), jvp(MORE[name], (x, weight), u))
 
 
+@pytest.mark.parametrize("wrong", (-1, 7, 77))
+@pytest.mark.parametrize("options", ({}, {"class_weight": torch.ones(7)}))
+def test_a_target_that_is_no_class_is_nan(options: Any, wrong: int, device: torch.device) -> None:
+    """Its row alone. The log-sum-exp does not depend on targets."""
+    x, weight = torch.randn(4, 3, device=device), torch.randn(7, 3, device=device)
+    given = {name: t.to(device) for name, t in options.items()}
+    target = torch.tensor([1, wrong, -100, 6], device=device)
+
+    def losses(x: Tensor) -> tuple[Tensor, Tensor]:
+        return mr.linear_cross_entropy(x, weight, target, reduction="none", return_lse=True, **given)
+
+    def log_probs(x: Tensor) -> tuple[Tensor, Tensor]:
+        found = mr.linear_log_probs(x, weight, target)
+        return found.log_probs, found.lse
+
+    for function in (losses, log_probs):
+        (found, lse), (along, _) = jvp(function, (x,), (x,))
+        assert found.isnan().tolist() == [False, True, False, False] and along[[0, 2, 3]].isfinite().all()
+        torch.testing.assert_close(lse[[0, 1, 3]], (x @ weight.T).logsumexp(1)[[0, 1, 3]])
+
+
 def test_results_beside_the_differentiable_ones(device: torch.device) -> None:
     """top1 of log_probs, of a token that is ignored too."""
     x, weight = torch.randn(4, 3, device=device), torch.randn(7, 3, device=device)
