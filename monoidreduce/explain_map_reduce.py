@@ -57,15 +57,16 @@ def explain_map_reduce(
     first = next(iter(tensors.values()))
     if hardware is None:
         gpu = facts_of(first.device)
-    run = dry_run_of_torch(map_reduce, call, differentiated_slices(tensors), gpu)
+    differentiated = differentiated_slices(tensors)
+    run = dry_run_of_torch(map_reduce, call, differentiated, gpu)
     pairs = sum(len(of_b) for _, of_b in visits)
     ways = (("forward", False), ("backward", True))
     counts = [f"{way} {sum(x.backward == is_backward for x in run.launches)}" for way, is_backward in ways]
     reasons = [
         f"torch runs all of it: ops that write tensors are {' and '.join(counts)}",
-        f"project_fold sees {pairs} pairs of {len(visits)} slices of a with slices of b, one after another",
-        _of_backward(call),
-        "pairs are added in a fixed order; within project_fold the order is that of torch's ops",
+        f"project_fold sees one pair of slices after another: {pairs} in all; slices of a: {len(visits)}",
+        _of_backward(call, {name[0] for name in differentiated if tensors[name].is_floating_point()}),
+        "pairs are added in a fixed order: two runs give the same bits if the functions of the call do",
     ]
     engine = "cpu" if gpu is None else "cuda"
     path = f"{engine}/torch/{name_of(first.dtype)}"
@@ -81,12 +82,16 @@ def explain_map_reduce(
     )
 
 
-def _of_backward(call: dict[str, Any]) -> str:
+def _of_backward(call: dict[str, Any], moved: set[str]) -> str:
+    """What the backward pass does. moved: those of "a" and "b" that get gradients."""
+    if not moved:
+        return "there is no backward pass, as neither a nor b holds floating-point numbers"
+    kept = ""
+    if call["forward_gradient"] and "a" in moved:
+        kept = "the forward pass computes the gradient of a for an upstream gradient of 1; "
+        if "b" not in moved:
+            return f"{kept}the backward pass multiplies it by the upstream gradient, and calls no function"
     if call["fused_backward"] is not None:
-        return "fused_backward gives the gradients of each pair, from the final states"
-    if call["project_fold_backward"] is not None:
-        again = "project_fold_backward gives those of a pair"
-    else:
-        again = "autograd gives those of a pair"
-    kept = "; the gradient of a is computed in the forward pass" if call["forward_gradient"] else ""
-    return f"the backward pass calls project_fold again, and {again}{kept}"
+        return f"{kept}fused_backward gives the gradients of each pair, from the final states"
+    given = "autograd" if call["project_fold_backward"] is None else "project_fold_backward"
+    return f"{kept}the backward pass calls project_fold again for each pair, and {given} gives its gradients"

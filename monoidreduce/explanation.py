@@ -38,7 +38,8 @@ class Explanation:
         architecture: the instruction set of the CPU, or that of the GPU as "sm_90".
         tiles: the rows and columns that are computed at a time, forward and backward; None on a GPU.
         workspace: bytes for local gradients, None where the operator needs none.
-        deterministic: whether two runs, forward and backward, give the same bits.
+        deterministic: whether two runs, forward and backward, give the same bits; of `map_reduce`, if the
+            caller's functions do.
         reasons: why, a sentence each.
     """
 

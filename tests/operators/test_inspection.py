@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from specimens import DTYPES, ONE_EACH, Specimen, name_of
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import monoidreduce as mr
 from monoidreduce.__main__ import main
@@ -120,8 +123,22 @@ def test_folds_of_ones_own() -> None:
     assert any("is a program of" in reason and "NVRTC" in reason for reason in planned.reasons)
 
 
+class OpsThatWrite(TorchDispatchMode):
+    """Counts the ops of torch that write tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = op(*args, **(kwargs or {}))
+        made = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+        self.count += any(t.numel() for t in made) and not (op.is_view or "empty" in op.name())
+        return result
+
+
 def test_map_reduce() -> None:
-    """The pairs of slices that project_fold sees, and as many ops of torch as `cost` counts."""
+    """The pairs of slices that project_fold sees, and the ops of torch that a call runs."""
     seen = []
     fold = mr.monoids.LogSumExp()
 
@@ -134,19 +151,97 @@ def test_map_reduce() -> None:
     call = functools.partial(mr.map_reduce, fold, project, a, b, pairs=keep, a_chunk=16, b_chunk=32)
     found = mr.explain(call)
     seen.clear()
-    call()
-    assert seen.count((16, 32)) == 4 and "sees 4 pairs of 3 slices of a" in found.reasons[1]
+    leaves = [t.requires_grad_() for t in (*a, b)]
+    with OpsThatWrite() as forward:
+        result = mr.map_reduce(fold, project, a, b, pairs=visited(keep), a_chunk=16, b_chunk=32)
+    assert seen.count((16, 32)) == 4 and "after another: 4 in all; slices of a: 3" in found.reasons[1]
+    upstream = torch.randn(48)
+    with OpsThatWrite() as backward:
+        torch.autograd.grad(result.lse, leaves, upstream)
+    assert f"are forward {forward.count} and backward {backward.count}" in found.reasons[0]
     assert found.forward == "map_reduce_forward/cpu/torch/float32" and found.deterministic
-    planned, cost = mr.explain(call, hardware="h100"), mr.cost(call, hardware="h100")
+    planned = mr.explain(call, hardware="h100")
     assert planned.backward == "map_reduce_backward/cuda/torch/float32" and planned.architecture == "sm_90"
-    forward, backward = (sum(p.launches for p in cost.passes if p.backward is way) for way in (False, True))
-    assert f"are forward {forward} and backward {backward}" in planned.reasons[0]
-    own = mr.explain("map_reduce", fold, project, a, b, fused_backward=lambda *_: ((None, None), None))
-    assert "fused_backward gives the gradients of each pair" in own.reasons[2]
+    assert planned.reasons[0] == found.reasons[0]
     with pytest.raises(ValueError, match="ranks: expected None"):
         mr.explain(call, ranks="all")
     with pytest.raises(TypeError, match="a: expected a tensor"):
         mr.explain(mr.map_reduce, fold, project, None, b)
+
+
+def visited(keep: torch.Tensor) -> Callable[[slice, slice], bool]:
+    """As a function, whose answers are not read from tensors."""
+    answers = keep.tolist()
+    return lambda i, j: answers[i.start // 16][j.start // 32]  # type: ignore[no-any-return]
+
+
+AGAIN = "the backward pass calls project_fold again for each pair, and"
+AHEAD = "the forward pass computes the gradient of a for an upstream gradient of 1; "
+
+
+@pytest.mark.parametrize(
+    ("options", "moved", "text", "called"),
+    [
+        ((), "ab", f"{AGAIN} autograd gives its gradients", {"project_fold": 6}),
+        (
+            ("project_fold_backward",),
+            "b",
+            f"{AGAIN} project_fold_backward gives its gradients",
+            {"project_fold": 6, "project_fold_backward": 6},
+        ),
+        (
+            ("fused_backward",),
+            "ab",
+            "fused_backward gives the gradients of each pair, from the final states",
+            {"fused_backward": 6},
+        ),
+        (
+            ("forward_gradient",),
+            "a",
+            f"{AHEAD}the backward pass multiplies it by the upstream gradient, and calls no function",
+            {},
+        ),
+        (("forward_gradient",), "ab", f"{AHEAD}{AGAIN} autograd gives its gradients", {"project_fold": 6}),
+        (("forward_gradient",), "b", f"{AGAIN} autograd gives its gradients", {"project_fold": 6}),
+        (
+            ("forward_gradient", "fused_backward"),
+            "ab",
+            f"{AHEAD}fused_backward gives the gradients of each pair, from the final states",
+            {"fused_backward": 6},
+        ),
+    ],
+)
+def test_the_backward_pass_of_map_reduce(
+    options: tuple[str, ...], moved: str, text: str, called: dict[str, int]
+) -> None:
+    """What explain says that it calls is what it calls."""
+    calls: Counter[str] = Counter()
+    fold = mr.monoids.LogSumExp()
+
+    def project_fold(a: torch.Tensor, b: torch.Tensor) -> Any:
+        calls["project_fold"] += 1
+        return fold.State((a @ b.T).logsumexp(1))
+
+    def gradients(name: str, a: torch.Tensor, b: torch.Tensor, *states: Any) -> Any:
+        calls[name] += 1
+        local = states[-1].lse[:, None] * (a @ b.T).softmax(1)
+        return local @ b, local.T @ a
+
+    given = {name: name == "forward_gradient" or partial(gradients, name) for name in options}
+    a, b = (torch.randn(n, 4).requires_grad_(of in moved) for of, n in (("a", 24), ("b", 32)))
+    call = functools.partial(mr.map_reduce, fold, project_fold, a, b, a_chunk=8, b_chunk=16, **given)
+    assert mr.explain(call).reasons[2] == text
+    result = call()
+    calls.clear()
+    result.lse.sum().backward()
+    assert calls == called
+
+
+def test_map_reduce_of_integers_has_no_backward_pass() -> None:
+    fold = mr.monoids.Sum()
+    a, b = (torch.randint(9, (n, 4)) for n in (24, 32))
+    found = mr.explain("map_reduce", fold, lambda a, b: fold.State((a @ b.T).sum(1)), a, b)
+    assert found.reasons[2] == "there is no backward pass, as neither a nor b holds floating-point numbers"
 
 
 def test_gradients_of_data_alone_are_folds() -> None:
