@@ -241,7 +241,8 @@ class LinearBackward:
         saved: [N, V' rounded up to 8], what forward saved for the first V' classes; None: nothing.
         finish_saved: launches the kernel that turns `saved` into final dlogits. Without it `saved` has
             dlogits for UNIT_UPSTREAM.
-        counted: [N] bool, the active tokens. None if all are active, or if `store` deals with the others.
+        counted: [N] bool, the active tokens. None if all are active, if `store` deals with the others, or if
+            `grad` is uniform and `order` is enough.
         order: from order_rows, if the kernels skip inactive tokens.
         grad: [N], the upstream gradient of each token's loss; None if `store` has it already.
         uniform: grad is the same for all active tokens, as after a mean or sum. Only for Hopper's kernels.

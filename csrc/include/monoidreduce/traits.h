@@ -183,9 +183,10 @@ template <class S>
   requires requires { S::kOfSequences; }
 inline constexpr bool kMayBeListed<S> = S::kOfSequences;
 
-// Scores that drop weights after the softmax (dropout): some become 0, and the others are multiplied by s.kept_factor(). So do
-// and are the <G_i, v_j> of backward. s.drop(weights, row0, column0) clears weights of a fragment, s.drops(i) says it of an
-// element. Fragments leave the factor to the sums of weights. Without fragments, s.factor() of an element is 0 or the factor.
+// Scores that drop weights after the softmax (dropout): some become 0, and the others are multiplied by s.kept_factor(). The
+// same happens to the <G_i, v_j> of the backward pass. s.drop(weights, row0, column0) clears weights of a fragment.
+// s.drops(i) says whether element i is dropped. Fragments leave the factor to the sums of weights. Without fragments,
+// s.factor() of an element is 0 or the factor.
 template <class S>
 concept DropsWeights = S::kDropsWeights;
 

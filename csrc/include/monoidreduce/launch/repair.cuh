@@ -14,8 +14,8 @@
 
 namespace monoidreduce {
 
-// Enough blocks for a warp for each look at marks, and at most a full device. In a small call blocks without work take longer
-// than the looking.
+// Enough blocks for a warp for each look at marks, and at most a full device. Launching blocks that find no
+// marks would take longer than looking at the marks.
 inline unsigned repair_blocks(std::int64_t looks, int device) {
   const std::int64_t most = 4 * multiprocessors(device);
   return blocks_for(std::clamp<std::int64_t>(divide_up(looks, kRepairThreads / kWarp), 1, most));
