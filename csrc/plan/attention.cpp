@@ -62,8 +62,6 @@ Reason planes_obstacle(const FoldProblem& p, const DeviceFacts& gpu) {
   if (std::max(width, payload_width) > tiles::kWidestPlanes)
     return {"the inputs are float32, and a width is {}, more than {}", std::max(width, payload_width),
             tiles::kWidestPlanes};
-  if (plane_width(width) != plane_width(payload_width))
-    return {"the inputs are float32, and of the widths {} and {} one is above 64", width, payload_width};
   if (p.bias.present()) return {"the inputs are float32, and there is a bias of scores"};
   if (p.score.softcap != 0) return {"the inputs are float32, and there is a softcap"};
   if (pack_few_rows(p, 64, gpu.multiprocessors)) return {"the inputs are float32, and there are few rows"};
@@ -89,7 +87,7 @@ Plan plan(const AttentionForward& given, const DeviceFacts& gpu, const Launch& l
   const Limits limits{.has_planes = true, .planes = planes_obstacle(p, gpu)};
   Plan plan = plan_of(given, x, choose_resident(p, limits, gpu, launch), launch);
   if (plan.choice.family == Family::kPlanes) {
-    plan.tile = tiles::attention_planes(p.width());
+    plan.tile = tiles::kAttentionPlanes;
     plan.scratch = tiles::kCounterFloats;
     for (const TensorView* t : {&x.q, &x.k, &x.v})
       plan.scratch += t->size[0] * t->size[1] * t->size[2] * planes_width(p.width()) / 2;

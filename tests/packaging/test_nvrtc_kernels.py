@@ -166,14 +166,14 @@ HOPPER = {
     "sm90 resident forward of planes": Kernel(
         "fold_forward_planes_sm90 split_heads",
         (
-            "sm90::fold_forward_planes_kernel<sm90::PlanesTile<128, 2, 2>, M, S, ResidentRows<M>>",
+            "sm90::fold_forward_planes_kernel<sm90::PlanesTile<64, 3, 4>, M, S, ResidentRows<M>>",
             "split_heads_kernel<128>",
         ),
     ),
     "sm90 resident backward of planes": Kernel(
         "fold_backward_planes_sm90",
         (
-            "sm90::fold_backward_planes_kernel<sm90::PlanesPassTile<sm90::GradientOf::kRows, 128, 1>, M, S>",
+            "sm90::fold_backward_planes_kernel<sm90::PlanesPassTile<sm90::GradientOf::kRows, 64, 2>, M, S>",
             "sm90::gather_residuals",
         ),
     ),

@@ -15,7 +15,7 @@ namespace simt {
 inline constexpr int kRowsOfBlock = 8;  // one warp per row
 
 // grad_out, out, out_low: [B, H, M, D]; grad_lse: [B, H, M]; of_lse (g_i) and centre: [B, H, M], contiguous.
-// Absent inputs count as 0.
+// Absent inputs count as 0. grad_out may be padded with more columns than out has.
 template <class T>
 __global__ void row_centre(const __grid_constant__ Tensor grad_out, const __grid_constant__ Tensor out,
                            const __grid_constant__ Tensor out_low, const __grid_constant__ Tensor grad_lse,
@@ -29,7 +29,7 @@ __global__ void row_centre(const __grid_constant__ Tensor grad_out, const __grid
     if (grad_out.data) {
       const Matrix<T> g(grad_out, batch, head), y(out, batch, head), low(out_low, batch, head);
 #pragma unroll 1
-      for (std::int64_t k = threadIdx.x % 32; k < g.width(); k += 32)
+      for (std::int64_t k = threadIdx.x % 32; k < y.width(); k += 32)
         dot += g.read(row, k) * (y.read(row, k) + (out_low.data ? low.read(row, k) : T(0)));
     }
     dot = reduce_lanes<32>(dot, [](T a, T b) { return a + b; });
