@@ -10,7 +10,8 @@ namespace {
 using namespace monoidreduce::sm90;
 
 using Tile = PlanesTile<tiles::kWidestPlanes, 3, 4>;
-static_assert(tiles::kAttentionPlanes.rows == Tile::kRows && tiles::kAttentionPlanes.columns == Tile::kColumns);
+static_assert(tiles::kAttentionPlanes.rows == Tile::kRows &&
+              tiles::kAttentionPlanes.columns == Tile::kColumns);
 static_assert(planes_width(Tile::kWidth) * sizeof(__half) == PlanesMemory<Tile>::Operand::kLineOfBoth);
 
 }  // namespace
