@@ -36,10 +36,9 @@ Reason gpu_obstacle(Family family, const DeviceFacts& gpu) {
   return runs ? Reason{} : Reason{"the GPU is sm_{}{}, not sm_{}0", gpu.major, gpu.minor, row.major};
 }
 
-// Why no tensor-core kernel takes a fold. of_float32: why it takes no float32 operands, if it does not.
-Reason common_obstacle(const FoldProblem& p, const DeviceFacts& gpu, const Reason& of_float32) {
+// Why no tensor-core kernel takes a fold, whatever the mode of mr.float32 is.
+Reason common_obstacle(const FoldProblem& p, const DeviceFacts& gpu) {
   if (named_family() == Family::kSimt) return {"MONOIDREDUCE_CUDA_TIER=simt"};
-  if (p.a.dtype == DType::kFloat32 && of_float32) return of_float32;
   if (p.a.dtype == DType::kFloat64) return {"the inputs are float64"};
   if (p.batch() * p.heads() * p.rows() * p.columns() == 0) return {"there are no rows or no columns"};
   if (!(p.score.scale > 0)) return {"the scale is {}, not positive", p.score.scale};
@@ -74,6 +73,29 @@ Reason sm90_obstacle(const FoldProblem& p, std::int64_t widest, const DeviceFact
   return width_obstacle(p, widest);
 }
 
+// Why the resident kernels do not take float32 operands, which torch does not multiply in tf32. A mode is named only where it
+// would help.
+Reason resident_float32_obstacle(const Limits& limits, bool has_planes, bool wants_planes) {
+  if (has_planes && wants_planes) return limits.planes;
+  if (has_planes && !limits.planes)
+    return {"the inputs are float32, not multiplied in tf32, and mr.float32 does not say emulated"};
+  return {"the inputs are float32, not multiplied in tf32"};
+}
+
+// The same for the contraction kernels.
+Reason contraction_float32_obstacle(const FoldProblem& p, const DeviceFacts& gpu, Planes planes) {
+  const Reason reason = hopper_obstacle(gpu);
+  if (reason && planes == Planes::kWanted) return reason;
+  if (reason || planes == Planes::kNone) return {"the inputs are float32"};
+  const std::int64_t least = std::min({p.rows(), p.columns(), p.width()});
+  if (least < tiles::kFewestTerms)
+    return {
+        "the inputs are float32, and {} rows, columns or elements of a row are too few for planes of float16",
+        least};
+  if (planes == Planes::kUnwanted) return {"the inputs are float32, and mr.float32 does not say emulated"};
+  return {};
+}
+
 constexpr std::int64_t kAnyWidth = std::numeric_limits<std::int64_t>::max();
 
 }  // namespace
@@ -98,18 +120,14 @@ std::int64_t widest_sm80_backward(const FoldProblem& p, const DeviceFacts& gpu) 
 
 Choice choose_resident(const FoldProblem& p, const Limits& limits, const DeviceFacts& gpu,
                        const Launch& launch) {
-  // Only where torch does not allow tf32, which is faster.
-  const bool planes =
-      p.a.dtype == DType::kFloat32 && limits.has_planes && !launch.tf32 && !hopper_obstacle(gpu);
-  const Reason of_float32 =
-      launch.tf32 || (planes && launch.planes) ? Reason{}
-      : planes && !limits.planes
-          ? Reason{"the inputs are float32, not multiplied in tf32, and mr.float32 does not say emulated"}
-          : Reason{"the inputs are float32, not multiplied in tf32"};
-  Choice choice{.both = limits.both ? limits.both : common_obstacle(p, gpu, of_float32)};
-  if (planes && !choice.both) choice.both = limits.planes;
+  // In planes only where torch does not allow tf32, which is faster.
+  const bool exact = p.a.dtype == DType::kFloat32 && !launch.tf32;
+  Choice choice{.both = limits.both ? limits.both : common_obstacle(p, gpu)};
+  if (!choice.both && exact)
+    choice.both =
+        resident_float32_obstacle(limits, limits.has_planes && !hopper_obstacle(gpu), launch.planes);
   if (choice.both) return choice;
-  if (planes) {
+  if (exact) {
     choice.family = Family::kPlanes;
     return choice;
   }
@@ -123,21 +141,12 @@ Choice choose_resident(const FoldProblem& p, const Limits& limits, const DeviceF
 
 Choice choose_contraction(const FoldProblem& p, const DeviceFacts& gpu, Planes planes) {
   const bool float32 = p.a.dtype == DType::kFloat32;
-  const Reason of_float32 = planes == Planes::kNone ? Reason{"the inputs are float32"}
-                            : planes == Planes::kUnwanted
-                                ? Reason{"the inputs are float32, and mr.float32 does not say emulated"}
-                                : Reason{};
-  Choice choice{.both = common_obstacle(p, gpu, of_float32)};
-  if (!choice.both && float32) choice.both = hopper_obstacle(gpu);
+  Choice choice{.both = common_obstacle(p, gpu)};
   if (!choice.both) choice.both = width_obstacle(p, kAnyWidth);
+  if (!choice.both && float32) choice.both = contraction_float32_obstacle(p, gpu, planes);
   if (choice.both) return choice;
   if (float32) {
-    const std::int64_t least = std::min({p.rows(), p.columns(), p.width()});
-    if (least < tiles::kFewestTerms) {
-      choice.both = {"{} rows, columns or elements of a row are too few for planes of float16", least};
-    } else {
-      choice.family = Family::kPlanes;
-    }
+    choice.family = Family::kPlanes;
     return choice;
   }
   choice.sm90 = sm90_obstacle(p, kAnyWidth, gpu);

@@ -69,6 +69,24 @@ def test_attention_does_not_name_a_mode_that_would_not_help() -> None:
         assert not any("emulated" in reason for reason in explanation.reasons)
 
 
+def test_a_mode_is_named_only_where_it_would_help() -> None:
+    """Not beside what excludes tensor cores in every mode."""
+    q = torch.zeros(1, 64, 256, 64)
+    none = q[:, :, :0]
+    x, weight, narrow = torch.zeros(128, 128), torch.zeros(300, 128), torch.zeros(128, 4)
+    for explanation, reason in (
+        (mr.explain("attention", q, q, q, scale=-1.0, hardware="h100"), "the scale is -1, not positive"),
+        (mr.explain("attention", q, none, none, hardware="h100"), "no rows or no columns"),
+        (mr.explain("logsumexp_matmul", x, weight, scale=-1.0, hardware="h100"), "the scale is -1"),
+        (mr.explain("logsumexp_matmul", narrow, narrow, hardware="h100"), "too few for planes"),
+        (mr.explain("logsumexp_matmul", x, weight, hardware="a100-80gb"), "the inputs are float32"),
+    ):
+        assert any(reason in text for text in explanation.reasons), explanation.reasons
+        assert not any("emulated" in text for text in explanation.reasons)
+    named = mr.explain("logsumexp_matmul", x, weight, hardware="h100").reasons
+    assert any("the inputs are float32, and mr.float32 does not say emulated" in text for text in named)
+
+
 def paths_of_attention(tier: str) -> tuple[str, str]:
     return f"attention_forward/cuda/{tier}/float32", f"attention_backward/cuda/{tier}/float32"
 
