@@ -24,6 +24,7 @@ from monoidreduce._ops.forward_gradients import (
     add_parts,
     can_take_parts,
     new_results,
+    planned_workspace,
     scaled,
     scaled_in_place,
 )
@@ -115,7 +116,7 @@ def _parts(x: Tensor, weight: Tensor, options: PartsOptions) -> tuple[int, bool]
             weight,
             None,
             logit_scale=options.logit_scale,
-            workspace=options.workspace,
+            workspace=planned_workspace(len(x), options.workspace),
             deterministic=False,
             planes=allows_planes(),
         )

@@ -15,6 +15,7 @@ from monoidreduce._ops.forward_gradients import (
     add_parts,
     can_take_parts,
     new_results,
+    planned_workspace,
     scaled,
     scaled_in_place,
 )
@@ -99,7 +100,7 @@ def _tokens_at_once(
             teacher_x,
             teacher_weight,
             temperature=options.temperature,
-            workspace=options.workspace,
+            workspace=planned_workspace(len(x), options.workspace),
             deterministic=False,
         )
         clusters = plan.clusters

@@ -32,12 +32,14 @@ __all__ = [
     "has_float32_gradient",
     "has_kernels",
     "new_results",
+    "planned_workspace",
     "scaled",
     "scaled_in_place",
 ]
 
 # float32 operands that are smaller take no products of planes, or are multiplied in no time.
 FEWEST_ROWS, _FEWEST_CLASSES, _NARROWEST = 64, 1024, 128
+_BYTES_OF_A_TILE = 8 * TILE_COLUMNS  # of one token's dlogits, as float32 planes, which are largest
 
 
 def has_kernels(device: int) -> bool:
@@ -71,6 +73,15 @@ def can_take_parts(x: Tensor, weight: Tensor, reduction: str, workspace: int | N
     else:
         fit = fewest_tokens_fit(rows, columns, workspace, heads)
     return fit and has_kernels(x.device.index)
+
+
+def planned_workspace(tokens: int, workspace: int) -> int:
+    """The workspace to plan the backward pass of all tokens with.
+
+    Each part has room for all classes of its tokens. `workspace` may not hold one tile of classes for all
+    tokens, and a plan for so little has no tensor cores.
+    """
+    return max(workspace, _BYTES_OF_A_TILE * tokens)
 
 
 def new_results(x: Tensor, weight: Tensor, of_x: bool, of_weight: bool) -> tuple[Tensor, Tensor, Tensor]:

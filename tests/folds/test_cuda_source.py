@@ -15,6 +15,9 @@ from test_statistics import assert_exact, with_gradients
 
 import monoidreduce as mr
 from monoidreduce.folds.cuda.cuda_source import fold_source, gradient_source
+from monoidreduce.folds.modified_as_statistics import _of_statistics
+from monoidreduce.folds.program.mods import trace_mods
+from monoidreduce.folds.program.program import with_sizes
 from monoidreduce.folds.program.tracing import trace
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
@@ -76,6 +79,15 @@ def test_products_are_not_fused_with_sums() -> None:
     for source in (fold_source(program.text, 0, 0, 1, 0), gradient_source(program.text, 0, 0, 1, 0)):
         assert "product(" in source.text and "quotient(" in source.text
         assert " * " not in source.text and " / " not in source.text
+
+
+def test_dropout_in_a_fold(host: HostKernels) -> None:
+    """Derivatives of dropout are folds, whose elements are not attention's."""
+    program = trace_mods(None, None, beside=(0.0, "", 0.4)).text
+    text, integers = _of_statistics(program, False, False)
+    call = (with_sizes(text, (0, 2)), 0, len(integers), 0, 0, ())  # the place of the seed, and two heads
+    assert "is_below(" in fold_source(*call).text
+    host._compiled(fold_source, call, F64)
 
 
 def test_elements_that_are_not_finite(host: HostKernels) -> None:

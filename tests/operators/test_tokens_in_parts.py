@@ -313,6 +313,26 @@ def test_a_call_without_gradients_saves_none() -> None:
     assert "kept" not in fold.arguments
 
 
+@pytest.mark.parametrize("kind", ("planes", "masters", "distillation"))
+def test_many_tokens_beside_a_small_workspace(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds a part, but not a tile of classes for all tokens."""
+    tokens, classes, width = 40_000, 2048, 4096
+    x, weight = (torch.empty(n, width, device="meta").requires_grad_() for n in (tokens, classes))
+    given = {"x": x, "weight": weight, "target": torch.empty(tokens, device="meta", dtype=torch.int64)}
+    operator, workspace = mr.linear_cross_entropy, 16 << 20
+    if kind != "planes":
+        monkeypatch.setattr(functional, "autocast_dtype", lambda _: torch.bfloat16)
+        given["x"] = x.detach().bfloat16().requires_grad_()
+    if kind == "distillation":
+        del given["target"]
+        given |= {"teacher_x": given["x"].detach(), "teacher_weight": weight.detach().bfloat16()}
+        operator = mr.linear_distillation
+    with mr.float32("emulated" if kind == "planes" else "auto"):
+        found = mr.explain(operator, **given, hardware="h100", workspace=workspace)
+    assert any("the forward pass computes the gradients" in reason for reason in found.reasons)
+    assert "simt" not in found.forward
+
+
 def test_four_products_of_distillation(autocast_of_a_gpu: None) -> None:
     given, rows = head_of(65536), HEAD[0]
     del given["target"]

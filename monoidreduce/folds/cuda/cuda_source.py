@@ -168,10 +168,10 @@ def _lines(
     summed = {*reachable(nodes, (number for i, number in enumerate(numbers) if i not in maximized))}
     for number in live:
         name, value = nodes[number][0], _value(nodes[number], fused)
-        if name == "wide_uniform" and modify_scores:
+        if modify_scores and name == "wide_uniform":
             stream, row, column = nodes[number][1:]
             value = f"uniform<R>(x{stream}, x{row}, {_paired(nodes, column)})"
-        if name == "is_below":
+        if modify_scores and name == "is_below":
             stream, row, column, limit = nodes[number][1:]
             value = f"is_below(x{stream}, {_paired(nodes, row)}, {_paired(nodes, column)}, x{limit})"
         if number not in summed and (uniform := _of_gumbel(nodes, number)) is not None:
