@@ -167,7 +167,7 @@ HOPPER = {
         "fold_forward_planes_sm90 split_heads",
         (
             "sm90::fold_forward_planes_kernel<sm90::PlanesTile<64, 3, 4>, M, S, ResidentRows<M>>",
-            "split_heads_kernel<128>",
+            "split_heads_kernel<64>",
         ),
     ),
     "sm90 resident backward of planes": Kernel(

@@ -1,10 +1,11 @@
 // The random numbers of `mr.stat.uniform`: a function of a seed, the indices of a row and the column, so that each pass and each
 // engine finds the same ones. monoidreduce/folds/program/streams.py computes the same in torch.
 //
-// The bits are Philox2x32 of the counter (column, row). Its key, and what is xored to the row, is a hash of the seed and of the
-// row's other indices. Seven rounds are what passes BigCrush (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, 2011).
-// On a GPU a round is a product and an xor, nothing else is computed for each row or column, and a product's two words serve
-// two columns that are 8 apart: a thread has both, whether a tensor core's tile is one of scores or of transposed scores.
+// The bits are Philox2x32 of the counter (column, row); of dropout's numbers, of (row, column). Its key, and what is xored to the
+// second index, is a hash of the seed and of the row's other indices. Seven rounds are what passes BigCrush (Salmon et al.,
+// Parallel Random Numbers: As Easy as 1, 2, 3, 2011). On a GPU a round is a product and an xor, and nothing else is computed for
+// each row or column. A product's two words serve two columns that are 8 apart, or with 16 bits for each number (dropout) also two
+// rows that are 8 apart: a thread has all of them, whether a tensor core's tile is one of scores or of transposed scores.
 #pragma once
 
 #include <cstdint>
