@@ -267,7 +267,7 @@ def test_each_of_two_ranks_has_half_of_the_flops(operator: str) -> None:
 
 def test_nothing_is_kept_while_a_mode_looks_on() -> None:
     """What keeps local gradients over ranks is no op, so a counter of flops would not see it."""
-    on_gpu: Any = SimpleNamespace(is_cuda=True)
+    on_gpu: Any = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16)
     assert operators._may_keep(on_gpu)
     with FlopCounterMode(display=False):
         assert not operators._may_keep(on_gpu)

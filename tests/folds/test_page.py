@@ -108,6 +108,7 @@ def test_vocabulary() -> None:
     names = set(re.findall(r"\w+", listed[1]))
     operators = {"add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge", "floor_divide"}
     operators |= {f"{kind}_{name}" for kind in ("bitwise", "logical") for name in ("and", "or", "not", "xor")}
+    operators |= {"bitwise_left_shift", "bitwise_right_shift"}
     conversions = {"bool", "double", "float", "int", "long", "to"}
     assert names <= BUILDERS.keys()
     assert BUILDERS.keys() - operators - conversions - {"clamp_max", "clamp_min"} == names
