@@ -58,8 +58,8 @@ DEVICES = {"NVIDIA H100 80GB HBM3": "h100"}
 # Commits with a default workspace of 128 MiB.
 WORKSPACES = dict.fromkeys(("0d07cf7", "a7f1d91"), 128 << 20)
 BOUND = 0.15  # no relative error of a phase should be larger
-# Short calls of losses, which were measured when their backward passes started more kernels.
-FEWER_LAUNCHES = ("cross_entropy", "distillation"), 512  # operators, and the most tokens
+# Kernels of Hopper's backward passes that were measured and are gone: they made a factor for each token.
+GONE = {"cross_entropy": 6, "distillation": 2}
 UNMODELLED = {("attention", "compensated")}
 
 
@@ -73,7 +73,7 @@ class Measured:
         op, parameters, dtype: as in the row.
         mode: the part of the contender's name after "monoidreduce, ".
         workspace: workspace, in bytes.
-        milliseconds: times of "forward" and "backward", without the bench's own kernels.
+        milliseconds: times of "forward" and "backward", without kernels of the bench and gone ones.
         peak: peak bytes, the most of either pass and of both.
         timed: whether the model covers its times; otherwise only its memory.
     """
@@ -109,11 +109,6 @@ def measured() -> tuple[Measured, ...]:
     return tuple(found.values())
 
 
-def _launches_less(row: dict[str, Any]) -> bool:
-    operators, tokens = FEWER_LAUNCHES
-    return row["op"] in operators and row["parameters"]["N"] <= tokens
-
-
 def _cases(row: dict[str, Any], environment: dict[str, Any]) -> Iterator[Measured]:
     phases = row["phases"]
     if row["parameters"].get("loss") == "jsd":  # not an operator, but a function for mr.statistics
@@ -137,23 +132,25 @@ def _cases(row: dict[str, Any], environment: dict[str, Any]) -> Iterator[Measure
             mode=mode,
             workspace=workspace,
             milliseconds={
-                phase: of["median"] - 1e3 * (GAP_SECONDS + START_SECONDS) * _own_kernels(row, phase)
+                phase: of["median"] - 1e3 * (GAP_SECONDS + START_SECONDS) * _other_kernels(row, mode, phase)
                 for phase, of in times.items()
             },
             peak=row["peak_bytes"][contender],
-            timed=mode != "deterministic" and "ignored" not in row["parameters"] and not _launches_less(row),
+            timed=mode != "deterministic" and "ignored" not in row["parameters"],
         )
 
 
-def _own_kernels(row: dict[str, Any], phase: str) -> int:
-    """The number of kernels of a phase that the benchmark itself launches.
+def _other_kernels(row: dict[str, Any], mode: str, phase: str) -> int:
+    """The number of kernels of a phase that the benchmark itself launches, and of those that are gone since.
 
     For log-probs it adds a multiple of the entropy. And its upstream gradient is in the operands' dtype,
     which autograd converts if the result is in float32.
     """
     of_entropy = {"forward": 2, "backward": 1}[phase] * (row["op"] == "log_probs")
     converts = row["op"] not in ("attention", "mlp") and row["dtype"] in ("bfloat16", "float16")
-    return of_entropy + (converts and phase == "backward")
+    on_hopper = row["dtype"] in ("bfloat16", "float16") and mode != "sm80"
+    gone = GONE.get(row["op"], 0) * on_hopper
+    return of_entropy + (converts + gone) * (phase == "backward")
 
 
 def _workspace(mode: str, parameters: dict[str, Any], default: int) -> int:

@@ -173,8 +173,8 @@ def test_causal_jobs_of_groups_are_in_parts_as_planned() -> None:
 # What a profiler saw on an H100 at commit 96b0de2, less kernels of the bench and a second one of torch's sum.
 # Later code has no product of upstream gradients in the losses' backward passes; it is left out too. Nor does
 # it fill sums of the MLP with zeros, as it did once in its forward pass and three times in its backward pass.
-# A reduced loss makes no factor for each token: six kernels of cross entropy's backward pass are gone, and two of
-# distillation's.
+# A reduced loss makes no factor for each token: six kernels of cross entropy's backward pass are gone, and
+# two of distillation's.
 LAUNCHES = [
     ("attention", {"B": 1, "H": 8, "L": 512, "d": 64}, (1, 4)),
     ("attention", {"B": 1, "H": 8, "L": 512, "d": 64, "causal": True}, (2, 6)),
