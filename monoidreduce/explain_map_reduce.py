@@ -83,7 +83,7 @@ def explain_map_reduce(
 
 
 def _of_backward(call: dict[str, Any], moved: set[str]) -> str:
-    """What the backward pass does. moved: those of "a" and "b" that get gradients."""
+    """The backward pass in words. moved: which of "a" and "b" get gradients."""
     if not moved:
         return "there is no backward pass, as neither a nor b holds floating-point numbers"
     kept = ""

@@ -107,7 +107,7 @@ def _integer(x: Any) -> Any:
 
 
 def _holds(x: Any) -> Any:
-    """A condition as it is; whether a number is not 0."""
+    """A condition; of a number, whether it is not 0."""
     return x if x.kind == "bool" else x != 0
 
 
