@@ -82,7 +82,7 @@ _FEWEST_TILES = 44
 
 
 def columns_at_once(columns: int) -> int:
-    """How many columns of saved dlogits are split into planes at a time: at most a quarter, in whole tiles."""
+    """How many columns of saved dlogits are split into planes at once: at most a quarter, in whole tiles."""
     most = max(columns // 4 // TILE_COLUMNS, 1)
     tiles = -(-columns // TILE_COLUMNS)
     return -(-tiles // -(-tiles // most)) * TILE_COLUMNS
