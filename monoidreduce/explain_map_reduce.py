@@ -52,7 +52,7 @@ def explain_map_reduce(
     hardware: str | None,
     gpu: _C.DeviceFacts | None,
 ) -> Explanation:
-    """What a call runs. hardware, gpu: as in `folds.explain.explain_fold`."""
+    """The kernels and operations that a call runs. hardware, gpu: as in `folds.explain.explain_fold`."""
     call, tensors, visits = map_reduce_call(arguments, options)
     first = next(iter(tensors.values()))
     if hardware is None:

@@ -82,7 +82,7 @@ def test_products_are_not_fused_with_sums() -> None:
 
 
 def test_dropout_in_a_fold(host: HostKernels) -> None:
-    """Derivatives of dropout are folds, whose elements are not attention's."""
+    """A derivative of attention with dropout is a fold, whose elements have no indices of queries."""
     program = trace_mods(None, None, beside=(0.0, "", 0.4)).text
     text, integers = _of_statistics(program, False, False)
     call = (with_sizes(text, (0, 2)), 0, len(integers), 0, 0, ())  # the place of the seed, and two heads

@@ -316,7 +316,7 @@ def test_bins_of_16_bits(along: str) -> None:
 
 @pytest.mark.parametrize("down, across", ((0, 1), (1, 0), (0, 8), (8, 0), (8, 8), (16, 0), (0, 16), (1, 8)))
 def test_neighbours_of_16_bits_are_independent(down: int, across: int) -> None:
-    """Also those of the 2 x 2 elements, 8 apart, that have the 64 bits of one counter."""
+    """Four elements, 8 rows and columns apart, share the 64 bits of a counter: they are independent too."""
     u = numbers_16(1, 1024, 1024)
     low = u[: 1024 - down, : 1024 - across]
     high = u[down:, across:]

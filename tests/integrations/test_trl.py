@@ -95,7 +95,7 @@ def test_the_function(softcap: float | None, bias: bool, dtype: torch.dtype) -> 
 
 
 def test_kept_classes() -> None:
-    """A class that is not kept is as one whose bias is -inf, but in the mean of the logits."""
+    """Leaving a class out gives what a bias of -inf gives, except for the mean of the logits."""
     x, weight, bias = operands(torch.float64, True)
     targets, keeps = torch.randint(301, (40,)), torch.rand(301) < 0.5
     keeps[targets] = True

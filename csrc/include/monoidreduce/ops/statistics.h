@@ -83,8 +83,8 @@ constexpr auto describe(const X*) {
 
 // The same on Hopper for a program with payload sums, or for several batches: in one pass all statistics, and some of the payload
 // sums' slabs, which have 64 columns (Plan::payload_slabs). The slabs of one sum are adjacent. The payload has the vectors of all
-// sums side by side; if a column has several vectors for a sum, first those of all sums, then the second ones. The call of slab 0
-// also writes the statistics.
+// sums side by side. Where each sum has several vectors of a column, the first vectors of all sums come first, then the second
+// vectors of all sums. The call of slab 0 also writes the statistics.
 // batches: a has the rows of so many folds, and b their columns, one fold after another.
 struct StatisticsPayload {
   TensorView a, b, other_a, other_b, row, column, row_index, column_index, table, table_index;
