@@ -1,5 +1,4 @@
-// Loads and stores of shared memory by address, and the fence that makes ordinary stores visible to TMA and
-// wgmma.
+// Loads and stores of shared memory by address, and the fence between them and what TMA and wgmma do.
 #pragma once
 
 namespace monoidreduce::arch {
@@ -10,8 +9,8 @@ __device__ __forceinline__ SharedAddress shared_address(const void* p) {
   return static_cast<SharedAddress>(__cvta_generic_to_shared(p));
 }
 
-// Makes ordinary stores to shared memory visible to the bulk copies and wgmma instructions that are issued
-// after it.
+// Orders the thread's ordinary loads and stores of shared memory before the bulk copies and wgmma instructions that are issued
+// after it, by this thread or by one that it tells so through a barrier.
 __device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

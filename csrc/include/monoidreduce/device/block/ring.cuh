@@ -21,7 +21,9 @@ enum class ReadBy {
   // Only wgmma. A product is the whole warpgroup's: the thread that has waited for it releases for all four
   // warps.
   kProducts,
-  // Loads of threads too. Warps of a warpgroup drift apart, so each releases when its own lanes have read.
+  // Loads of threads too. Warps of a warpgroup drift apart, so each releases when its own lanes have read. The lanes fence their
+  // loads first: an arrival at an mbarrier overtakes loads that still wait for shared memory while other warps multiply, and TMA
+  // then overwrites what they are about to read.
   kThreads,
 };
 
@@ -57,6 +59,7 @@ struct Ring {
   // products that read it.
   __device__ __forceinline__ void release(RingPosition<kStages> at) {
     if constexpr (kReadBy == ReadBy::kThreads) {
+      arch::fence_async_shared();
       __syncwarp();
       if (arch::elect()) arch::arrive(&empty[at.stage]);
     } else {
