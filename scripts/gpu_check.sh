@@ -25,7 +25,7 @@ PROGRAMS="$PROGRAMS or (test_score_mod and test_functions and bfloat16 and (alib
 PROGRAMS="$PROGRAMS or (test_attend and test_weights and bfloat16 and sigmoid) or test_any_width"
 # float32 in planes of float16: attention and losses.
 PLANES="(test_attention_float32 and test_masks_and_sizes and (one_tile or ragged or padded_59) and (full or causal))"
-PLANES="$PLANES or (test_attention_float32 and (test_widths_below_64 or test_one_gradient_alone))"
+PLANES="$PLANES or (test_attention_float32 and (test_widths or test_one_gradient_alone))"
 PLANES="$PLANES or (test_attention_float32 and test_what_is_not_finite and causal-v-nan)"
 PLANES="$PLANES or (test_float32_planes and (sizes1 or test_logsumexp_matmul or test_log_probs))"
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}

@@ -56,12 +56,11 @@ constexpr std::int64_t kFewColumns = 64;
 
 // Why Hopper's kernels for planes cannot take float32 operands.
 Reason planes_obstacle(const FoldProblem& p, const DeviceFacts& gpu) {
-  const std::int64_t width = p.width(), payload_width = p.payload_width();
+  const std::int64_t width = std::max(p.width(), p.payload_width());
   const bool empty = p.batch() * p.heads() * p.rows() * p.columns() == 0;
   if (empty || p.a.dtype != DType::kFloat32) return {};  // for which there are other reasons
-  if (std::max(width, payload_width) > tiles::kWidestPlanes)
-    return {"the inputs are float32, and a width is {}, more than {}", std::max(width, payload_width),
-            tiles::kWidestPlanes};
+  if (width > tiles::kWidestPlanes)
+    return {"the inputs are float32, and a width is {}, more than {}", width, tiles::kWidestPlanes};
   if (p.bias.present()) return {"the inputs are float32, and there is a bias of scores"};
   if (p.score.softcap != 0) return {"the inputs are float32, and there is a softcap"};
   if (pack_few_rows(p, 64, gpu.multiprocessors)) return {"the inputs are float32, and there are few rows"};
@@ -87,10 +86,11 @@ Plan plan(const AttentionForward& given, const DeviceFacts& gpu, const Launch& l
   const Limits limits{.has_planes = true, .planes = planes_obstacle(p, gpu)};
   Plan plan = plan_of(given, x, choose_resident(p, limits, gpu, launch), launch);
   if (plan.choice.family == Family::kPlanes) {
-    plan.tile = tiles::kAttentionPlanes;
+    const std::int64_t width = std::max(p.width(), p.payload_width());
+    plan.tile = tiles::attention_planes(width);
     plan.scratch = tiles::kCounterFloats;
     for (const TensorView* t : {&x.q, &x.k, &x.v})
-      plan.scratch += t->size[0] * t->size[1] * t->size[2] * planes_width(p.width()) / 2;
+      plan.scratch += t->size[0] * t->size[1] * t->size[2] * planes_width(width) / 2;
   }
   if (plan.choice.family != Family::kSm90) return plan;
   const int columns = tiles::by_width(tiles::kFewRowsColumns, std::max(p.width(), p.payload_width()));

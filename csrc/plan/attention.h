@@ -1,6 +1,7 @@
 // How the scratch of attention's backward pass on tensor cores is laid out.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "monoidreduce/ops/planes.h"
@@ -45,7 +46,7 @@ struct PlanesParts {
     floats[2] = heads * padded_rows * kResiduals;
     floats[3] = whole(row_marks + column_heads * column_units);
     const std::int64_t lines = 2 * (heads * x.q.size[2] + column_heads * x.k.size[2]);
-    floats[4] = lines * planes_width(x.q.size[3]) / 2;
+    floats[4] = lines * planes_width(std::max(x.q.size[3], x.v.size[3])) / 2;
   }
 };
 

@@ -46,10 +46,9 @@ constexpr TileSize attention_forward(std::int64_t width, std::int64_t columns, b
   return {softcapped ? 128 : 192, 128};
 }
 // The same for float32 operands in planes, of widths up to kWidestPlanes. Their scratch begins with a counter of jobs; behind
-// it are the planes. At a width of 128 a test of the backward pass once found wrong gradients of q, and nobody knows why
-// (docs/design/tried_and_dropped.md).
-inline constexpr std::int64_t kWidestPlanes = 64, kCounterFloats = 4;
-inline constexpr TileSize kAttentionPlanes{192, 64};
+// it are the planes.
+inline constexpr std::int64_t kWidestPlanes = 128, kCounterFloats = 4;
+constexpr TileSize attention_planes(std::int64_t width) { return {width <= 64 ? 192 : 128, 64}; }
 constexpr TileSize mlp_forward(std::int64_t width) { return {128, width <= 128 ? 128 : 64}; }
 // Columns of a tile in Hopper's forward passes of few rows, by width.
 inline constexpr int kFewRowsColumns[] = {128, 128, 64};

@@ -23,7 +23,7 @@ FORWARD, BACKWARD = (f"attention_{way}/cuda/planes/float32" for way in ("forward
 IN_ORDER = BACKWARD.replace("planes", "planes/deterministic")
 PASSES = {FORWARD, BACKWARD}
 MASKS = {name: options for name, options in OPTIONS.items() if "softcap" not in name}
-# Sizes of rows and columns for the kernels for planes. One has a width that is padded.
+# Sizes for the kernels for planes. Two have widths that are padded, two have unequal ones.
 SIZES = (
     "one_tile",
     "ragged",
@@ -31,15 +31,14 @@ SIZES = (
     "one_column_head",
     "long",
     "far_fewer_columns",
+    "unequal",
     "padded_59",
+    "padded_64_100",
 )
 
 
 def inputs_of(size: str, gpu: torch.device) -> Inputs:
-    """Widths are at most 64, which is what the kernels take."""
-    *counts, width, value_width = ALL_SIZES[size]
-    widths = min(width, 64), min(value_width, 64)
-    return attention_inputs(*counts, *widths, dtype=torch.float32, device=gpu)
+    return attention_inputs(*ALL_SIZES[size], dtype=torch.float32, device=gpu)
 
 
 @pytest.fixture(autouse=True)
@@ -108,12 +107,13 @@ def outputs_and_gradients(call: Callable[..., Any], inputs: Inputs, options: dic
 
 @pytest.mark.parametrize("mask", ("full", "causal", "window"))
 @pytest.mark.parametrize("drawn", DRAWN)
-def test_error_norms(drawn: str, mask: str, gpu: torch.device) -> None:
+@pytest.mark.parametrize("width", (64, 128))
+def test_error_norms(width: int, drawn: str, mask: str, gpu: torch.device) -> None:
     """At most 1.5 times those of torch's products in float32; half for normal numbers.
 
     Width 64, H200: 1.42 for log-normal rows and 1.26 for small rows of k under a window, 1.3 for heavy tails.
     """
-    normal = attention_inputs(2, 12, 4, 500, 700, 64, 64, dtype=torch.float32, device=gpu)
+    normal = attention_inputs(2, 12, 4, 500, 700, width, width, dtype=torch.float32, device=gpu)
     inputs = {name: make(t) for make, (name, t) in zip(DRAWN[drawn], normal.items(), strict=True)}
     in_double = _in_double(inputs)
     with takes(PASSES):
@@ -144,16 +144,17 @@ def test_masks_and_sizes(size: str, options: dict[str, Any], gpu: torch.device) 
         check_operator("attention", inputs, {"return_lse": True, **options})
 
 
-@pytest.mark.parametrize("widths", ((24, 64), (59, 40), (8, 8)))
-def test_widths_below_64(widths: tuple[int, int], gpu: torch.device) -> None:
+@pytest.mark.parametrize("widths", ((24, 64), (59, 40), (8, 8), (96, 96), (72, 128), (128, 16)))
+def test_widths(widths: tuple[int, int], gpu: torch.device) -> None:
     inputs = attention_inputs(2, 36, 12, 201, 333, *widths, dtype=torch.float32, device=gpu)
     with takes(PASSES):
         check_operator("attention", inputs, {"return_lse": True, "causal": True})
 
 
-def test_padded_gradients_meet_no_other_row(gpu: torch.device) -> None:
+@pytest.mark.parametrize("width", (59, 123))
+def test_padded_gradients_meet_no_other_row(width: int, gpu: torch.device) -> None:
     """The last query has NaN in its output. The gradient of the one before it does not read that."""
-    inputs = attention_inputs(1, 68, 68, 128, 128, 59, 59, dtype=torch.float32, device=gpu)
+    inputs = attention_inputs(1, 68, 68, 128, 128, width, width, dtype=torch.float32, device=gpu)
     inputs["v"][:, :, -1] = torch.nan
     with takes(PASSES):
         out, d_q, *_ = outputs_and_gradients(mr.attention, inputs, {"causal": True})
@@ -177,15 +178,16 @@ def test_one_gradient_alone(size: str, wanted: str, gpu: torch.device) -> None:
 
 
 def test_sinks(gpu: torch.device) -> None:
-    inputs = inputs_of("grouped", torch.float32, gpu)
+    inputs = inputs_of("grouped", gpu)
     inputs["sinks"] = torch.randn(inputs["q"].shape[1], device=gpu)
     with takes(PASSES):
         check_operator("attention", inputs, {"return_lse": True, "causal": True})
 
 
-def test_packed_sequences(gpu: torch.device) -> None:
+@pytest.mark.parametrize("width", (64, 128))
+def test_packed_sequences(width: int, gpu: torch.device) -> None:
     lengths = (300, 1, 64, 0, 517, 128)
-    inputs = varlen_inputs(lengths, None, 16, 4, 64, 64, dtype=torch.float32, device=gpu)
+    inputs = varlen_inputs(lengths, None, 16, 4, width, width, dtype=torch.float32, device=gpu)
     with takes(PASSES):
         check_operator("attention_varlen", inputs, {"causal": True, "return_lse": True})
 
@@ -251,11 +253,21 @@ def test_same_bits(size: str, gpu: torch.device) -> None:
         torch.use_deterministic_algorithms(False)
 
 
+def test_stages_are_released_after_they_are_read(gpu: torch.device) -> None:
+    """100 calls have the same bits: no tile's scales are overwritten while a warp reads them (block/ring.cuh)."""
+    inputs = inputs_of("far_fewer_columns", gpu)
+    call = Specimen("attention", "attention", attention_inputs)
+    grads = upstreams(call, inputs)
+    with takes(PASSES):
+        first = results(call, inputs, grads)
+        for _ in range(100):
+            assert_same_bits(results(call, inputs, grads), first)
+
+
 @pytest.mark.parametrize(
     ("change", "options", "reason"),
     (
-        ({"width": 192, "value_width": 192}, {}, "a width is 192, more than 64"),
-        ({"value_width": 128}, {}, "a width is 128, more than 64"),
+        ({"width": 192, "value_width": 192}, {}, "a width is 192, more than 128"),
         ({"bias": (200, 300)}, {}, "there is a bias of scores"),
         ({}, {"softcap": 5.0}, "there is a softcap"),
         ({"m": 1}, {}, "there are few rows"),

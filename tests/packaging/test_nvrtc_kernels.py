@@ -166,8 +166,8 @@ HOPPER = {
     "sm90 resident forward of planes": Kernel(
         "fold_forward_planes_sm90 split_heads",
         (
-            "sm90::fold_forward_planes_kernel<sm90::PlanesTile<64, 3, 4>, M, S, ResidentRows<M>>",
-            "split_heads_kernel<64>",
+            "sm90::fold_forward_planes_kernel<sm90::PlanesTile<128, 2, 2>, M, S, ResidentRows<M>>",
+            "split_heads_kernel<128>",
         ),
     ),
     "sm90 resident backward of planes": Kernel(

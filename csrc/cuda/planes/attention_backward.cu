@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "../../plan/attention.h"
 #include "../../plan/tiles.h"
 #include "../attention_passes.cuh"
@@ -11,11 +13,12 @@ namespace {
 
 using namespace monoidreduce::sm90;
 
-constexpr int kWidth = tiles::kWidestPlanes;
-template <GradientOf kOf>
-using Tile = PlanesPassTile<kOf, kWidth, 2>;
-static_assert(tiles::kPass.staying == Tile<GradientOf::kRows>::kStaying &&
-              tiles::kPass.streamed == Tile<GradientOf::kRows>::kStreamed);
+// One stage for each stream, where there is no space for two: the next tile of one is loaded while the other is
+// multiplied.
+template <GradientOf kOf, int kWidth>
+using Tile = PlanesPassTile<kOf, kWidth, kWidth == 64 || kOf == GradientOf::kPayload ? 2 : 1>;
+static_assert(tiles::kPass.staying == Tile<GradientOf::kRows, 64>::kStaying &&
+              tiles::kPass.streamed == Tile<GradientOf::kRows, 64>::kStreamed);
 
 // The scratch: parts one behind the other, as PlanesParts says.
 struct Scratch {
@@ -56,20 +59,27 @@ void run(const AttentionBackward& x, const Plan& plan, const Launch& launch) {
   const FoldGradients wanted{.grad_out = x.grad_out, .d_a = x.d_q, .d_b = x.d_k, .d_payload = x.d_v};
   const LogSumExp<Full> m;
   const ScaledScores<Full> scores(problem.score, 1);
-  float* at = scratch.part[4];
-  const auto split = [&](const TensorView& t) {
-    float* const to = at;
-    at += planes_floats(t, kWidth);
-    return split_heads<kWidth>(t, to, launch);
+  const auto all = [&]<int kWidth>(std::integral_constant<int, kWidth>) {
+    float* at = scratch.part[4];
+    const auto split = [&](const TensorView& t) {
+      float* const to = at;
+      at += planes_floats(t, kWidth);
+      return split_heads<kWidth>(t, to, launch);
+    };
+    const SplitOperands operands{split(problem.a), split(problem.b), split(problem.payload),
+                                 split(x.grad_out)};
+    const auto pass = [&]<GradientOf kOf>(std::integral_constant<GradientOf, kOf>) {
+      fold_backward_planes<Tile<kOf, kWidth>>(m, scores, problem, operands, wanted, scratch.residuals,
+                                              scratch.marks, launch);
+    };
+    if (plan.computed.rows) pass(std::integral_constant<GradientOf, GradientOf::kRows>{});
+    if (plan.computed.columns) pass(std::integral_constant<GradientOf, GradientOf::kColumns>{});
+    if (plan.computed.payload) pass(std::integral_constant<GradientOf, GradientOf::kPayload>{});
   };
-  const SplitOperands operands{split(problem.a), split(problem.b), split(problem.payload), split(x.grad_out)};
-  const auto pass = [&]<GradientOf kOf>(std::integral_constant<GradientOf, kOf>) {
-    fold_backward_planes<Tile<kOf>>(m, scores, problem, operands, wanted, scratch.residuals, scratch.marks,
-                                    launch);
-  };
-  if (plan.computed.rows) pass(std::integral_constant<GradientOf, GradientOf::kRows>{});
-  if (plan.computed.columns) pass(std::integral_constant<GradientOf, GradientOf::kColumns>{});
-  if (plan.computed.payload) pass(std::integral_constant<GradientOf, GradientOf::kPayload>{});
+  if (std::max(problem.width(), problem.payload_width()) <= 64)
+    all(std::integral_constant<int, 64>{});
+  else
+    all(std::integral_constant<int, 128>{});
   repair_backward(LogSumExp<float>{}, problem, rows, wanted, scratch.marks, launch);
 }
 

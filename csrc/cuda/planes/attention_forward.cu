@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "../../plan/tiles.h"
 #include "../attention_passes.cuh"
 #include "../engine.h"
@@ -9,10 +11,13 @@ namespace {
 
 using namespace monoidreduce::sm90;
 
-using Tile = PlanesTile<tiles::kWidestPlanes, 3, 4>;
-static_assert(tiles::kAttentionPlanes.rows == Tile::kRows &&
-              tiles::kAttentionPlanes.columns == Tile::kColumns);
-static_assert(planes_width(Tile::kWidth) * sizeof(__half) == PlanesMemory<Tile>::Operand::kLineOfBoth);
+using Width64 = PlanesTile<64, 3, 4>;
+using Width128 = PlanesTile<128, 2, 2>;
+
+template <class Tile>
+constexpr bool kPlanned = tiles::attention_planes(Tile::kWidth).rows == Tile::kRows &&
+                          tiles::attention_planes(Tile::kWidth).columns == Tile::kColumns;
+static_assert(kPlanned<Width64> && kPlanned<Width128>);
 
 }  // namespace
 
@@ -22,8 +27,15 @@ void run(const AttentionForward& x, const Plan&, const Launch& launch) {
   float* const scratch = data<float>(x.scratch);
   auto* const counter = problem.range.all() ? nullptr : reinterpret_cast<unsigned long long*>(scratch);
   const FullAttentionRows rows{data<float>(x.lse), data<float>(x.lse_low), data<const float>(x.sinks)};
-  fold_forward_planes<Tile>(LogSumExp<Full>{}, ScaledScores<Full>(problem.score, 1), problem, rows,
-                            {x.out, x.out_low}, scratch + tiles::kCounterFloats, counter, launch);
+  const auto fold = [&]<class Tile>(Tile) {
+    static_assert(planes_width(Tile::kWidth) * sizeof(__half) == PlanesMemory<Tile>::Operand::kLineOfBoth);
+    fold_forward_planes<Tile>(LogSumExp<Full>{}, ScaledScores<Full>(problem.score, 1), problem, rows,
+                              {x.out, x.out_low}, scratch + tiles::kCounterFloats, counter, launch);
+  };
+  if (std::max(problem.width(), problem.payload_width()) <= 64)
+    fold(Width64{});
+  else
+    fold(Width128{});
   recompute_marked(x, problem, launch);
 }
 

@@ -12,8 +12,8 @@
 
 namespace monoidreduce::sm90 {
 
-// kWidth: of all operands, a multiple of 64. There are two consumers: with a third one, the gradients of its lines
-// were wrong (docs/design/tried_and_dropped.md).
+// kWidth: of all operands, a multiple of 64. A third consumer at width 64 is as fast as two
+// (docs/design/tried_and_dropped.md).
 template <GradientOf kOf_, int kWidth_, int kStages_>
 struct PlanesPassTile {
   static constexpr GradientOf kOf = kOf_;
@@ -101,25 +101,27 @@ struct PlanesPassConsumer {
   const PlanesPassArguments& p;
   const PassJob<Tile>& job;
   Memory& memory;
-  const int warpgroup;
 
   float scores[kStreamed / 2], u[kStreamed / 2], sums[kWidth / 2];
   float own_scale[2][2];  // of the operands that stay, and the thread's two rows of each
   float own_residuals[PlaneResiduals::kValues][2];  // of the rows that stay
 
-  __device__ __forceinline__ int own_line() const { return job.line0 + warpgroup * kFragmentRows; }
+  // Which consumer this is. All lanes of a warp call it. A shuffle finds it again in each tile, because from a
+  // variable the compiler computes the addresses of every product ahead of the loop, and spills them.
+  __device__ __forceinline__ static int warpgroup() { return arch::uniform(threadIdx.x / kWarpgroup); }
+  __device__ __forceinline__ int own_line() const { return job.line0 + warpgroup() * kFragmentRows; }
   __device__ __forceinline__ void wait_for_turn() const {
-    arch::sync_threads(kTurns + warpgroup, 2 * kWarpgroup);
+    arch::sync_threads(kTurns + warpgroup(), 2 * kWarpgroup);
   }
   __device__ __forceinline__ void end_turn() const {
-    arch::arrive_threads(kTurns + (warpgroup + 1) % Tile::kConsumers, 2 * kWarpgroup);
+    arch::arrive_threads(kTurns + (warpgroup() + 1) % Tile::kConsumers, 2 * kWarpgroup);
   }
 
   // dots = this consumer's staying lines . streamed^T
   __device__ __forceinline__ void multiply(float (&dots)[kStreamed / 2], int which, const Operand& streamed) {
     PlaneDots<kWidth> product;
     wait_for_turn();
-    product.multiply(memory.staying[warpgroup][which], streamed);
+    product.multiply(memory.staying[warpgroup()][which], streamed);
     end_turn();
     arch::wait_wgmma<0>();
     product.scaled(dots, own_scale[which], streamed.scales);
@@ -182,7 +184,7 @@ struct PlanesPassConsumer {
     for (int n = 0; n < Memory::kOperands; ++n) {
 #pragma unroll
       for (int r = 0; r < 2; ++r)
-        own_scale[n][r] = memory.staying[warpgroup][n].scales[fragment_row(r)].scale;
+        own_scale[n][r] = memory.staying[warpgroup()][n].scales[fragment_row(r)].scale;
     }
     if constexpr (Tile::kOfRows) {
       const float* const own =
@@ -193,7 +195,7 @@ struct PlanesPassConsumer {
         for (int r = 0; r < 2; ++r) own_residuals[n][r] = own[n * kPlaneLines + fragment_row(r)];
       }
     }
-    if (warpgroup == Tile::kConsumers - 1) arch::arrive_threads(kTurns, 2 * kWarpgroup);
+    if (warpgroup() == Tile::kConsumers - 1) arch::arrive_threads(kTurns, 2 * kWarpgroup);
     RingPosition<Tile::kStages> at;
     for (int head = job.first_head; head < job.end_head; ++head) {
 #pragma unroll 1
@@ -222,15 +224,16 @@ struct PlanesPassConsumer {
   }
 
   __device__ __forceinline__ void finish() {
+    const int own = own_line();
     const int lines = Tile::kOfRows ? p.shape.rows : p.shape.columns;
-    if (!is_finite(sums) && own_line() < lines) {
+    if (!is_finite(sums) && own < lines) {
       const int heads = Tile::kOfRows ? p.shape.heads : p.shape.heads / p.shape.group;
       const std::int64_t head = std::int64_t{job.batch} * heads + job.staying_head;
-      (Tile::kOfRows ? p.marks.row(head, own_line()) : p.marks.column(head, own_line())) = 1.f;
+      (Tile::kOfRows ? p.marks.row(head, own) : p.marks.column(head, own)) = 1.f;
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int line = own_line() + fragment_row(r);
+      const int line = own + fragment_row(r);
       if (line >= lines) continue;
       const OutputRows& out = p.gradient;
       float* const to = static_cast<float*>(out.data) + job.batch * out.stride[0] +
@@ -260,13 +263,15 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   __syncthreads();
 
   const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
-  const PassJob<Tile> job(p.shape, blockIdx.x);
+  // A job in each branch: one for both would be live through the producer's few registers, and be spilled.
   if (warpgroup == Tile::kConsumers) {
     arch::setmaxnreg_dec<24>();
+    const PassJob<Tile> job(p.shape, blockIdx.x);
     if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect()) produce_planes(p, job, memory);
   } else {
     arch::setmaxnreg_inc<240>();
-    Consumer consumer{m, scores, p, job, memory, warpgroup};
+    const PassJob<Tile> job(p.shape, blockIdx.x);
+    Consumer consumer{m, scores, p, job, memory};
     consumer.run();
     consumer.finish();
   }

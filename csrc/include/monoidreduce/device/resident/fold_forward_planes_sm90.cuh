@@ -1,4 +1,4 @@
-// The forward fold on Hopper for float32 operands of a width up to 64, with float32's accuracy: by fp16 planes
+// The forward fold on Hopper for float32 operands of a width up to 128, with float32's accuracy: by fp16 planes
 // (block/planes_sm90.cuh).
 //
 // The structure is that of fold_forward_sm90.cuh, but a tile's products take three times as long beside its
