@@ -101,4 +101,5 @@ set(MONOIDREDUCE_SM90_SOURCES
     csrc/cuda/planes/losses.cu
     csrc/cuda/planes/log_probs.cu
     csrc/cuda/planes/products.cu
+    csrc/cuda/planes/row_gradient.cu
     csrc/cuda/planes/statistics.cu)

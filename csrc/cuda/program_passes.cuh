@@ -97,6 +97,14 @@ void fold(const StatisticsFold& x, const Launch& launch) {
     fold_by(Tile<1>{}, x, launch);
 }
 
+// Each part of the columns has gradients of its own.
+inline void check_parts(const StatisticsRowGradient& x, const Plan& plan) {
+  require(plan.owned_rows.has_value(), "plan: expected one for rows that have owners, got ", text(plan));
+  for (const TensorView* t : {&x.d_a, &x.d_other_a, &x.sums})
+    require(!t->present() || t->size[0] == plan.owned_rows->splits, "gradients: expected ",
+            plan.owned_rows->splits, " parts, got ", t->size[0]);
+}
+
 template <class Stores>
 struct GradientParameter {
   ProgramData data;

@@ -63,10 +63,7 @@ void run(const StatisticsLocalGradient& x, const Plan&, const Launch& launch) {
 }
 template <>
 void run(const StatisticsRowGradient& x, const Plan& plan, const Launch& launch) {
-  require(plan.owned_rows.has_value(), "plan: expected one with threads that own rows, got ", text(plan));
-  for (const TensorView* t : {&x.d_a, &x.d_other_a, &x.sums})
-    require(!t->present() || t->size[0] == plan.owned_rows->splits, "gradients: expected ",
-            plan.owned_rows->splits, " parts, got ", t->size[0]);
+  check_parts(x, plan);
   const narrow::Parts parts = parts_of(x, *plan.owned_rows);
   const narrow::RowGradients to{{x.d_a.data, x.d_other_a.data},
                                 x.sums.data,

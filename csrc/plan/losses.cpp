@@ -126,12 +126,17 @@ int lanes_of_program(const Choice& choice, const FoldProblem& p) {
 // allows: each part has a result for every row, and there is room for `room` results in all.
 std::optional<OwnedRows> own_rows(const Choice& choice, const FoldProblem& p, const DeviceFacts& gpu,
                                   std::int64_t room) {
+  const auto owned = [&](int lanes, const TileSize& tile, std::int64_t at_once) {
+    const std::int64_t wanted = parts_of(gpu.multiprocessors * at_once, parts_of(p.rows(), tile.rows)),
+                       steps = parts_of(p.columns(), tile.columns);
+    return OwnedRows{lanes, std::max<std::int64_t>(std::min({wanted, steps, room / p.rows()}), 1)};
+  };
+  if (choice.family == Family::kPlanes)
+    return owned(tiles::kLanesOfFragment, tiles::kRowGradientPlanes, tiles::kRowBlocksOfPlanes);
   const int lanes = lanes_of_program(choice, p);
   if (lanes == 0) return {};
-  const std::int64_t blocks = parts_of(p.rows(), tiles::kRowThreads / lanes * tiles::kGroupRows),
-                     wanted = parts_of(std::int64_t{gpu.multiprocessors} * tiles::kRowBlocks, blocks),
-                     steps = parts_of(p.columns(), tiles::kRowColumns);
-  return OwnedRows{lanes, std::max<std::int64_t>(std::min({wanted, steps, room / p.rows()}), 1)};
+  return owned(lanes, {tiles::kRowThreads / lanes * tiles::kGroupRows, tiles::kRowColumns},
+               tiles::kRowBlocks);
 }
 
 // A 16-bit matrix with padded columns.
@@ -206,7 +211,8 @@ Plan plan(const StatisticsFold& given, const DeviceFacts& gpu, const Launch& lau
   const Choice choice = of_program ? choose_contraction(p, gpu, planes_of(!two, launch))
                                    : Choice{.both = {"a user's monoid in C++ has no kernels with them"}};
   Plan plan = plan_of(given, x, choice, launch);
-  if (of_program) plan.owned_rows = own_rows(choice, p, gpu, std::numeric_limits<std::int64_t>::max());
+  if (of_program && choice.family == Family::kSimt)
+    plan.owned_rows = own_rows(choice, p, gpu, std::numeric_limits<std::int64_t>::max());
   if (plan.owned_rows && plan.owned_rows->splits > 1)
     plan.scratch = plan.owned_rows->splits * p.rows() * x.state_words;
   const auto take = [&](const ContractionSizes& tile) {
@@ -232,11 +238,17 @@ Plan plan(const StatisticsLocalGradient& x, const DeviceFacts& gpu, const Launch
 }
 // If threads cannot own rows, the caller takes StatisticsLocalGradient instead.
 template <>
-Plan plan(const StatisticsRowGradient& x, const DeviceFacts& gpu, const Launch& launch) {
-  const FoldProblem p = problem_of(x);
-  Plan plan = plan_of(x, x, choose_contraction(p, gpu), launch);
+Plan plan(const StatisticsRowGradient& given, const DeviceFacts& gpu, const Launch& launch) {
+  const StatisticsRowGradient x = padded(given);
+  Choice choice = choose_contraction(problem_of(x), gpu, planes_of(!x.other_a.present(), launch));
+  if (const std::int64_t width = problem_of(x).width();
+      choice.family == Family::kPlanes && width > tiles::kWidestOwned)
+    choice = Choice{.both = {"a width of {} is more than {}", width, tiles::kWidestOwned}};
+  Plan plan = plan_of(given, x, choice, launch);
+  const FoldProblem p = problem_of(choice.family == Family::kPlanes ? x : given);
   const std::int64_t result_bytes = accumulation_size(p.a.dtype) * (p.width() + p.other_width() + 1);
-  plan.owned_rows = own_rows(plan.choice, p, gpu, x.workspace / result_bytes);
+  plan.owned_rows = own_rows(choice, p, gpu, x.workspace / result_bytes);
+  if (choice.family == Family::kPlanes) plan.tile = tiles::kRowGradientPlanes;
   return plan;
 }
 

@@ -67,6 +67,7 @@ std::string text(const Plan& plan) {
   if (simt) return text(plan.choice) + (plan.owned_rows ? "; narrow: threads own rows" : "");
   const bool mlp = std::string_view(plan.call).starts_with("mlp");
   std::string all = text(plan.choice);
+  if (plan.owned_rows) all += "; narrow: gradients are summed on chip, and no local gradients are held";
   if (plan.packing) all += few_rows(*plan.packing, !mlp);
   if (plan.narrow && std::string_view(plan.call) == kDescription<LogSumExpForward>.name)
     all += "; narrow: folds the mean of b too";

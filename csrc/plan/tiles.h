@@ -26,8 +26,8 @@ inline constexpr ContractionSizes kSm90FewLoss{1, kFewRows, 256, 1, 0},
 // terms of an instruction with the largest one, and cut off the rest. Norms of errors of planes and of float32 products, one after
 // the other, on an H200: 8.0e-8 and 5.4e-8 for 8 terms, 9.0e-8 and 1.4e-7 for 64, 1.2e-7 and 4.1e-7 for 512.
 inline constexpr std::int64_t kFewestTerms = 64;
-// The gradients of narrower operands take ordinary cores. Their products have a tile for all of the width, so that few clusters
-// multiply: 32768 rows and columns of width 64 took 25 ms backward on an H200, 24 ms on ordinary cores.
+// Products of stored local gradients of narrower operands take ordinary cores. They have a tile for all of the width, so that few
+// clusters multiply: 32768 rows and columns of width 64 took 25 ms backward on an H200, 24 ms on ordinary cores.
 inline constexpr std::int64_t kNarrowestOfPlanes = 128;
 
 // One of three, for widths up to 64, 128 and 256.
@@ -79,6 +79,11 @@ inline constexpr TileSize kNarrow{128, 128};
 //   kRowBlocks    blocks per SM that the split of the columns aims at: so many that the last ones to finish are few of all
 inline constexpr std::int64_t kRowBytes = 64, kRowVector = 16, kRowThreads = 128, kGroupRows = 4,
                               kRowColumns = 64, kRowBlocks = 16;
+
+// The gradients of rows of a program in planes (device/resident/row_gradient_planes_sm90.cuh): the widest rows, the tile, lanes
+// that share a row of a fragment, and blocks per SM that the split of the columns aims at.
+inline constexpr std::int64_t kWidestOwned = 128, kLanesOfFragment = 4, kRowBlocksOfPlanes = 8;
+inline constexpr TileSize kRowGradientPlanes{128, 64};
 
 // Hopper's pass of a program with payload sums (device/resident/fold_payload_sm90.cuh): elements of a slab, the most slabs that
 // the rows of both scores may have, and slabs of the payload that a kernel adds up.

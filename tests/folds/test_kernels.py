@@ -21,6 +21,7 @@ from monoidreduce.folds import decoding, distillation
 from monoidreduce.folds.cuda import compiler, kernels
 from monoidreduce.folds.cuda.compiler import CompilationError, Compiler
 from monoidreduce.folds.program.arguments import ARGUMENTS, arguments
+from monoidreduce.folds.program.derivative import gradient
 from monoidreduce.folds.program.program import with_sizes
 from monoidreduce.folds.program.tracing import trace
 from monoidreduce.folds.statistics_call import Call
@@ -74,6 +75,22 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 }
 
 
+def program_of_example(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Any]:
+    """The text of the program, and the numbers of its data."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    module, _, function = name.partition(".")
+    traced_function = getattr(importlib.import_module(module), function)._function
+    data = [argument for argument in arguments(traced_function) if argument not in ARGUMENTS]
+    rows, columns = (
+        {argument: "real" for argument in data if (argument in EXAMPLES[name]) == of_rows}
+        for of_rows in (True, False)
+    )
+    traced = trace(traced_function, rows, columns)
+    return traced.text, tuple(
+        len(traced.sources[kind]) for kind in ("row", "row_index", "column", "column_index")
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "tier"),
     sampled(
@@ -84,20 +101,31 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 def test_examples_hardly_spill(
     nvrtc: Compiler, name: str, tier: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
-    module, _, function = name.partition(".")
-    traced_function = getattr(importlib.import_module(module), function)._function
-    data = [argument for argument in arguments(traced_function) if argument not in ARGUMENTS]
-    rows, columns = (
-        {argument: "real" for argument in data if (argument in EXAMPLES[name]) == of_rows}
-        for of_rows in (True, False)
-    )
-    traced = trace(traced_function, rows, columns)
-    counts: Any = [len(traced.sources[kind]) for kind in ("row", "row_index", "column", "column_index")]
+    program, counts = program_of_example(name, monkeypatch)
     capability = (9, 0) if tier == "sm90" else (8, 0)
     for which in ("fold", "gradient"):
-        image = kernels.compiled(which, traced.text, counts, torch.bfloat16, tier, capability)
+        image = kernels.compiled(which, program, counts, torch.bfloat16, tier, capability)
         assert max(int(bytes) for bytes in SPILLS.findall(image.log)) <= 64, image.log
+
+
+@pytest.mark.parametrize("width", (64, 128))
+@pytest.mark.parametrize(
+    "name",
+    sampled(
+        ("kernel_sums.gaussian", "kernel_sums.soft_minimum", "nearest_neighbours.nearest", "noisy_or.causes"),
+        ("kernel_sums.gaussian",),
+    ),
+)
+def test_gradients_of_rows_in_planes_do_not_spill(
+    nvrtc: Compiler, name: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, counts = program_of_example(name, monkeypatch)
+    of = gradient(program, *counts[:2])
+    for of_columns, by_data in ((False, of.rows), (True, of.columns)):
+        by = tuple(number for number, by in enumerate(by_data) if by is not None)
+        given = program, counts, of_columns, True, by, torch.float32, (width, 0, 4), (9, 0), "planes"
+        image = kernels.compiled_row_gradient(*given)
+        assert [int(bytes) for bytes in SPILLS.findall(image.log)] == [0], image.log
 
 
 @pytest.mark.release

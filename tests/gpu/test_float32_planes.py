@@ -121,34 +121,154 @@ def nearest(score: Any, half: Any) -> Any:
     return dict(best=mr.stat.largest(score - half, 5))
 
 
+class Points(NamedTuple):
+    """x [N, D], y [M, D] and positive masses [M]."""
+
+    x: Tensor
+    y: Tensor
+    mass: Tensor
+
+
+def points(rows: int, columns: int, width: int) -> Points:
+    x, y = (torch.randn(n, width, device="cuda") for n in (rows, columns))
+    return Points(x, y, torch.rand(columns, device="cuda") + 0.1)
+
+
+@mr.statistics
+def soft_minimum(score: Any, half: Any, other_half: Any, mass: Any) -> Any:
+    return dict(lse=mr.stat.softmax(score - half - other_half + torch.log(mass)).logsumexp)
+
+
+@mr.statistics
+def closest(score: Any, half: Any, other_half: Any, mass: Any) -> Any:
+    return dict(best=mr.stat.largest(score - half - other_half + mass))
+
+
+# A fold of points, its result, and the same of all exponents [N, M] and masses by torch.
+FOLDS: dict[str, tuple[Any, Callable[[Any], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    "sums": (gaussian, lambda found: found.sum, lambda e, mass: (mass * e.exp()).sum(1)),
+    "logarithms": (soft_minimum, lambda found: found.lse, lambda e, mass: (e + mass.log()).logsumexp(1)),
+    "closest": (closest, lambda found: found.best.value, lambda e, mass: (e + mass).amax(1)),
+}
+
+
+def halves(t: Tensor) -> Tensor:
+    return t.square().sum(1) / (2 * t.shape[1])
+
+
+def fold_of_points(name: str, x: Tensor, y: Tensor, mass: Tensor) -> Tensor:
+    fold, result, _ = FOLDS[name]
+    columns = {"other_half": halves(y), "mass": mass}
+    return result(fold(x, y, row={"half": halves(x)}, column=columns, scale=1 / x.shape[1]))
+
+
+def of_points(name: str, x: Tensor, y: Tensor, mass: Tensor) -> Tensor:
+    exponents = (x @ y.T) / x.shape[1] - halves(x)[:, None] - halves(y)
+    return FOLDS[name][2](exponents, mass)
+
+
+def step(
+    call: Callable[..., Tensor], name: str, of: Points, upstream: Tensor, dtype: torch.dtype
+) -> list[Tensor]:
+    leaves = [t.to(dtype).requires_grad_() for t in of]
+    result = call(name, *leaves)
+    return [result.detach(), *torch.autograd.grad(result, leaves, upstream.to(dtype))]
+
+
 @pytest.mark.parametrize("width", (64, 128, 512))
 def test_kernel_sums(width: int) -> None:
-    """A user's fold, whose data have gradients too. Below a width of 128 gradients take other kernels."""
-    x, y = (torch.randn(n, width, device="cuda") for n in (400, 1111))
-    mass, upstream = torch.rand(1111, device="cuda"), torch.randn(400, device="cuda")
-
-    def halves(t: Tensor) -> Tensor:
-        return t.square().sum(1) / (2 * width)
-
-    def own(x: Tensor, y: Tensor) -> Tensor:
-        columns = {"other_half": halves(y), "mass": mass}
-        result: Tensor = gaussian(x, y, row={"half": halves(x)}, column=columns, scale=1 / width).sum
-        return result
-
-    def peer(x: Tensor, y: Tensor) -> Tensor:
-        exponents = (x @ y.T) / width - halves(x)[:, None] - halves(y)
-        return (mass.to(x.dtype) * exponents.exp()).sum(1)
-
-    before, case = mr._C.path_counts(), Case(x, y)
-    found = with_gradients(own, case, upstream, dtype=torch.float32)
-    of_forward = {path for path in ran(before) if path.startswith("statistics_fold")}
-    assert of_forward == {"statistics_fold/cuda/planes/float32"}
+    """A user's fold. Gradients up to 128 wide are summed on chip, those of wider points are products."""
+    case, upstream = points(400, 1111, width), torch.randn(400, device="cuda")
+    before = mr._C.path_counts()
+    found = step(fold_of_points, "sums", case, upstream, torch.float32)
+    of_backward = "row_gradient" if width <= 128 else "local_gradient"
+    paths = {f"statistics_{which}/cuda/planes/float32" for which in ("fold", of_backward)}
+    assert {path for path in ran(before) if path.startswith("statistics_")} >= paths
     compare(
-        found,
-        with_gradients(peer, case, upstream, dtype=torch.float32),
-        with_gradients(peer, case, upstream, dtype=torch.float64),
+        found[:3],
+        step(of_points, "sums", case, upstream, torch.float32)[:3],
+        step(of_points, "sums", case, upstream, torch.float64)[:3],
         2.0**-23,
     )
+
+
+# Rows, columns, width: whole tiles; ragged ones; padded widths; a single tile; many parts of the columns.
+SIZES_OF_POINTS = [
+    (128, 128, 64),
+    (300, 1000, 64),
+    (257, 515, 59),
+    (64, 64, 128),
+    (65, 4099, 128),
+    (4099, 65, 100),
+    (5000, 7000, 64),
+    (3001, 2003, 128),
+]
+
+
+@pytest.mark.parametrize("sizes", SIZES_OF_POINTS, ids=str)
+@pytest.mark.parametrize("name", FOLDS)
+def test_gradients_on_chip(name: str, sizes: tuple[int, int, int]) -> None:
+    """Of both operands and of all data. Ten runs have the same bits."""
+    case, upstream = points(*sizes), torch.randn(sizes[0], device="cuda")
+    before = mr._C.path_counts()
+    found = step(fold_of_points, name, case, upstream, torch.float32)
+    assert ran(before) == {f"statistics_{of}/cuda/planes/float32" for of in ("fold", "row_gradient")}
+    peer, exact = (step(of_points, name, case, upstream, dtype) for dtype in (torch.float32, torch.float64))
+    for own, other in zip(errors(found, exact), errors(peer, exact), strict=True):
+        assert own <= max(BOUND["normal"] * other, 2.0**-22), f"{own:.3g} beside torch's {other:.3g}"
+    for _ in range(9):
+        again = step(fold_of_points, name, case, upstream, torch.float32)
+        assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+
+
+@pytest.mark.parametrize("which", range(3), ids=("x", "y", "mass"))
+def test_one_gradient_on_chip(which: int) -> None:
+    case, upstream = points(300, 1111, 64), torch.randn(300, device="cuda")
+    every = step(fold_of_points, "sums", case, upstream, torch.float32)
+    leaf = case[which].clone().requires_grad_()
+    given = [leaf if n == which else t for n, t in enumerate(case)]
+    (found,) = torch.autograd.grad(fold_of_points("sums", *given), leaf, upstream)
+    torch.testing.assert_close(found, every[1 + which], rtol=1e-6, atol=1e-7)
+
+
+@mr.statistics
+def of_groups(score: Any, column: Any, group: Any, kind: Any) -> Any:
+    hit = torch.where(group == kind, 2 * score, score) + 0.125 * torch.where(column > 100, score, 0.0)
+    return dict(mean=mr.stat.softmax(score).mean(hit))
+
+
+def test_integers_on_chip() -> None:
+    """Those of rows and of columns, and the indices of columns."""
+    (x, y, _), upstream = points(300, 777, 64), torch.randn(300, device="cuda")
+    group, kind = (torch.randint(5, (n,), device="cuda") for n in (300, 777))
+
+    def run(dtype: torch.dtype, own: bool) -> list[Tensor]:
+        leaves = [t.to(dtype).requires_grad_() for t in (x, y)]
+        if own:
+            result = of_groups(*leaves, row={"group": group}, column={"kind": kind}, scale=0.25).mean
+        else:
+            score = 0.25 * leaves[0] @ leaves[1].T
+            hit = torch.where(group[:, None] == kind, 2 * score, score)
+            hit = hit + 0.125 * torch.where(torch.arange(777, device="cuda") > 100, score, 0.0)
+            result = (score.softmax(1) * hit).sum(1)
+        return [result.detach(), *torch.autograd.grad(result, leaves, upstream.to(dtype))]
+
+    compare(
+        run(torch.float32, True),
+        run(torch.float32, False),
+        run(torch.float64, False),
+        2.0**-22,
+    )
+
+
+@pytest.mark.parametrize("of_rows", (True, False), ids=("rows", "columns"))
+def test_nan_stays_in_gradients_on_chip(of_rows: bool) -> None:
+    """In the rows that have it, and in the gradients that are sums over them."""
+    case, upstream = points(300, 500, 64), torch.randn(300, device="cuda")
+    (case.x if of_rows else case.y)[17, 5] = math.nan
+    _, dx, dy, _ = step(fold_of_points, "sums", case, upstream, torch.float32)
+    assert dx.isnan().all(1).tolist() == [not of_rows or row == 17 for row in range(300)]
+    assert dy.isnan().all(1).tolist() == [of_rows or row == 17 for row in range(500)]
 
 
 def test_nearest_neighbours() -> None:

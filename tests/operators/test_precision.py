@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -85,6 +86,24 @@ def test_a_mode_is_named_only_where_it_would_help() -> None:
         assert not any("emulated" in text for text in explanation.reasons)
     named = mr.explain("logsumexp_matmul", x, weight, hardware="h100").reasons
     assert any("the inputs are float32, and mr.float32 does not say emulated" in text for text in named)
+
+
+@mr.statistics
+def gaussian(score: Any, mass: Any) -> Any:
+    return dict(sum=mr.stat.total(mass * torch.exp(score)))
+
+
+@pytest.mark.parametrize("width", (24, 56, 59, 64, 128, 136))
+def test_gradients_of_folds_are_summed_on_chip(width: int) -> None:
+    """In planes from 57 to 128 wide. Threads own narrower rows, and wider ones have local gradients."""
+    a, b = (torch.zeros(n, width, requires_grad=True) for n in (300, 500))
+    with mr.float32("emulated"):
+        found = mr.explain(gaussian, a, b, column={"mass": torch.zeros(500)}, hardware="h100")
+    which, tier = "row_gradient", "simt" if width <= 56 else "planes"
+    if width > 128:
+        which = "local_gradient"
+    assert found.backward == f"statistics_{which}/cuda/{tier}/float32"
+    assert any("no local gradients are held" in reason for reason in found.reasons) == (56 < width <= 128)
 
 
 def paths_of_attention(tier: str) -> tuple[str, str]:

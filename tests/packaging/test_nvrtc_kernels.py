@@ -253,6 +253,10 @@ HOPPER = {
             "sm90::AddEpilogue<sm90::RowFactors>>",
         ),
     ),
+    "sm90 gradients of rows of planes": Kernel(
+        "row_gradient_planes_sm90",
+        tuple(f"sm90::row_gradient_planes_kernel<Program<ElementReal>, {width}>" for width in (64, 128)),
+    ),
     "splitting into planes": Kernel(
         "split_planes", ("split_rows_kernel", "largest_of_columns_kernel", "split_columns_kernel")
     ),

@@ -112,8 +112,8 @@ struct PlannedSizes {
   bool operator==(const PlannedSizes&) const = default;
 };
 
-// For a user's program without tensor cores. Its operands are so narrow that a few lanes hold a whole row in registers, and sum
-// its gradient there (StatisticsRowGradient).
+// For a user's program whose operands are so narrow that a few lanes hold the gradient of a row in registers
+// (StatisticsRowGradient), and without tensor cores the row itself.
 struct OwnedRows {
   int lanes;                // the number of lanes that share the width of a row
   std::int64_t splits = 1;  // the number of parts of the columns, which different blocks fold

@@ -31,6 +31,7 @@ from monoidreduce.folds.cuda.kernels import fold_kernels, gradient_kernels
 from monoidreduce.folds.operands import Counts, Data, Folded, Operands, ProgramCall
 
 __all__ = [
+    "as_kernels_read",
     "backward",
     "backward_of_batches",
     "contiguous",
@@ -38,6 +39,7 @@ __all__ = [
     "fits_batches",
     "fold",
     "multiplied_by_torch",
+    "planes_of",
     "rows_product",
     "widths_of",
 ]
@@ -47,7 +49,8 @@ _Planes: TypeAlias = tuple[Tensor | None, Tensor | None]
 _LEAST_COLUMNS = 256  # smallest slice of columns without tensor cores
 
 
-def _as_kernels_read(operands: Operands, plan: _C.Plan) -> Operands:
+def as_kernels_read(operands: Operands, plan: _C.Plan) -> Operands:
+    """The operands, aligned and padded as the kernels of tensor cores need."""
     if not plan.tensor_cores:
         return operands
     a, b, other_a, other_b = operands
@@ -56,7 +59,7 @@ def _as_kernels_read(operands: Operands, plan: _C.Plan) -> Operands:
     return padded(a), padded_weight(b, plan), padded(other_a), padded_weight(other_b, plan)
 
 
-def _planes_of(operands: Operands, plan: _C.Plan) -> tuple[Tensor | None, Tensor | None]:
+def planes_of(operands: Operands, plan: _C.Plan) -> tuple[Tensor | None, Tensor | None]:
     """The operands of the first score in planes, if the plan's kernels read them."""
     return (split_rows(operands[0]), split_rows(operands[1])) if plan.planes else (None, None)
 
@@ -79,14 +82,14 @@ def fold(call: ProgramCall, results: Folded) -> None:
     a, widths = call.a, widths_of(call.operands)
     kernels = fold_kernels(call.program, call.counts, a.dtype, plan, widths, a.device.index)
     scratch = empty_statistics(a, plan.scratch)
-    read = _as_kernels_read(call.operands, plan)
+    read = as_kernels_read(call.operands, plan)
     _C.statistics_fold(
         *read,
         *contiguous(call.data),
         *call.tables,
         *results,
         scratch,
-        *_planes_of(read, plan),
+        *planes_of(read, plan),
         kernels,
         words,
         most,
@@ -128,7 +131,7 @@ def backward(
     of_other = _reads_other(call, needed)
     bytes = call.bytes // (2 if of_other else 1)
     plan, store, read = _local_gradients(call, counts, bytes, of_other)
-    a, b, other_a, other_b = read if factors is None else _as_kernels_read(factors, plan)
+    a, b, other_a, other_b = read if factors is None else as_kernels_read(factors, plan)
     if not plan.tensor_cores:
         return multiplied_by_torch((a, b, other_a, other_b), store, bytes, needed)
 
@@ -266,7 +269,7 @@ def _local_gradients(
     caller has them.
     """
     kernels = _LocalGradients(call, counts, bytes, of_other)
-    read = _as_kernels_read(call.operands, kernels.plan)
+    read = as_kernels_read(call.operands, kernels.plan)
     (a, b, other_a, other_b), (row, column, row_index, column_index) = read, contiguous(call.data)
 
     def store(
@@ -316,7 +319,7 @@ class _LocalGradients:
             *self.tables,
             out,
             other_out,
-            *(_planes_of(operands, self.plan) if planes is None else planes),
+            *(planes_of(operands, self.plan) if planes is None else planes),
             self.handle,
             part.start,
             self.scale,

@@ -1,4 +1,4 @@
-"""The gradients of a program on a GPU for narrow operands without tensor cores: each thread owns rows.
+"""The gradients of a program on a GPU for narrow operands: each thread, or with planes each block, owns rows.
 
 Gradients of rows are one pass over the columns; gradients of columns are the same pass with rows and columns
 exchanged. No local gradients are stored, and no sum depends on the order in which blocks run.
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from monoidreduce._ops.engine import _C
-from monoidreduce._ops.memory import empty_statistics, launch_on
-from monoidreduce.folds.cuda.cuda_passes import contiguous, widths_of
+from monoidreduce._ops.memory import allows_planes, empty_statistics, launch_on
+from monoidreduce.folds.cuda.cuda_passes import as_kernels_read, contiguous, planes_of, widths_of
 from monoidreduce.folds.cuda.kernels import row_gradient_kernel
 from monoidreduce.folds.operands import Counts, ProgramCall, place
 from monoidreduce.folds.program.derivative import gradient
@@ -23,7 +23,11 @@ __all__ = ["backward", "takes"]
 
 def takes(call: ProgramCall) -> bool:
     """Whether the rows are narrow enough for these kernels."""
-    return _C.plan_statistics_row_gradient(*call.operands, workspace=call.bytes).owned_rows is not None
+    return _plan(call).owned_rows is not None
+
+
+def _plan(call: ProgramCall) -> _C.Plan:
+    return _C.plan_statistics_row_gradient(*call.operands, workspace=call.bytes, planes=allows_planes())
 
 
 def backward(
@@ -65,12 +69,11 @@ def _sums(
 
     by: numbers of the data. of_columns: rows and columns are exchanged.
     """
-    operands, a, workspace = call.operands, call.a, call.bytes
-    by = by if needed[2] else ()
-    of_operands = needed[0] or needed[1]
-    plan = _C.plan_statistics_row_gradient(*operands, workspace=workspace)
+    a, plan = call.a, _plan(call)
     assert plan.owned_rows is not None
-    splits = plan.owned_rows.splits
+    by = by if needed[2] else ()
+    of_operands, splits = needed[0] or needed[1], plan.owned_rows.splits
+    operands = as_kernels_read(call.operands, plan)
     shapes: list[tuple[int, ...] | None] = [
         (len(a), width) if width and of_operands else None for width in widths_of(operands)
     ]
@@ -96,13 +99,15 @@ def _sums(
             d_a,
             d_other_a,
             sums,
+            *planes_of(operands, plan),
             kernel,
             call.scale,
-            workspace,
+            call.bytes,
             *launch_on(a),
             plan,
         )
-    return [None if t is None else t[0] if splits == 1 else t.sum(0) for t in found]
+    d_a, d_other_a, sums = (None if t is None else t[0] if splits == 1 else t.sum(0) for t in found)
+    return [None if d_a is None else d_a[:, : a.shape[1]], d_other_a, sums]
 
 
 def _placed(sums: Tensor, by: tuple[int, ...], count: int) -> Tensor:

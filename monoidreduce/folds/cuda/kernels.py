@@ -196,7 +196,7 @@ def row_gradient_kernel(
     assert plan.owned_rows is not None
     owned = _owned(widths, plan.owned_rows.lanes, dtype)
     of, capability = (of_columns, operands, data), capability_of(device)
-    return handle_of(compiled_row_gradient, program, counts, *of, dtype, owned, capability)
+    return handle_of(compiled_row_gradient, program, counts, *of, dtype, owned, capability, plan.tier)
 
 
 def _owned(widths: Widths, lanes: int, dtype: torch.dtype) -> Owned:
@@ -247,16 +247,30 @@ def compiled_row_gradient(
     dtype: torch.dtype,
     owned: Owned,
     capability: tuple[int, int],
+    tier: str = "simt",
 ) -> Image:
-    """The kernel whose threads own rows and sum their gradients.
+    """The kernel whose threads, or with planes its blocks, own rows and sum their gradients.
 
     Args:
         program, counts, of_columns, operands, data: as in `cuda_source.pulled_source`.
         dtype: dtype of the operands.
         owned: as in `compiled`.
         capability: compute capability of the GPU, such as (9, 0).
+        tier: kernel family, from the plan.
     """
     source = pulled_source(program, *counts, of_columns, operands, data)
+    if _C.FAMILIES[tier].planes:
+        found = compiler.find()
+        assert found is not None
+        text = _UNIT.format(
+            includes='#include "monoidreduce/device/resident/row_gradient_planes_sm90.cuh"\n',
+            program=source.text,
+            real="ElementReal",
+            checks="",
+        )
+        width = next(size for size in _WIDTHS if owned[0] <= size)
+        names = [f"{_HERE}sm90::row_gradient_planes_kernel<{_HERE}P, {width}>"]
+        return compiled_unit(found, text, names, tier, capability)
     names = [f"pull_narrow<{_HERE}P, {', '.join(map(str, owned))}>"]
     return _compiled_narrow(source, [], names, dtype, capability)
 

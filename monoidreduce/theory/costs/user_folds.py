@@ -83,11 +83,11 @@ def _products(launch: Launch) -> tuple[int, int, int]:
 def _of_statistics(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     (rows, columns, width), (read, written), plan = _products(launch), _moved(launch), launch.plan
     assert plan is not None
-    if not plan.can.clusters:
+    if not plan.can.clusters or launch.name == "statistics_row_gradient":  # whose blocks own rows
         dtype = str(launch.arguments["a"].dtype).removeprefix("torch.")
         kernel = f"{launch.name}/{plan.tier}/{dtype}"
-        jobs = Counter({rows * columns: 1})
-        yield Work(launch.name, kernel, width, 2.0, jobs, read, written, shared=1)
+        jobs, products = Counter({rows * columns: 1}), 3 if plan.planes else 1
+        yield Work(launch.name, kernel, width, 2.0 * products, jobs, read, written, shared=1)
         return
     assert plan.tile is not None  # of the fold, also where a kernel of payload sums shares its plan
     tile = _PAYLOAD_TILE if launch.name == "statistics_payload" else plan.tile

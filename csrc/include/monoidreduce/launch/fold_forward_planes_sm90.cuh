@@ -11,7 +11,7 @@
 #include "monoidreduce/launch/fold_shape.cuh"
 #include "monoidreduce/launch/launch.h"
 #include "monoidreduce/launch/launch_kernel.cuh"
-#include "monoidreduce/launch/tensor_map.cuh"
+#include "monoidreduce/launch/plane_maps.cuh"
 #include "monoidreduce/launch/tensors.cuh"
 
 namespace monoidreduce::sm90 {
@@ -38,7 +38,7 @@ PlaneMaps split_heads(const TensorView& x, float* to, const Launch& launch) {
   launch_kernel("split_heads", &split_heads_kernel<kWidth>,
                 blocks_for((heads.lines + kLinesOfBlock<kWidth> - 1) / kLinesOfBlock<kWidth>), kPlaneThreads,
                 0, launch.stream, heads);
-  return {tensor_map(split, kPlaneLines), encode_map(split, kPlaneLines, sizeof(RowScale))};
+  return plane_maps(split);
 }
 
 // A fold of float32 operands with readable lines. planes: memory for those of a, b and payload, one behind the other.

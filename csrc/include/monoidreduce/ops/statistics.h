@@ -128,20 +128,23 @@ constexpr auto describe(const X*) {
 
 // For narrow programs, in which threads own rows (Plan::owned_rows): the gradients of the rows' operands (d_a, d_other_a) and of
 // those of the rows' data that the program names (sums). The same call with rows and columns exchanged gives the gradients of
-// the columns. S is OwnedRows::splits: each part of the columns has its own sum, and the caller adds them.
+// the columns. S is OwnedRows::splits: each part of the columns has its own sum, and the caller adds them. In planes there is one
+// score.
 struct StatisticsRowGradient {
   TensorView a, b, other_a, other_b, row, column, row_index, column_index, table, table_index;
   TensorView d_a, d_other_a, sums;
+  TensorView row_planes, column_planes;  // of a and b
   std::int64_t kernels = 0;
   double scale = 1;
   std::int64_t workspace = 0;  // bytes for the parts' sums
 };
 template <std::same_as<StatisticsRowGradient> X>
 constexpr auto describe(const X*) {
-  return pass("statistics_row_gradient", kSimt, statistics_operands<X>(),
+  return pass("statistics_row_gradient", kSimt | kPlanes, statistics_operands<X>(),
               result("da", &X::d_a, "S N D", Type::kAccumulation).maybe(),
               result("dother_a", &X::d_other_a, "S N E", Type::kAccumulation).maybe(),
-              result("sums", &X::sums, "S G N", Type::kAccumulation).maybe(), option("kernels", &X::kernels),
+              result("sums", &X::sums, "S G N", Type::kAccumulation).maybe(),
+              planes_of_operands<X>("N", "V", "D"), option("kernels", &X::kernels),
               option("scale", &X::scale), workspace(&X::workspace));
 }
 

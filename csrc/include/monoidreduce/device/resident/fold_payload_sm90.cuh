@@ -14,6 +14,7 @@
 #include "monoidreduce/device/block/fragment.cuh"
 #include "monoidreduce/device/block/ring.cuh"
 #include "monoidreduce/device/contraction/program_epilogue.cuh"
+#include "monoidreduce/device/resident/column_numbers.cuh"
 #include "monoidreduce/device/schedule/schedule.cuh"
 
 namespace monoidreduce::sm90 {
@@ -49,30 +50,6 @@ struct alignas(kSharedAlignment) PayloadFoldMemory {
   Ring<PayloadFold::kStages, ReadBy::kProducts> ring;
   arch::Mbarrier rows_arrived;
   int first_column, end_column;  // the columns that some row of the block needs
-};
-
-// The numbers of a tile's columns. A consumer has two: it reads one while the next is written.
-template <class P>
-struct ColumnNumbers {
-  typename P::Real data[P::kColumnData > 0 ? P::kColumnData : 1][PayloadFold::kColumns];
-  typename P::ColumnIndex index[P::kColumnIndices > 0 ? P::kColumnIndices : 1][PayloadFold::kColumns];
-
-  // Called by all threads of a consumer, which must meet before they read. Beyond the last column that column's
-  // numbers are repeated.
-  __device__ __forceinline__ void load(const ProgramData& from, int column0) {
-    if constexpr (P::kColumnData + P::kColumnIndices > 0) {
-      const int place = threadIdx.x % kWarpgroup;
-      if (place >= PayloadFold::kColumns) return;
-      const std::int64_t column = ::min(column0 + place, static_cast<int>(from.columns) - 1);
-      const auto* const numbers = static_cast<const float*>(from.column);
-#pragma unroll
-      for (int k = 0; k < P::kColumnData; ++k) data[k][place] = numbers[k * from.column_pitch + column];
-#pragma unroll
-      for (int k = 0; k < P::kColumnIndices; ++k)
-        index[k][place] =
-            saturated<typename P::ColumnIndex>(from.column_index[k * from.column_index_pitch + column]);
-    }
-  }
 };
 
 struct TileSpan {
@@ -158,12 +135,13 @@ struct PayloadConsumer {
   static constexpr int kScores = P::kScores, kVectors = P::kVectors, kSize = PayloadFold::kColumns / 2;
   static_assert(PayloadFold::kStages > PayloadFold::kRowSlabs + Slabs::kCount * kVectors);
   using Frames = Numbers<R, P::kSoftmaxes>;
+  using Columns = ColumnNumbers<P, PayloadFold::kColumns>;
   static constexpr int kOneConsumer = 1,
                        kTurns = 3;  // named barriers; kTurns + w lets consumer w issue its products
 
   const PayloadFoldArguments& p;
   PayloadFoldMemory& memory;
-  ColumnNumbers<P> (&numbers)[2];
+  Columns (&numbers)[2];
   const ProgramData& data;  // of the batch
   const int warpgroup;
   RingPosition<PayloadFold::kStages> at{}, released{};
@@ -225,21 +203,14 @@ struct PayloadConsumer {
   }
 
   // Element i of a tile. Scores are rounded by themselves, as in fragment_element.
-  __device__ __forceinline__ ProgramElement<P> element_of(const ColumnNumbers<P>& numbers, int column0,
-                                                          int i) const {
+  __device__ __forceinline__ ProgramElement<P> element_of(const Columns& numbers, int column0, int i) const {
     const auto score = [&](int n) { return R(fmaf(tile[n][i], static_cast<float>(data.scale), -0.f)); };
-    const int column = fragment_column(i);
-    ProgramElement<P> e{score(0), score(kScores - 1), column0 + column, rows[row_of_element(i)], {},
-                        {},       data.tables};
-#pragma unroll
-    for (int k = 0; k < P::kColumnData; ++k) e.column[k] = numbers.data[k][column];
-#pragma unroll
-    for (int k = 0; k < P::kColumnIndices; ++k) e.column_index[k] = numbers.index[k][column];
-    return e;
+    return numbers.element(score(0), score(kScores - 1), rows[row_of_element(i)], fragment_column(i), column0,
+                           data.tables);
   }
   // The program's elements of a tile: moves frames, adds to the statistics, and makes weights of scores.
   template <bool kAll>
-  __device__ __forceinline__ void fold(const ColumnNumbers<P>& numbers, int column0) {
+  __device__ __forceinline__ void fold(const Columns& numbers, int column0) {
     const auto element = [&](int i) { return element_of(numbers, column0, i); };
     const auto present = [&](int i) { return kAll || column0 + fragment_column(i) < data.columns; };
     Frames top[2] = {state[0].frame, state[1].frame};
@@ -391,7 +362,7 @@ __global__ void __launch_bounds__(PayloadFold::kThreads, 1)
   static_assert(Slabs::kCount <= PayloadFold::kPayloadSlabs);
   if (p.wanted != nullptr && *p.wanted == 0) return;
   extern __shared__ unsigned char shared_bytes[];
-  __shared__ ColumnNumbers<P> numbers[PayloadFold::kConsumers][2];
+  __shared__ ColumnNumbers<P, PayloadFold::kColumns> numbers[PayloadFold::kConsumers][2];
   auto& memory = *reinterpret_cast<PayloadFoldMemory*>(
       shared_bytes + (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
   if (threadIdx.x == 0) {
