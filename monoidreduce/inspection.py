@@ -398,7 +398,10 @@ def _of_mods(operator: str, call: dict[str, Any], program: str, on_gpu: bool, ti
 
 def _of_tables(run: DryRun) -> str:
     if any("d_table" in launch.arguments for launch in run.launches):
-        return "the backward kernels add up the gradients of captured tensors whose index has the key"
+        found = "the backward kernels add up the gradients of captured tensors whose index has the key"
+        if torch.are_deterministic_algorithms_enabled():
+            found += ", as integers; they run twice, first to find the largest addends"
+        return found
     return (
         "gradients of captured tensors are folds; torch computes those of an index with query and key, in "
         "chunks of keys"

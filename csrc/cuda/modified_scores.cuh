@@ -35,7 +35,8 @@ ModifiedScoresData scores_of(const Call& x) {
   require(x.sizes.size() <= ModifiedScoresData::kMostSizes, "sizes: expected at most ",
           ModifiedScoresData::kMostSizes, ", got ", x.sizes.size());
   std::copy(x.sizes.begin(), x.sizes.end(), scores.size);
-  if constexpr (requires { x.d_table; }) scores.d_table = x.d_table.data;
+  if constexpr (requires { x.d_table; })
+    scores.d_table = x.d_table.data, scores.table_integers = data<std::int64_t>(x.table_integers);
   return scores;
 }
 

@@ -118,7 +118,7 @@ def backward(*arguments: Any) -> list[Tensor]:
         grad_out = torch.zeros_like(out)
     wanted = [*needed[:3], False, needed[4]]
     of_table = of.table is not None and needed[3]
-    if of.table is not None and of_table and kernels_sum(scores, of.q, of.k):
+    if of.table is not None and of_table and kernels_sum(scores, of.q, of.k, of.v):
         scores = scores._replace(d_table=torch.zeros_like(of.table))
         wanted[0] = needed[0] or not any(needed[1:3])  # kernels that have nothing else to do do not run
     found = _gradients(scores, grad_out, grad_lse, of.q, of.k, of.v, of.sinks, saved, wanted)

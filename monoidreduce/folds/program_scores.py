@@ -16,7 +16,10 @@ from monoidreduce._ops.engine import _C
 from monoidreduce._ops.memory import empty_statistics, launch_on
 from monoidreduce.folds.cpu.bytecode import scores_code
 from monoidreduce.folds.cuda import kernels
+from monoidreduce.folds.cuda.cuda_source import TableSum
+from monoidreduce.folds.integer_sums import factors_of, sums_of
 from monoidreduce.folds.program.integers import most_numbers
+from monoidreduce.folds.program.program import parse
 
 __all__ = ["MOST_SIZES", "ProgramScores"]
 
@@ -143,13 +146,34 @@ class ProgramScores(NamedTuple):
         )
 
     def call_backward(self, t: BackwardTensors, plan: _C.Plan | None) -> None:
+        if plan is None or self.d_table is None:
+            self._run_backward(t, plan, None)
+        elif not torch.are_deterministic_algorithms_enabled():
+            self._run_backward(t, plan, "floats")
+        else:
+            self._run_backward(t, plan, "largest")
+            gathers = sum(name == "gather" for name, *_ in parse(self.program).nodes)
+            factors = factors_of(self.d_table, gathers * t.q.shape[:3].numel() * t.k.shape[2])
+            integers = torch.zeros_like(factors, dtype=torch.int64)
+            if t.dq is not None and plan.adds_rows:
+                t.dq.zero_()  # the kernels add to it
+            self._replace(d_table=factors)._run_backward(t, plan, "integers", integers)
+            self.d_table.copy_(sums_of(integers, factors))
+
+    def _run_backward(
+        self,
+        t: BackwardTensors,
+        plan: _C.Plan | None,
+        tables: TableSum | None,
+        table_integers: Tensor | None = None,
+    ) -> None:
         left, right, row_spans, column_spans = self.mask
         program: str | int
         if plan is None:
             program = self._code(t.q, t.k, gradient=True)
         else:
             which = kernels.BACKWARD_IN_TURN if plan.in_turn else kernels.BACKWARD
-            program = self._kernel(which, t.q, t.v, plan)
+            program = self._kernel(which, t.q, t.v, plan, tables)
         lse: Tensor | None = t.lse
         lse_low: Tensor | None = t.lse_low
         if self.weights:  # on a GPU the kernels read what forward did not return
@@ -174,6 +198,7 @@ class ProgramScores(NamedTuple):
             t.dk,
             t.dv,
             self.d_table,
+            table_integers,
             t.dsinks,
             t.scratch,
             program,
@@ -193,8 +218,8 @@ class ProgramScores(NamedTuple):
         most = most_numbers("q, k", *q.shape[:3], k.shape[2])
         return scores_code(self.program, tuple(self.sizes), most, gradient)
 
-    def _kernel(self, which: str, q: Tensor, v: Tensor, plan: _C.Plan) -> int:
-        """The handle of a kernel. which: see `kernels.compiled_scores`."""
+    def _kernel(self, which: str, q: Tensor, v: Tensor, plan: _C.Plan, tables: TableSum | None = None) -> int:
+        """The handle of a kernel. which, tables: see `kernels.compiled_scores`."""
         if not kernels.is_available():
             raise RuntimeError(
                 "score_mod, mask_mod, weight: on a GPU their kernels are compiled by NVRTC, and there is "
@@ -212,6 +237,6 @@ class ProgramScores(NamedTuple):
             self.scale,
             self.weights,
             most,
-            self.d_table is not None,
+            tables,
             index,
         )

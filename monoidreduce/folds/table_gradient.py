@@ -4,8 +4,9 @@ The gradient of an entry is a sum over the elements that read it. If the index h
 a total of a program derived from the score function, over keys or over queries: a fold of `statistics_op`.
 
 On a GPU the backward kernels sum the gradients of entries whose index has the key
-(device/program/table_gradient.cuh), unless the order of additions must be fixed. Elsewhere, if an index has
-query and key, torch computes the elements' gradients in chunks of keys, and adds them to the entries.
+(device/program/table_gradient.cuh). In the deterministic mode only those of tensor cores do, as integers, and
+if an index has query and key. Elsewhere torch computes the gradients of elements whose index has both, in
+chunks of keys, and adds them to the entries.
 """
 
 from __future__ import annotations
@@ -53,15 +54,18 @@ def _gathers(text: str) -> _Gathers:
     return _Gathers(*(tuple(numbers) for numbers in found.values()))
 
 
-def kernels_sum(scores: ProgramScores, q: Tensor, k: Tensor) -> bool:
+def kernels_sum(scores: ProgramScores, q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether backward kernels sum the gradients of entries whose index has the key.
 
-    They add in any order, and divide by the scale.
+    They divide by the scale. In the deterministic mode they run twice: a fold takes less if no index has the
+    query too.
     """
-    if not q.is_cuda or torch.are_deterministic_algorithms_enabled() or scores.scale == 0:
+    if not q.is_cuda or scores.scale == 0 or q.numel() == 0 or k.numel() == 0:
         return False
     gathers = _gathers(scores.program)
-    return bool(gathers.by_key or gathers.by_both) and q.numel() > 0 and k.numel() > 0
+    if not torch.are_deterministic_algorithms_enabled():
+        return bool(gathers.by_key or gathers.by_both)
+    return bool(gathers.by_both) and scores.plan_backward(q, k, v, None, []).tensor_cores
 
 
 def table_gradient(

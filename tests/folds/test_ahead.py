@@ -74,8 +74,25 @@ def test_units_of_attention_with_a_learned_table(recorded: list[Any]) -> None:
     made = [(unit[0], unit[2]) for unit in units]
     passes = (kernels.FORWARD, kernels.BACKWARD)
     assert made[:2] == [(kernels.compiled_scores, which) for which in passes]
-    assert units[1][-1] is True  # with the gradient of the table
+    assert units[1][-1] == "floats"  # with the gradient of the table
     assert [make for make, _ in made[2:]] == [kernels.compiled_payload]  # what it is by queries
+
+
+def test_units_of_a_table_in_the_deterministic_mode(recorded: list[Any]) -> None:
+    """The backward pass runs twice, with a kernel each. Tables without the query are folds."""
+    q, k, v = (in_bfloat16(1, 2, 128, 64) for _ in range(3))
+    table = torch.randn(2, 257, requires_grad=True)
+    mr.attention(q, k, v, score_mod=lambda s, b, h, i, j: s + table[h, i - j + 128])
+    mr.attention(q, k, v, score_mod=lambda s, b, h, i, j: s + table[h, j])
+    torch.use_deterministic_algorithms(True)
+    try:
+        by_both, by_key = (ahead.units_of(*call, HOPPER) for call in recorded if call)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    passes = (kernels.FORWARD, kernels.BACKWARD_IN_TURN, kernels.BACKWARD_IN_TURN)
+    assert [unit[2] for unit in by_both] == list(passes)
+    assert [unit[-1] for unit in by_both[1:]] == ["largest", "integers"]
+    assert by_key[1][:1] == (kernels.compiled_scores,) and by_key[1][-1] is None
 
 
 def test_calls_that_autograd_does_not_record_note_nothing(recorded: list[Any]) -> None:

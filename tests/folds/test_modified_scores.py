@@ -21,7 +21,7 @@ from sampled import sampled
 import monoidreduce as mr
 from monoidreduce.folds.block_mask import linked
 from monoidreduce.folds.cuda import compiler, kernels
-from monoidreduce.folds.cuda.cuda_source import scores_source
+from monoidreduce.folds.cuda.cuda_source import TableSum, scores_source
 from monoidreduce.folds.cuda.kernels import BACKWARD, BACKWARD_IN_TURN, FORWARD
 from monoidreduce.folds.program.derivative import is_of_distance, key_step, modified_sums, slopes
 from monoidreduce.folds.program.mods import LINES, mods_of, tables
@@ -260,19 +260,26 @@ def test_dropout_compiles_and_hardly_spills(
 @pytest.mark.parametrize("packed", (False, True), ids=("batch", "packed"))
 @pytest.mark.parametrize(
     ("tier", "which", "width"),
-    sampled([k for k in KERNELS if k[1] == BACKWARD], (("sm80", BACKWARD, 128), ("sm90", BACKWARD, 64))),
+    sampled([k for k in KERNELS if k[1] != FORWARD], (("sm80", BACKWARD, 128), ("sm90", BACKWARD, 64))),
 )
+@pytest.mark.parametrize("summed", ("floats", "largest", "integers"))
 @pytest.mark.parametrize("make", (mods.learned, mods.relative_position), ids=lambda make: make.__name__)
 def test_gradients_of_tables_compile_and_hardly_spill(
-    nvrtc: None, make: Any, tier: str, which: str, width: int, packed: bool
+    nvrtc: None, make: Any, summed: TableSum, tier: str, which: str, width: int, packed: bool
 ) -> None:
+    if tier == "sm90" and (which == BACKWARD_IN_TURN) != (summed != "floats"):
+        pytest.skip("the deterministic mode alone adds in turn, and not floats")
     case = make(2, 4, 37, 53, dtype=torch.float32, device=CPU)
     text = mods_of(case.score_mod, case.mask_mod, packed=packed).text
-    assert "kGathers" in scores_source(text, tables=True).text
+    assert "kGathers" in scores_source(text, tables=summed).text
     capability = (9, 0) if tier == "sm90" else (8, 0)
-    options: dict[str, bool] = {"steps": tier == "sm90", "tables": True}
-    image = kernels.compiled_scores(text, which, packed, torch.bfloat16, width, tier, capability, **options)
-    assert max(int(bytes) for bytes in SPILLS.findall(image.log)) <= 32, image.log
+    steps = tier == "sm90"
+    image = kernels.compiled_scores(
+        text, which, packed, torch.bfloat16, width, tier, capability, steps, tables=summed
+    )
+    # Blocks that take turns leave few registers for packed sequences.
+    most = 144 if (tier, which, width, packed) == ("sm90", BACKWARD_IN_TURN, 128, True) else 32
+    assert max(int(bytes) for bytes in SPILLS.findall(image.log)) <= most, image.log
     assert "C75" not in image.log
 
 

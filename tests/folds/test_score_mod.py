@@ -485,6 +485,16 @@ def test_explain_gradients_of_captured_tensors() -> None:
     )
     assert "the backward kernels add up the gradients of captured tensors" in str(on_gpu)
     assert "torch computes those of an index with query and key" in str(on_cpu)
+    wide = [t.float() for t in (q, q, q)]
+    torch.use_deterministic_algorithms(True)
+    try:
+        in_order = mr.explain("attention", q, q, q, **call, hardware="h100")
+        on_simt = mr.explain("attention", *wide, **call, hardware="h100")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert in_order.deterministic and on_simt.deterministic
+    assert "whose index has the key, as integers" in str(in_order)
+    assert "torch computes those of an index with query and key" in str(on_simt)
     call = {"score_mod": lambda s, b, h, i, j: s + table.detach()[h, i - j + 16]}
     assert "captured" not in str(mr.explain("attention", q, q, q, **call, hardware="h100"))
 

@@ -122,6 +122,11 @@ def test_deterministic_mode(lengths: str, deterministic: None, gpu: torch.device
     check(mods.alibi, lengths, torch.bfloat16, gpu, causal=True)
 
 
+@pytest.mark.parametrize("heads", HEADS[:2], ids=str)
+def test_deterministic_tables(heads: Any, deterministic: None, gpu: torch.device) -> None:
+    check(mods.relative_position, "mixed", torch.bfloat16, gpu, heads)
+
+
 def test_sinks(gpu: torch.device) -> None:
     """A query without keys has its sink alone."""
     q, k, v, *of_sequences = inputs_of("unequal", gpu).values()

@@ -17,6 +17,7 @@ from modified_calls import RAGGED, SHAPES, Results, assert_rule, drawn, operands
 from mods import CASES, Case, dense
 from paths import counts
 from specimens import name_of
+from torch import Tensor
 
 import monoidreduce as mr
 
@@ -175,6 +176,81 @@ def by_distance(B: int, H: int, M: int, N: int, **like: Any) -> Case:
 @pytest.mark.parametrize("width", (64, 128))
 def test_entries_that_most_elements_read(width: int, gpu: torch.device) -> None:
     check(by_distance, (2, 4, 2, 500, 700, width, width), torch.bfloat16, gpu)
+
+
+def in_mode(deterministic: bool, case: Case, leaves: list[Tensor], **options: Any) -> list[Tensor]:
+    """Results and gradients, those of captured tensors last."""
+    given = {"score_mod": case.score_mod, "mask_mod": case.mask_mod, "return_lse": True, **options}
+    torch.use_deterministic_algorithms(deterministic)
+    return results(lambda *t: mr.attention(*t, **given), [*leaves, *case.captured])
+
+
+@pytest.mark.parametrize("width", (64, 128, 256))
+@pytest.mark.parametrize("make", (by_distance, mods.relative_position), ids=lambda m: m.__name__)
+def test_deterministic_tables(
+    make: Any, width: int, tier: str, deterministic: None, gpu: torch.device
+) -> None:
+    """The kernels run twice, and add integers: the same bits, and right ones."""
+    shape = (2, 4, 2, 500, 700, width, width)
+    case, leaves = make(2, 4, 500, 700, dtype=torch.float32, device=gpu), operands(shape, torch.bfloat16, gpu)
+    before = counts()
+    first = in_mode(True, case, leaves)
+    taken = {path: n for path, n in (counts() - before).items() if "backward" in path}
+    of = "sm80" if width == 256 else tier
+    assert taken == {f"modified_attention_backward/cuda/{of}/deterministic/bfloat16": 2}
+    for one, other in zip(first, in_mode(True, case, leaves), strict=True):
+        assert torch.equal(one, other)
+    check(make, shape, torch.bfloat16, gpu)
+
+
+def test_deterministic_tables_of_masks(deterministic: None, gpu: torch.device) -> None:
+    """Where tiles are skipped, rows see no key, and weights are dropped."""
+    check(mods.relative_position, (2, 4, 2, 900, 1000, 64, 64), torch.bfloat16, gpu, blocked=True)
+    check(by_distance, SHAPES[1], torch.float16, gpu, window=(40, 3), scale=-0.2)
+    case, leaves = (
+        by_distance(2, 4, 200, 333, dtype=torch.float32, device=gpu),
+        operands(SHAPES[0], torch.bfloat16, gpu),
+    )
+    options = {"dropout_p": 0.3, "seed": 5}
+    first, second, atomic = (in_mode(mode, case, leaves, **options) for mode in (True, True, False))
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one, other)
+    torch.testing.assert_close(first[-1], atomic[-1], rtol=1e-4, atol=1e-5)
+
+
+def test_deterministic_tables_of_weights(deterministic: None, gpu: torch.device) -> None:
+    leaves, table = (
+        operands(SHAPES[0], torch.bfloat16, gpu),
+        torch.randn(4, 533, device=gpu, requires_grad=True),
+    )
+    weight = lambda score, head, q_idx, kv_idx: torch.sigmoid(score + table[head, q_idx - kv_idx + 333])  # noqa: E731
+    upstream = torch.randn(2, 4, 200, 64, device=gpu, dtype=torch.bfloat16)
+    found = []
+    for mode in (True, True, False):
+        torch.use_deterministic_algorithms(mode)
+        found.append(torch.autograd.grad(mr.attend(*leaves, weight=weight), table, upstream)[0])
+    assert torch.equal(found[0], found[1])
+    torch.testing.assert_close(found[0], found[2], rtol=1e-4, atol=1e-4)
+
+
+def test_deterministic_tables_that_are_not_finite(deterministic: None, gpu: torch.device) -> None:
+    """NaN and infinities are in the entries that atomic additions give them to, and the others as near."""
+    M, N = 200, 333
+    table = torch.rand(4, M + N, device=gpu)
+    table[:, [1, N, M - 1 + N]] = 0  # which one element of a head reads, many, and one
+    table.requires_grad_()
+    case = Case(lambda s, b, h, i, j: s + table[h, i - j + N].sqrt(), None, (table,))
+    leaves = operands((1, 4, 2, M, N, 64, 64), torch.bfloat16, gpu)
+    first, second, atomic = (in_mode(mode, case, leaves)[-1] for mode in (True, True, False))
+    assert torch.equal(first.nan_to_num(7.5, 1, -1), second.nan_to_num(7.5, 1, -1))
+    assert bool(first[:, [1, M - 1 + N]].isinf().all()) and bool(first[:, N].isnan().all())
+    torch.testing.assert_close(first, atomic, rtol=1e-4, atol=1e-4, equal_nan=True)
+    with torch.no_grad():
+        leaves[0][0, 2, 3] = math.nan
+    case = mods.relative_position(1, 4, M, N, dtype=torch.float32, device=gpu)
+    touched = torch.zeros(4, M + N, dtype=torch.bool, device=gpu)
+    touched[2, 3 + N - torch.arange(3 + 31)] = True  # the keys that query 3 keeps
+    assert torch.equal(in_mode(True, case, leaves)[-1].isnan(), touched)
 
 
 def test_path_and_explanation(tier: str, gpu: torch.device) -> None:

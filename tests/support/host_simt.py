@@ -51,6 +51,7 @@ class ScoresData(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("size", ctypes.c_int * 24),
         ("d_table", ctypes.c_void_p),
+        ("table_integers", ctypes.c_void_p),
     )
 
 
@@ -103,7 +104,7 @@ def compiled(text: str, folder: Path, weights: bool = False, tables: bool = Fals
         pytest.skip("no C++ compiler")
     folder.mkdir(exist_ok=True)
     unit, library = folder / "kernels.cpp", folder / "kernels.so"
-    source = scores_source(text, weights=weights, fused=False, tables=tables).text
+    source = scores_source(text, weights=weights, fused=False, tables="floats" if tables else None).text
     unit.write_text(UNIT % (source, *(("Sum", "WeightRows") if weights else ("LogSumExp", "SoftmaxRows"))))
     compiler, include = os.environ.get("CXX", "c++"), ("-I", HERE, "-I", mr.get_include())
     subprocess.run([compiler, *FLAGS, *include, unit, "-o", library], check=True)

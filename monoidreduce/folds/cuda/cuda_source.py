@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
+from typing import Literal
 
 from monoidreduce.folds.program.derivative import exchanged, gradient, is_of_distance, key_step, slopes
 from monoidreduce.folds.program.graph import Expression, Graph, Node
@@ -20,7 +21,17 @@ from monoidreduce.folds.program.operations import LEAVES, OPERATIONS
 from monoidreduce.folds.program.program import Program, parse, reachable
 from monoidreduce.folds.program.ranges import column_bounds
 
-__all__ = ["Source", "fold_source", "gradient_source", "pulled_source", "scores_source", "state_words"]
+__all__ = [
+    "Source",
+    "TableSum",
+    "fold_source",
+    "gradient_source",
+    "pulled_source",
+    "scores_source",
+    "state_words",
+]
+
+TableSum = Literal["floats", "largest", "integers"]  # of device/program/score_element.h
 
 _TYPES = {"real": "R", "index": "I", "wide": "W", "bool": "bool"}
 _INFIX = {
@@ -415,14 +426,14 @@ def scores_source(
     weights: bool = False,
     fused: bool = True,
     most: int = FEW,
-    tables: bool = False,
+    tables: TableSum | None = None,
 ) -> Source:
     """The source of score_mod and mask_mod (device/program/score_element.h).
 
     packed: for packed sequences, whose kernels read spans. steps: whether kernels may add a multiple of the
     key index to dot products instead of evaluating scores. weights: the scores are weights of `attend`;
     excludes steps. fused: whether products may be fused with sums, which is harmless if weights are rounded
-    to 16 bits. most: see `lowered`. tables: the gradient of the table of reals is wanted.
+    to 16 bits. most: see `lowered`. tables: what kernels do with the gradient of the table of reals.
     """
     graph, score, keep, slope, factor, by_gathered = slopes(text, None)
     kept = graph.constant(True) if keep is None else keep
@@ -440,8 +451,8 @@ def scores_source(
         functions += (
             f"  MR_HD static {kind} {name}([[maybe_unused]] const ScoreElement<R>& e) {{\n{body}  }}\n"
         )
-    if tables:
-        functions += _of_tables(graph, by_gathered, most, fused)
+    if tables is not None:
+        functions += _of_tables(graph, by_gathered, most, fused, tables)
     constants = {
         "kMasked": keep is not None,
         "kOfSequences": packed,
@@ -466,7 +477,9 @@ struct Program {{
     )
 
 
-def _of_tables(graph: Graph, by_gathered: Sequence[tuple[int, Expression]], most: int, fused: bool) -> str:
+def _of_tables(
+    graph: Graph, by_gathered: Sequence[tuple[int, Expression]], most: int, fused: bool, tables: TableSum
+) -> str:
     """Members for the gradient of the table of reals (device/program/table_gradient.cuh).
 
     by_gathered: as in `derivative.Slopes`. Others as in `scores_source`.
@@ -488,6 +501,7 @@ def _of_tables(graph: Graph, by_gathered: Sequence[tuple[int, Expression]], most
     return f"""\
   static constexpr int kGathers = {len(of_entries)};
   static constexpr EntryOf kEntryOf[] = {{{", ".join(of_entries)}}};
+  static constexpr TableSum kTableSum = TableSum::k{tables.capitalize()};
   template <int n>
   MR_HD static I entry([[maybe_unused]] const ScoreElement<R>& e) {{
 {entries}  }}

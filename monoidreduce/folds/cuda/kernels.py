@@ -24,6 +24,7 @@ from monoidreduce.folds.cuda import ahead, cache, compiler
 from monoidreduce.folds.cuda.cache import Image
 from monoidreduce.folds.cuda.cuda_source import (
     Source,
+    TableSum,
     fold_source,
     gradient_source,
     pulled_source,
@@ -299,7 +300,7 @@ def scores_kernel(
     scale: float,
     weights: bool,
     most: int,
-    tables: bool,
+    tables: TableSum | None,
     device: int,
 ) -> int:
     """The handle of a forward or backward kernel of attention with modified scores.
@@ -324,7 +325,7 @@ def compiled_scores(
     steps: bool = False,
     weights: bool = False,
     most: int = FEW,
-    tables: bool = False,
+    tables: TableSum | None = None,
 ) -> Image:
     """The kernel of a pass of attention with modified scores.
 
@@ -343,7 +344,7 @@ def compiled_scores(
             instead of evaluating scores.
         weights: the scores are weights of `attend`.
         most: from `integers.most_numbers`.
-        tables: backward, and the gradient of the table of reals is wanted.
+        tables: backward, and what the kernel does with the gradient of the table of reals; None: nothing.
     """
     found = compiler.find()
     assert found is not None
@@ -362,7 +363,7 @@ def compiled_scores(
     if which == FORWARD:
         types.append(f"{here}{rows}")
     if _C.FAMILIES[tier].score_mod_variants:
-        tile.append(str(packed or tables).lower())
+        tile.append(str(packed or tables is not None).lower())
         if which != FORWARD:
             tile.append(f"{family}RowSums::{'kInTurn' if which == BACKWARD_IN_TURN else 'kAnyOrder'}")
     name = "forward" if which == FORWARD else "backward"
@@ -380,7 +381,7 @@ def _compiled_simt_scores(
     capability: tuple[int, int],
     weights: bool,
     most: int,
-    tables: bool,
+    tables: TableSum | None,
 ) -> Image:
     """`compiled_scores` without tensor cores.
 

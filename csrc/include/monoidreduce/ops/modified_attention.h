@@ -100,11 +100,12 @@ constexpr auto describe(const X*) {
               option("sizes", &X::sizes), options(&X::options));
 }
 
-// d_table: the gradient of the table is added to it; on a GPU alone, by a kernel that was compiled for that.
+// d_table: on a GPU alone, for a kernel that was compiled for it: TableSum (device/program/score_element.h) says what the
+// kernel does with it, and whether it takes table_integers too.
 struct ModifiedAttentionBackward {
   TensorView grad_out, grad_lse, q, k, v, table, table_index, blocks, sinks, row_spans, column_spans;
   TensorView out, lse, lse_low, out_low;
-  TensorView d_q, d_k, d_v, d_table, d_sinks;
+  TensorView d_q, d_k, d_v, d_table, table_integers, d_sinks;
   TensorView scratch;  // size: Plan::scratch
   ProgramCode program;
   std::vector<std::int64_t> sizes;
@@ -121,9 +122,11 @@ constexpr auto describe(const X*) {
               optional("out_low", &X::out_low, "B H M O").where(&check_low_word<X>),
               gradient("dq", &X::d_q, "B H M F"), gradient("dk", &X::d_k, "B Hkv N F", Type::kPlanGradient),
               gradient("dv", &X::d_v, "B Hkv N D", Type::kPlanGradient),
-              result("d_table", &X::d_table, "T", Type::kAccumulation).maybe(), sink_gradient_result<X>(),
-              scratch("scratch", &X::scratch), option("program", &X::program).where(&check_program<X>),
-              option("sizes", &X::sizes), options(&X::options));
+              result("d_table", &X::d_table, "T", Type::kAccumulation).maybe(),
+              result("table_integers", &X::table_integers, "T", Type::kInt64).maybe(),
+              sink_gradient_result<X>(), scratch("scratch", &X::scratch),
+              option("program", &X::program).where(&check_program<X>), option("sizes", &X::sizes),
+              options(&X::options));
 }
 
 // The scores of this problem are bare dot products: the program scales them.

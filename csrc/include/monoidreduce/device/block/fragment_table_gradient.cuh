@@ -28,13 +28,16 @@ struct FragmentTableGradient {
   __device__ __forceinline__ void finish() const { add_sums<0>(); }
 
  private:
+  __device__ __forceinline__ auto entries() const {
+    return TableEntries<P::kTableSum, float>(scores.all.data);
+  }
   template <int n, class Element>
   __device__ __forceinline__ void add(int i, const Element& e, float g) {
     if constexpr (n < kGathers) {
       // An element that does not count may have an infinite slope.
       const float gradient = g == 0.f ? 0.f : g * P::template by_gathered<n>(e).x;
       if constexpr (P::kEntryOf[n] == EntryOf::kElement) {
-        of_elements[n].add(scores.all.data.d_table, P::template entry<n>(e), gradient);
+        of_elements[n].add(entries(), P::template entry<n>(e), gradient);
       } else {
         of_columns[n][row_of_element(i)] += gradient;
       }
@@ -45,14 +48,13 @@ struct FragmentTableGradient {
   __device__ __forceinline__ void add_sums() const {
     if constexpr (n < kGathers) {
       if constexpr (P::kEntryOf[n] == EntryOf::kElement) {
-        of_elements[n].finish(scores.all.data.d_table);
+        of_elements[n].finish(entries());
       } else {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const float sum = reduce_lanes<kLanesOfRow>(of_columns[n][r], AddNumbers{});
           const auto of_column = scores.element(Bits(0), 2 * r);
-          if (threadIdx.x % kLanesOfRow == 0)
-            add_to_entry<float>(scores.all.data.d_table, P::template entry<n>(of_column), sum);
+          if (threadIdx.x % kLanesOfRow == 0) entries().add(P::template entry<n>(of_column), sum);
         }
       }
       add_sums<n + 1>();

@@ -18,6 +18,7 @@
 // and, if the kernel sums gradients of tables (table_gradient.cuh), for each gather n below kGathers:
 //
 //   kEntryOf[n]        what the entry depends on
+//   kTableSum          what it does with the gradients
 //   entry<n>(element)  the number of the entry in the table of reals
 //   by_gathered<n>(element)  the derivative of the new score with respect to what was gathered
 #pragma once
@@ -37,6 +38,8 @@ inline constexpr bool kDrops<P> = true;
 
 // What the entry that a gather reads depends on, beside batch and head: the key, or query and key.
 enum class EntryOf { kColumn, kElement };
+// What the kernel does with the gradients that elements add to the entries of the table (table_gradient.cuh).
+enum class TableSum { kFloats, kLargest, kIntegers };
 // The number of gathers whose entries' gradients the kernel sums.
 template <class P>
 inline constexpr int kGathers = 0;
@@ -108,7 +111,8 @@ struct ModifiedScoresData {
   int block_rows, block_columns, rows, columns;
   float scale;  // scale of dot products
   int size[kMostSizes];
-  void* d_table = nullptr;  // the gradient of the table of reals, to add to
+  void* d_table = nullptr;  // of each entry of the table of reals, what P::kTableSum says
+  std::int64_t* table_integers = nullptr;
 
   // Whether a tile meets a block of another kind than 0.
   MR_HD bool touches(int batch, int head, int row0, int row_count, int column0, int column_count) const {

@@ -8,7 +8,7 @@ namespace monoidreduce::simt {
 // A thread has some elements of one row. kColumn is as kElement: neighbouring elements are of other columns.
 template <class P, class T>
 struct LaneTableGradient {
-  void* const d_table;
+  const TableEntries<P::kTableSum, T> entries;
   EntrySum<T> sums[P::kGathers];
 
   // at: an element, its dot product, and the derivative with respect to its score.
@@ -18,7 +18,7 @@ struct LaneTableGradient {
   }
   __device__ __forceinline__ void finish() const {
 #pragma unroll
-    for (const EntrySum<T>& sum : sums) sum.finish(d_table);
+    for (const EntrySum<T>& sum : sums) sum.finish(entries);
   }
 
  private:
@@ -26,7 +26,7 @@ struct LaneTableGradient {
   __device__ __forceinline__ void add(const Element& e, T g) {
     if constexpr (n < P::kGathers) {
       const T gradient = g == T(0) ? T(0) : g * P::template by_gathered<n>(e);
-      sums[n].add(d_table, P::template entry<n>(e), gradient);
+      sums[n].add(entries, P::template entry<n>(e), gradient);
       add<n + 1>(e, g);
     }
   }

@@ -66,7 +66,9 @@ struct ProgramScoresOfHead {
     return score.call.blocks == nullptr ||
            score.call.touches(batch, head, static_cast<int>(row0), kTile, static_cast<int>(column0), kTile);
   }
-  __device__ auto table_gradient() const { return simt::LaneTableGradient<P, R>{score.call.d_table}; }
+  __device__ auto table_gradient() const {
+    return simt::LaneTableGradient<P, R>{TableEntries<P::kTableSum, R>(score.call)};
+  }
   __device__ bool masks() const { return P::kMasked; }
   __device__ bool keeps(std::int64_t row, std::int64_t column) const {
     return P::keeps(at(row, column).element(R(0)));
