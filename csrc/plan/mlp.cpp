@@ -108,12 +108,19 @@ Plan parts_plan(const Call& given, const Call& padded, const Choice& choice, con
 // above width 128; up to 128 it is so in the deterministic mode, which was not timed. (16384 units of width 256: 128 rows take
 // 0.57 ms in one block and 0.06 in parts. In parts, 1024 rows take 0.14, and 4096 rows, whose blocks would run side by side,
 // 0.78.)
+//
+// With few of both, each of the kernels above width 128 has few blocks. (H200, 2048 rows and units of width 256: 197 us; in one
+// part 64. Fewer of both were not timed.)
 Reason idle(const FoldProblem& p, bool adds_rows, const DeviceFacts& gpu) {
   constexpr int kUnits = 128, kManyRows = 8192, kRows = 128, kManyUnits = 4096, kShare = 3, kShareOfRows = 5;
+  constexpr std::int64_t kManyValues = 1 << 22;  // hidden values
   const std::int64_t units = p.columns(), blocks = parts_of(units, kUnits);
   const std::int64_t rows = p.rows(), row_blocks = parts_of(rows, kRows), all = gpu.multiprocessors;
   if (!adds_rows && units >= kManyUnits && row_blocks * kShareOfRows <= all)
     return {"{} rows are {} blocks for {} multiprocessors", rows, row_blocks, all};
+  const bool few = row_blocks * kShare <= all && blocks * kShare <= all;
+  if (!adds_rows && !one_kernel_backward(p) && few && rows * units >= kManyValues)
+    return {"{} rows and {} hidden units are few blocks for {} multiprocessors", rows, units, all};
   if (p.a.dtype == DType::kFloat32 || rows < kManyRows || blocks * kShare > all) return {};
   return {"{} hidden units are {} blocks for {} multiprocessors", units, blocks, all};
 }

@@ -269,3 +269,12 @@ def test_the_hidden_is_never_stored_whole(gpu: torch.device) -> None:
         gradients = 2 * sum(t.numel() for t in leaves.values())
         summed = 4 * rows * width
         assert peak() - before <= gradients + summed + workspace + (1 << 20)
+
+
+@pytest.mark.tiers("sm90")
+def test_few_rows_and_hidden_units(gpu: torch.device, tier: str) -> None:
+    """Both passes of rows above 128 features wide would have a block for every 128 of them."""
+    inputs = scaled_mlp_inputs((2100, 2000, 200, 72), torch.bfloat16, gpu, biases=True)
+    assert launches(inputs, tier) == {"forward": 1, "backward": 1}
+    call = [inputs[name] for name in ("x", "w1", "w2")]
+    assert "2100 rows and 2000 hidden units are few blocks" in str(mr.explain("mlp", *call))
