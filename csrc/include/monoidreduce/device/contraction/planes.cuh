@@ -18,27 +18,30 @@ struct LineScales {
   }
 };
 
+// Gives back what instructions cut off a dot product of planes on average, if sums of at most 64 products are added up in float32.
+// On an H200 dot products of normal numbers were smaller than they should be by 5.5e-8 of themselves for 64 to 4096 terms, those of
+// positive numbers by 8.1e-8. In logits such a loss would not average out.
+__device__ __forceinline__ float with_cut_off(float dot) {
+  constexpr float kCutOff = 5.5e-8f;
+  return ::fmaf(dot, kCutOff, dot);
+}
+
 // Two operands in planes.
 struct PlanePair {
   int low_rows, low_columns;  // where the low plane begins in a line of each operand
   LineScales row_scales, column_scales;
 
   // Multiplies the dot products of the planes by the scales, powers of two, so that no bit is lost.
-  //
-  // Before that it gives back what the instructions cut off on average (Multiplier::add_products_of_planes). On an H200 dot products
-  // of normal numbers were smaller than they should be by 5.5e-8 of themselves for 64 to 4096 terms, those of positive numbers by
-  // 8.1e-8. In logits such a loss would not average out.
   template <int kSize>
   __device__ __forceinline__ void scale(float (&dots)[kSize], int row0, int column0) const {
-    constexpr float kCutOff = 5.5e-8f;
     const float of_row[2] = {row_scales[row0 + fragment_row(0)], row_scales[row0 + fragment_row(1)]};
 #pragma unroll
     for (int i = 0; i < kSize; i += 4) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const float of_column = column_scales[column0 + fragment_column(i + e)];
-        dots[i + e] = ::fmaf(dots[i + e], kCutOff, dots[i + e]) * of_row[0] * of_column;
-        dots[i + e + 2] = ::fmaf(dots[i + e + 2], kCutOff, dots[i + e + 2]) * of_row[1] * of_column;
+        dots[i + e] = with_cut_off(dots[i + e]) * of_row[0] * of_column;
+        dots[i + e + 2] = with_cut_off(dots[i + e + 2]) * of_row[1] * of_column;
       }
     }
   }

@@ -12,6 +12,7 @@
 
 #include "monoidreduce/device/block/planes_sm90.cuh"
 #include "monoidreduce/device/block/ring.cuh"
+#include "monoidreduce/device/contraction/planes.cuh"
 #include "monoidreduce/device/contraction/program_epilogue.cuh"
 #include "monoidreduce/device/resident/column_numbers.cuh"
 #include "monoidreduce/device/schedule/schedule.cuh"
@@ -127,8 +128,8 @@ struct RowGradientConsumer {
 #pragma unroll
     for (int i = 0; i < kSize; ++i) {
       const int r = row_of_element(i), column = fragment_column(i);
-      // Rounded by itself, as in fragment_element.
-      const R score(fmaf(scores[i], static_cast<float>(data.scale), -0.f));
+      // The score of the forward pass (PlanePair::scale), rounded by itself, as in fragment_element.
+      const R score(fmaf(with_cut_off(scores[i]), static_cast<float>(data.scale), -0.f));
       ElementGradients<P> pulled =
           P::pulled(of_tile.element(score, score, rows[r], column, column0, data.tables));
       if (!kAll && column0 + column >= data.columns) pulled = {};
