@@ -57,7 +57,7 @@ MARK, CPU_MARK, END = (
 DEVICES = {"NVIDIA H100 80GB HBM3": "h100"}
 # Commits with a default workspace of 128 MiB.
 WORKSPACES = dict.fromkeys(("0d07cf7", "a7f1d91"), 128 << 20)
-# Cases that were measured before the plan ran them in parts. In so small a workspace it still runs them whole.
+# Cases that were measured before the plan ran them in parts. In so small a workspace they run whole.
 WHOLE = {"mlp, B 2048, K 2048, d 256": 1 << 20}
 BOUND = 0.15  # no relative error of a phase should be larger
 # Kernels of Hopper's backward passes that were measured and are gone: they made a factor for each token.

@@ -254,7 +254,7 @@ def test_same_bits(size: str, gpu: torch.device) -> None:
 
 
 def test_stages_are_released_after_they_are_read(gpu: torch.device) -> None:
-    """100 calls have the same bits: no tile's scales are overwritten while a warp reads them (block/ring.cuh)."""
+    """100 calls have the same bits: a warp reads scales before TMA overwrites them (block/ring.cuh)."""
     inputs = inputs_of("far_fewer_columns", gpu)
     call = Specimen("attention", "attention", attention_inputs)
     grads = upstreams(call, inputs)
