@@ -73,7 +73,7 @@ MASKS: dict[str, tuple[dict[str, Any], Callable[[int], Tensor] | None]] = {
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("d", [64, 128, pytest.param(256, marks=pytest.mark.release)])
 def test_the_simulator_and_the_model_are_one(d: int, mask: str) -> None:
     """FLOPs and tiles of `mr.cost`, and the words of those tiles. 1920 is a multiple of all tiles."""
     n, heads = 1920, 256
@@ -105,7 +105,13 @@ def test_the_simulator_and_the_model_are_one(d: int, mask: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("d", "name"), [(128, "forward"), (64, "backward"), (128, "backward"), (256, "backward")]
+    ("d", "name"),
+    [
+        (128, "forward"),
+        (64, "backward"),
+        (128, "backward"),
+        pytest.param(256, "backward", marks=pytest.mark.release),
+    ],
 )
 def test_words_grow_with_the_pairs_that_blocks_keep(d: int, name: str) -> None:
     """Beside what every density moves, a pair costs the same at 1, 1/4 and 1/16.
