@@ -161,7 +161,7 @@ def gradients(
     """The gradients by the statistics of numbers.
 
     unrounded: those of rows are in the dtype in which they were summed.
-    batches: the call has those of several, which `cuda_passes.fits_batches` takes.
+    batches: the call has those of several, which `cuda_passes.fits_batches` takes, or more than two scores.
     """
     of = call.parsed
     if of.most:
@@ -174,9 +174,10 @@ def gradients(
         at = indices[: len(of.largest)]
         known_index = at if row_index is None else torch.cat((row_index, at))
     call = call._replace(data=(known, column, known_index, column_index))
-    d_table = Chunked(call).of_table(counts) if wanted.table and call.tables[0] is not None else None
+    d_table = Chunked(call, batches).of_table(counts) if wanted.table and call.tables[0] is not None else None
     if len(call.scores) > 2 or not has_kernels(call.a):
-        return Gradients(*Chunked(call).backward(counts, wanted.scores, wanted.row, wanted.column), d_table)
+        chunked = Chunked(call, batches)
+        return Gradients(*chunked.backward(counts, wanted.scores, wanted.row, wanted.column), d_table)
     needed = [*wanted.scores, *[False] * (4 - len(wanted.scores))]
     used = len(wanted.scores)
     if call.a.is_cuda and batches > 1:

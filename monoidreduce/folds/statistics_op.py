@@ -230,7 +230,7 @@ def backward(*arguments: Any) -> list[Tensor]:
     if options.sizes:
         options = _with_sizes(options)
         call = _call(inputs, options)
-    if batches == 1 or _at_once(call, inputs.payload, needed, batches):
+    if batches == 1 or _at_once(call, inputs.payload, upstream[1], needed, batches):
         return _backward(call, inputs, options, upstream, results, needed, unrounded, batches)
     axes = (*AXES, *_AXES_OF_RESULTS[:2], *_AXES_OF_RESULTS)
     parts = []
@@ -242,13 +242,18 @@ def backward(*arguments: Any) -> list[Tensor]:
     return list(joined(parts, [axis if axis is None else min(axis, t.dim() - 1) for axis, t in of_gradients]))
 
 
-def _at_once(call: ProgramCall, payload: Tensor | None, needed: Sequence[bool], batches: int) -> bool:
-    """Whether the gradients of all batches are computed together: on a GPU, if only those of operands and of
-    one payload are needed."""
+def _at_once(
+    call: ProgramCall, payload: Tensor | None, grad_sums: Tensor | None, needed: Sequence[bool], batches: int
+) -> bool:
+    """Whether the gradients of all batches are computed together: those of operands and payloads alone, with
+    payload sums beside two scores, or by kernels of a GPU for one payload."""
     of, (row, column, *_) = call.parsed, call.data
     of_data = zip(needed[4:8], (row, column, None, call.tables[0]), strict=True)
-    others = any(wanted and t is not None for wanted, t in of_data)
-    if not call.a.is_cuda or not kernels.is_available() or others:
+    if any(wanted and t is not None for wanted, t in of_data) or batches == 0:
+        return False
+    if payload is not None and payload.shape[1] and grad_sums is not None and len(call.scores) == 2:
+        return True  # torch computes them, in chunks that may have several batches
+    if not call.a.is_cuda or not kernels.is_available():
         return False
     if of.most or of.variances or len(of.payloads) > 1 or of.vectors > 1:
         return False

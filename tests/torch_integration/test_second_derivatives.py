@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from largest import LargestTensor
+from live_bytes import LiveBytes
 from specimens import SPECIMENS, Specimen, name_of
 from tolerance import as_outputs
 from torch import Tensor
@@ -208,3 +209,18 @@ def test_the_bound_on_memory(device: torch.device) -> None:
         (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)
         torch.autograd.grad((gradient * torch.ones_like(weight)).sum(), (x, weight))
     assert largest.elements <= 2 * weight.numel()
+
+
+@pytest.mark.parametrize("options", ({}, {"causal": True}, {"softcap": 5.0}, {"dropout_p": 0.5}), ids=str)
+def test_the_bound_on_memory_of_attention(options: dict[str, Any]) -> None:
+    """A Hessian-vector product takes the workspace and a few tensors of the size of operands, not scores."""
+    length, width, workspace = 2048, 8, 2 << 20
+    q, k, v, upstream, *along = (torch.randn(1, 1, length, width) for _ in range(7))
+
+    def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (mr.attention(q, k, v, **options) * upstream).sum()
+
+    with mr.workspace(workspace), LiveBytes() as live:
+        torch.func.jvp(torch.func.grad(loss, (0, 1, 2)), (q, k, v), tuple(along))
+    operand, scores = 4 * length * width, 4 * length * length
+    assert live.most < workspace + 72 * operand < scores / 2

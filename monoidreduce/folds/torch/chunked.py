@@ -1,14 +1,15 @@
-"""The passes of a program by torch, in chunks of columns.
+"""The passes of a program by torch, in chunks of elements.
 
 They serve what the kernels lack: the k largest, more than two scores, gradients of tensors indexed by row and
-column together, and CUDA without a compiler for kernels. A chunk has as many columns as fit in the workspace;
-its scores, and the values of each operation, are stored.
+column together, and CUDA without a compiler for kernels. A chunk's scores, and the values of each operation
+until their last use, are stored. So it has as many elements as fit in the workspace: several batches, some
+columns of one, or, if these do not fit for all rows, some rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,101 +17,171 @@ from torch import Tensor
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._ops.products import without_autocast
 from monoidreduce.folds.operands import Counts, ProgramCall
-from monoidreduce.folds.program.derivative import gradient
+from monoidreduce.folds.program.derivative import Gradient, gradient
 from monoidreduce.folds.program.graph import Node
+from monoidreduce.folds.torch.footprint import bytes_of_element
 from monoidreduce.folds.torch.monoid import StatisticsMonoid
-from monoidreduce.folds.torch.reader import evaluate, largest_in_order, with_scores
+from monoidreduce.folds.torch.reader import evaluate, largest_in_order
 
 __all__ = ["LEAST_COLUMNS", "Chunked", "product"]
 
 LEAST_COLUMNS = 256
 _MOST_AT_ONCE = 1024  # numbers of a row that are sorted together, to join chunks
-# torch.mm(..., out_dtype=), which torch has on CUDA since 2.8
+_SORTED = 40  # bytes of an element while torch looks for the k largest
+# torch.mm(..., out_dtype=) and torch.bmm's, which torch has on CUDA since 2.8
 _SUMS_IN_FLOAT32 = hasattr(torch.ops.aten.mm, "dtype")
 _SCORES = ("score", "other", "third")
 
 
+class _Part(NamedTuple):
+    """A chunk. batch: the number of its batch, or a slice of several, which are the first axis of its values.
+
+    rows, columns: of each batch.
+    """
+
+    batch: int | slice
+    rows: slice
+    columns: slice
+
+
 class Chunked:
-    """A call of up to three scores."""
+    """A call of up to three scores. batches: how many it has, which are as large."""
 
-    def __init__(self, call: ProgramCall) -> None:
-        self.call, self.program, self.scale = call, call.parsed, call.scale
-        self.rows, self.columns = len(call.a), len(call.b)
+    def __init__(self, call: ProgramCall, batches: int = 1) -> None:
+        self.call, self.program, self.scale, self.batches = call, call.parsed, call.scale, batches
+        self.rows, self.columns = len(call.a) // batches, len(call.b) // batches
         self.dtype = accumulation_dtype(call.a.dtype)
-        self.data = dict(zip(("row", "column", "row_index", "column_index"), call.data, strict=True))
-        self.data |= zip(("gather", "index_gather"), call.tables, strict=True)
-        of_element = 24 if self.program.most else 8  # scores, and what torch makes of them at a time
-        most = call.bytes // (of_element * max(self.rows, 1))
-        self.at_once = max(
-            most // LEAST_COLUMNS * LEAST_COLUMNS, LEAST_COLUMNS
-        )  # aligned, for torch's products
+        self.scores = [
+            (self._by_batches(rows, 0), self._by_batches(columns, 0)) for rows, columns in call.scores
+        ]
+        self.data = {
+            name: None if t is None else self._by_batches(t, 1)
+            for name, t in zip(("row", "column", "row_index", "column_index"), call.data, strict=True)
+        }
+        self.tables = dict(zip(("gather", "index_gather"), call.tables, strict=True))
 
-    def parts(self) -> Iterator[tuple[slice, Tensor, Callable[[Node], Tensor]]]:
-        """For each chunk: its columns, its scores, and a function that gives the values of other leaves."""
-        for first in range(0, max(self.columns, 1), self.at_once):
-            part = slice(first, min(first + self.at_once, self.columns))
-            yield part, self._scores(0, part), self._leaf(part)
+    def _by_batches(self, t: Tensor, axis: int) -> Tensor:
+        """A view with the axis that has those of all batches in two: batches, and those of each."""
+        return t.view(*t.shape[:axis], self.batches, t.shape[axis] // self.batches, *t.shape[axis + 1 :])
 
-    def _scores(self, number: int, part: slice) -> Tensor:
-        rows, columns = self.call.scores[number]
-        return product(rows, columns[part].T, self.dtype) * self.scale
+    def _parts(self, of_element: int) -> Iterator[_Part]:
+        """Chunks whose elements take this many bytes each."""
+        most = max(self.call.bytes // of_element, 1)
+        of_rows, of_batch = max(self.rows, 1), max(self.rows, 1) * max(self.columns, 1)
+        if self.batches > 1 and of_batch <= most:
+            whole = slice(0, self.rows), slice(0, self.columns)
+            yield from (_Part(part, *whole) for part in _slices(self.batches, most // of_batch))
+            return
+        at_once = max(most // of_rows // LEAST_COLUMNS, 1) * LEAST_COLUMNS  # aligned, for torch's products
+        rows_at_once = max(most // at_once, LEAST_COLUMNS)
+        for batch in range(self.batches):
+            for rows in _slices(self.rows, rows_at_once):
+                for columns in _slices(self.columns, at_once, LEAST_COLUMNS):
+                    yield _Part(batch, rows, columns)
 
-    def _leaf(self, part: slice) -> Callable[[Node], Tensor]:
+    def _scores(self, number: int, part: _Part) -> Tensor:
+        rows, columns = self._operands(number, part)
+        return product(rows, columns.mT, self.dtype).mul_(self.scale)
+
+    def _operands(self, number: int, part: _Part) -> tuple[Tensor, Tensor]:
+        rows, columns = self.scores[number]
+        return rows[part.batch, part.rows], columns[part.batch, part.columns]
+
+    def _leaf(self, part: _Part) -> Callable[[Node], Tensor]:
+        """A function that gives the values of leaves in a chunk."""
+
         def leaf(node: Node) -> Tensor:
             name, *number = node
             if name in _SCORES:
                 return self._scores(_SCORES.index(name), part)
-            vectors = self.data[name]
-            assert vectors is not None
-            if name in ("gather", "index_gather"):
-                return vectors
-            vector = vectors[number[0]]
-            return vector[:, None] if name.startswith("row") else vector[part]
+            if name == "position":
+                return torch.arange(part.columns.start, part.columns.stop, device=self.call.a.device)
+            if name in self.tables:
+                table = self.tables[name]
+                assert table is not None
+                return table
+            data = self.data[name]
+            assert data is not None
+            vector = data[number[0]][part.batch]
+            return vector[..., part.rows, None] if name.startswith("row") else vector[..., None, part.columns]
 
         return leaf
 
+    def _evaluated(
+        self, nodes: Sequence[Node], numbers: Collection[int], part: _Part, leaf: Callable[[Node], Tensor]
+    ) -> dict[int, Tensor]:
+        """The values of these nodes in a chunk, [batches, if it has several, rows, columns]."""
+        values = evaluate(nodes, numbers, leaf, self.call.a.new_empty(0, dtype=self.dtype))
+        leading = (part.batch.stop - part.batch.start,) if isinstance(part.batch, slice) else ()
+        shape = *leading, part.rows.stop - part.rows.start, part.columns.stop - part.columns.start
+        return {i: values[i].expand(shape) for i in numbers}
+
     def _with_upstream(
-        self, leaf: Callable[[Node], Tensor], part: slice, gradients: Tensor, at: Tensor
+        self, leaf: Callable[[Node], Tensor], part: _Part, gradients: Tensor, at: Tensor
     ) -> Callable[[Node], Tensor]:
         """Extend `leaf` to the gradients of the k largest values: a matrix that is 0 but in their columns."""
         counts = [k for _, k in self.program.most]
-        of_most = [*zip(torch.split(gradients, counts), torch.split(at, counts), strict=True)]
-        width = part.stop - part.start
+        of_rows = (t[:, part.rows] for t in (gradients, at))
+        of_most = [*zip(*(torch.split(t, counts) for t in of_rows), strict=True)]
+        first, stop = part.columns.start, part.columns.stop
 
         def of(node: Node) -> Tensor:
             if node[0] != "upstream":
                 return leaf(node)
             upstream, columns = of_most[node[1]]
-            here = (columns >= part.start) & (columns < part.stop)
-            matrix = upstream.new_zeros(self.rows, width + 1)  # the last column takes those of other chunks
-            matrix.scatter_(1, torch.where(here, columns - part.start, width).T, upstream.T)
-            return matrix[:, :width]
+            here = (columns >= first) & (columns < stop)
+            # The last column takes those of other chunks.
+            matrix = upstream.new_zeros(upstream.shape[1], stop - first + 1)
+            matrix.scatter_(1, torch.where(here, columns - first, stop - first).T, upstream.T)
+            within: Tensor = matrix[:, :-1]
+            return within
 
         return of
 
     def forward(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Values, low words of log-sum-exps (0 here), and indices."""
-        monoid = StatisticsMonoid(self.call.program)
-        state = None
-        for part, score, leaf in self.parts():
-            of_part = monoid.of_scores(score, leaf, part.start)
-            state = of_part if state is None else monoid.combine(state, of_part)
-        values, indices = monoid.project(state)
-        return values, values.new_zeros(len(self.program.softmaxes), self.rows), indices
+        """Values, low words of log-sum-exps (0 here), and indices. The call has one batch."""
+        monoid, program = StatisticsMonoid(self.call.program), self.program
+        states: dict[int, Any] = {}  # by the first row of each chunk of rows
+        # The scores; what each softmax keeps of an element; and what torch makes of one in between.
+        of_statistics = (1 + 2 * len(program.softmaxes) + 4) * self.dtype.itemsize
+        of_statistics += _SORTED if program.most else 0
+        of_nodes = bytes_of_element(program.nodes, [*program.used], self.dtype)
+        for part in self._parts(of_nodes + of_statistics):
+            first = part.rows.start
+            of_part = monoid.of_scores(self._scores(0, part), self._leaf(part), part.columns.start)
+            states[first] = monoid.combine(states[first], of_part) if first in states else of_part
+        values, indices = (torch.cat(t, 1) for t in zip(*map(monoid.project, states.values()), strict=True))
+        return values, values.new_zeros(len(program.softmaxes), self.rows), indices
 
     def most(self) -> tuple[Tensor, Tensor]:
-        """The k largest values of the program's `most` and their columns, [sum of k, rows]."""
+        """The k largest values of the program's `most` and their columns, [sum of k, rows].
+
+        The call has one batch.
+        """
         program = self.program
-        found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in program.most]
-        for part, score, leaf in self.parts():
-            elements = evaluate(program.nodes, program.used, with_scores(score, leaf, part.start), score)
-            for (f, k), of_chunks in zip(program.most, found, strict=True):
-                values, at = largest_in_order(elements[f].expand(score.shape), None, k)
-                of_chunks.append((values, torch.where(at < 0, at, at + part.start)))
+        found: dict[int, list[list[tuple[Tensor, Tensor]]]] = {}  # by the first row of each chunk of rows
+        functions = [f for f, _ in program.most]
+        of_element = bytes_of_element(program.nodes, functions, self.dtype) + _SORTED
+
+        def take(part: _Part) -> None:
+            elements = self._evaluated(program.nodes, functions, part, self._leaf(part))
+            of_rows = found.setdefault(part.rows.start, [[] for _ in program.most])
+            for (f, k), of_chunks in zip(program.most, of_rows, strict=True):
+                values, at = largest_in_order(elements[f], None, k)
+                of_chunks.append((values, torch.where(at < 0, at, at + part.columns.start)))
                 if len(of_chunks) * k >= _MOST_AT_ONCE:
                     of_chunks[:] = [_joined(of_chunks, k)]
-        joined = [_joined(of_chunks, k) for (_, k), of_chunks in zip(program.most, found, strict=True)]
-        of_values, of_columns = (torch.cat(t, 1).mT.contiguous() for t in zip(*joined, strict=True))
+
+        for part in self._parts(of_element):
+            take(part)
+        joined = [
+            [_joined(of_chunks, k) for (_, k), of_chunks in zip(program.most, of_rows, strict=True)]
+            for of_rows in found.values()
+        ]
+        of_values, of_columns = (
+            torch.cat([torch.cat([pair[n] for pair in of_rows], 1) for of_rows in joined]).mT.contiguous()
+            for n in range(2)
+        )
         return of_values, of_columns
 
     def backward(
@@ -128,43 +199,64 @@ class Chunked:
         Args:
             counts: of data without that.
             of_scores, of_row, of_column: which are computed; the others are None.
-            of_most: the gradients of the k largest values, and their columns, [sum of k, rows].
+            of_most: the gradients of the k largest values of one batch, and their columns, [sum of k, rows].
         """
         of = gradient(self.call.program, *counts[:2])
         operands = [t for pair in self.call.scores for t in pair]
         found = [
-            torch.zeros_like(t, dtype=self.dtype) if wanted else None
+            torch.zeros_like(t, dtype=self.dtype, memory_format=torch.contiguous_format) if wanted else None
             for t, wanted in zip(operands, of_scores, strict=True)
         ]
         d_row, d_column = (
-            operands[0].new_zeros(count, n, dtype=self.dtype) if wanted and count else None
-            for wanted, count, n in (
-                (of_row, counts[0], self.rows),
-                (of_column, counts[2], self.columns),
+            operands[0].new_zeros(count, len(t), dtype=self.dtype) if wanted and count else None
+            for wanted, count, t in (
+                (of_row, counts[0], self.call.a),
+                (of_column, counts[2], self.call.b),
             )
         )
-        by_scores = (of.score, of.other, of.third)
-        roots = [i for i in (*by_scores, *of.rows, *of.columns) if i is not None]
-        for part, score, leaf in self.parts():
+        sums = [None if t is None else self._by_batches(t, 0) for t in found]
+        of_products = [  # for each score with a gradient that is wanted: its number, and its node
+            (n, number)
+            for n, number in enumerate((of.score, of.other, of.third)[: len(self.scores)])
+            if number is not None and any(of_scores[2 * n : 2 * n + 2])
+        ]
+        of_data = [  # for each datum: its node, the axis of the sum, and the sum
+            (number, axis, self._by_batches(total, 1)[k])
+            for total, axis, numbers in ((d_row, -1, of.rows), (d_column, -2, of.columns))
+            for k, number in enumerate(numbers)
+            if total is not None and number is not None
+        ]
+        roots = {number for _, number in of_products} | {number for number, *_ in of_data}
+
+        def add(part: _Part) -> None:  # what it makes is released before the next chunk
+            leaf = self._leaf(part)
             if of_most is not None:
                 leaf = self._with_upstream(leaf, part, *of_most)
-            values = evaluate(of.nodes.nodes, roots, with_scores(score, leaf, part.start), score)
-            elements = {i: values[i].expand(score.shape) for i in roots}
-            for n, ((rows, columns), number) in enumerate(zip(self.call.scores, by_scores, strict=False)):
-                if number is None:
-                    continue
-                local = elements[number] * self.scale
-                d_rows, d_columns = found[2 * n : 2 * n + 2]
+            elements = self._evaluated(of.nodes.nodes, roots, part, leaf)
+            for n, number in of_products:
+                (rows, columns), (d_rows, d_columns) = self._operands(n, part), sums[2 * n : 2 * n + 2]
+                local = self._scaled(elements[number], rows)
                 if d_rows is not None:
-                    d_rows += product(local, columns[part], self.dtype)
+                    d_rows[part.batch, part.rows] += product(local, columns, self.dtype)
                 if d_columns is not None:
-                    d_columns[part] = product(local.T, rows, self.dtype)
-            for total, axis, numbers in ((d_row, 1, of.rows), (d_column, 0, of.columns)):
-                for k, number in enumerate(numbers):
-                    if total is not None and number is not None:
-                        where = total[k] if axis == 1 else total[k, part]
-                        where += elements[number].sum(axis)
+                    d_columns[part.batch, part.columns] += product(local.mT, rows, self.dtype)
+            for number, axis, total in of_data:
+                at = part.rows if axis == -1 else part.columns
+                total[part.batch, at] += elements[number].sum(axis)
+
+        for part in self._parts(self._bytes_of_element(of, roots)):
+            add(part)
         return found, d_row, d_column
+
+    def _bytes_of_element(self, of: Gradient, numbers: Collection[int]) -> int:
+        """The bytes of an element while these nodes, and then a product with one of them, are computed."""
+        of_nodes = bytes_of_element(of.nodes.nodes, numbers, self.dtype)
+        return max(of_nodes, (len(numbers) + 1) * self.dtype.itemsize)
+
+    def _scaled(self, elements: Tensor, operand: Tensor) -> Tensor:
+        """The elements times the scale, as a factor of a product with an operand."""
+        dtype = operand.dtype if _multiplies_16_bits(operand) else self.dtype
+        return torch.mul(elements, self.scale, out=elements.new_empty(elements.shape, dtype=dtype))
 
     def of_table(self, counts: Counts, of_most: tuple[Tensor, Tensor] | None = None) -> Tensor | None:
         """The gradient of the table of reals; None if it is 0. Arguments as in `backward`."""
@@ -172,15 +264,27 @@ class Chunked:
         if table is None or not of.gathers:
             return None
         found = torch.zeros_like(table, dtype=self.dtype)
-        roots = [i for pair in of.gathers for i in pair]
-        for part, score, leaf in self.parts():
+        roots = {i for pair in of.gathers for i in pair}
+        of_copies = 8 + self.dtype.itemsize  # of an entry and its gradient
+
+        def add(part: _Part) -> None:
+            leaf = self._leaf(part)
             if of_most is not None:
                 leaf = self._with_upstream(leaf, part, *of_most)
-            values = evaluate(of.nodes.nodes, roots, with_scores(score, leaf, part.start), score)
+            values = self._evaluated(of.nodes.nodes, roots, part, leaf)
             for by, entry in of.gathers:
-                entries, gradients = (values[i].expand(score.shape).reshape(-1) for i in (entry, by))
-                found.index_add_(0, entries, gradients)
+                found.index_add_(0, values[entry].reshape(-1), values[by].reshape(-1))
+
+        for part in self._parts(self._bytes_of_element(of, roots) + of_copies):
+            add(part)
         return found
+
+
+def _slices(count: int, at_once: int, step: int = 1) -> Iterator[slice]:
+    """At least one slice, each of at most `at_once` and from a multiple of `step` on, about equally large."""
+    number = max(-(-count // at_once), 1)
+    size = max(-(-count // (number * step)), 1) * step
+    return (slice(first, min(first + size, count)) for first in range(0, max(count, 1), size))
 
 
 def _joined(of_chunks: Sequence[tuple[Tensor, Tensor]], k: int) -> tuple[Tensor, Tensor]:
@@ -191,8 +295,17 @@ def _joined(of_chunks: Sequence[tuple[Tensor, Tensor]], k: int) -> tuple[Tensor,
 
 
 def product(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
-    """x @ y, summed in this dtype, even under autocast. On a GPU both have 16 bits if y does."""
+    """x @ y, of matrices or of as many in each, summed in this dtype, even under autocast.
+
+    On a GPU both have 16 bits if y does.
+    """
     with without_autocast(y):
-        if y.is_cuda and y.dtype.itemsize == 2 and _SUMS_IN_FLOAT32:
-            return torch.mm(x.to(y.dtype), y, out_dtype=dtype)
+        if _multiplies_16_bits(y):
+            multiply = torch.mm if y.dim() == 2 else torch.bmm
+            return multiply(x.to(y.dtype), y, out_dtype=dtype)
         return x.to(dtype) @ y.to(dtype)
+
+
+def _multiplies_16_bits(operand: Tensor) -> bool:
+    """Whether `product` multiplies in the dtype of this operand, of 16 bits."""
+    return operand.is_cuda and operand.dtype.itemsize == 2 and _SUMS_IN_FLOAT32

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,20 +14,20 @@ from monoidreduce.folds.program.graph import Node
 from monoidreduce.folds.program.operations import LEAVES, OPERATIONS
 from monoidreduce.folds.program.program import Program, operands, reachable
 
-__all__ = ["evaluate", "largest_in_order", "scores", "statistics", "with_scores"]
+__all__ = ["evaluate", "largest_in_order", "releases", "scores", "statistics", "with_scores"]
 
 
 def evaluate(
     nodes: Sequence[Node], numbers: Iterable[int], leaf: Callable[[Node], Tensor], like: Tensor
 ) -> dict[int, Tensor]:
-    """The values of these nodes and of all nodes that they depend on.
+    """The values of these nodes. Others are released after their last use (`releases`).
 
     leaf: gives the value of a leaf that is not a constant, and the tables for ("gather",) and
     ("index_gather",).
     like: a tensor with the dtype and device for real constants.
     """
     values: dict[int, Tensor] = {}
-    for number in reachable(nodes, numbers):
+    for number, done in releases(nodes, numbers):
         node = nodes[number]
         name = node[0]
         if name == "real":
@@ -44,7 +44,21 @@ def evaluate(
             values[number] = torch.take(leaf((name,)), values[node[1]])
         else:
             values[number] = OPERATIONS[name].evaluate(*(values[i] for i in operands(node)))
+        for i in done:
+            del values[i]
     return values
+
+
+def releases(nodes: Sequence[Node], numbers: Iterable[int]) -> Iterator[tuple[int, list[int]]]:
+    """The nodes that these depend on, arguments first; with each those that nothing reads after it."""
+    wanted = set(numbers)
+    order = reachable(nodes, wanted)
+    last = {i: number for number in order for i in operands(nodes[number])}
+    done: dict[int, list[int]] = {}
+    for i, number in last.items():
+        if i not in wanted:
+            done.setdefault(number, []).append(i)
+    return ((number, done.get(number, [])) for number in order)
 
 
 def scores(rows: Tensor, columns: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
