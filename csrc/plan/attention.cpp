@@ -59,6 +59,7 @@ Reason planes_obstacle(const FoldProblem& p, const DeviceFacts& gpu) {
   const std::int64_t width = std::max(p.width(), p.payload_width());
   const bool empty = p.batch() * p.heads() * p.rows() * p.columns() == 0;
   if (empty || p.a.dtype != DType::kFloat32) return {};  // for which there are other reasons
+  if (width == 0) return {"the inputs are float32, and all widths are 0"};
   if (width > tiles::kWidestPlanes)
     return {"the inputs are float32, and a width is {}, more than {}", width, tiles::kWidestPlanes};
   if (p.bias.present()) return {"the inputs are float32, and there is a bias of scores"};

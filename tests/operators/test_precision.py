@@ -106,6 +106,20 @@ def test_gradients_of_folds_are_summed_on_chip(width: int) -> None:
     assert any("no local gradients are held" in reason for reason in found.reasons) == (56 < width <= 128)
 
 
+@mr.statistics
+def many_sums(score: Any, mass: Any) -> Any:
+    return {f"sum{n}": mr.stat.total(mass * torch.cos(n * score)) for n in range(14)}
+
+
+@pytest.mark.parametrize(("width", "which"), ((64, "row_gradient"), (128, "local_gradient")))
+def test_gradients_that_read_many_numbers_take_other_kernels(width: int, which: str) -> None:
+    """The numbers of a tile of columns must fit in shared memory beside the planes."""
+    a, b = (torch.zeros(n, width, requires_grad=True) for n in (300, 500))
+    with mr.float32("emulated"):
+        found = mr.explain(many_sums, a, b, column={"mass": torch.zeros(500)}, hardware="h100")
+    assert found.backward == f"statistics_{which}/cuda/{'simt' if width == 64 else 'planes'}/float32"
+
+
 def paths_of_attention(tier: str) -> tuple[str, str]:
     return f"attention_forward/cuda/{tier}/float32", f"attention_backward/cuda/{tier}/float32"
 

@@ -15,6 +15,7 @@ void row_gradient(const StatisticsRowGradient& x, std::int64_t parts, const Laun
   static_assert(tiles::kRowGradientPlanes.rows == Tile::kRows &&
                 tiles::kRowGradientPlanes.columns == Tile::kColumns);
   static_assert(planes_width(kWidth) * sizeof(__half) == RowGradientMemory<Tile>::Operand::kLineOfBoth);
+  const DeviceGuard guard(x.a.cuda_device);
   const std::int64_t row_blocks = parts_of(x.a.size[0], Tile::kRows);
   const RowGradientArguments arguments{.rows = plane_maps(as_rows(x.row_planes)),
                                        .columns = plane_maps(as_rows(x.column_planes)),
@@ -23,7 +24,6 @@ void row_gradient(const StatisticsRowGradient& x, std::int64_t parts, const Laun
                                        .gradient = static_cast<float*>(x.d_a.data),
                                        .width = static_cast<int>(x.a.size[1]),
                                        .sums = static_cast<float*>(x.sums.data)};
-  const DeviceGuard guard(x.a.cuda_device);
   launch_loaded("statistics_row_gradient", x.kernels, blocks_for(row_blocks * parts), Tile::kThreads,
                 sizeof(RowGradientMemory<Tile>) + kSharedAlignment, launch.stream, arguments, data_of(x));
 }

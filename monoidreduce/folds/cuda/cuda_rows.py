@@ -21,13 +21,27 @@ from monoidreduce.folds.program.derivative import gradient
 __all__ = ["backward", "takes"]
 
 
+# Of each row or column. Numbers of a tile of columns lie in shared memory, where 27 fit beside the planes.
+# NVRTC takes minutes for gradients that read many more than 16.
+_MOST_NUMBERS_OF_PLANES = 16
+
+
 def takes(call: ProgramCall) -> bool:
     """Whether the rows are narrow enough for these kernels."""
-    return _plan(call).owned_rows is not None
+    return _plan(call, _allows_planes(call)).owned_rows is not None
 
 
-def _plan(call: ProgramCall) -> _C.Plan:
-    return _C.plan_statistics_row_gradient(*call.operands, workspace=call.bytes, planes=allows_planes())
+def _allows_planes(call: ProgramCall) -> bool:
+    def numbers(data: Tensor | None, index: Tensor | None) -> int:
+        return (0 if data is None else len(data)) + (0 if index is None else 2 * len(index))  # 32 bits each
+
+    row, column, row_index, column_index = call.data
+    most = max(numbers(row, row_index), numbers(column, column_index))
+    return allows_planes() and most <= _MOST_NUMBERS_OF_PLANES
+
+
+def _plan(call: ProgramCall, planes: bool) -> _C.Plan:
+    return _C.plan_statistics_row_gradient(*call.operands, workspace=call.bytes, planes=planes)
 
 
 def backward(
@@ -42,19 +56,19 @@ def backward(
         needed: for each operand.
         of_row, of_column: whether those of data are needed.
     """
-    of = gradient(call.program, *counts[:2])
+    of, planes = gradient(call.program, *counts[:2]), _allows_planes(call)
     by_rows, by_columns = (
         tuple(number for number, by in enumerate(all) if by is not None) for all in (of.rows, of.columns)
     )
     row, column, row_index, column_index = call.data
-    d_a, d_other_a, d_row = _sums(call, counts, False, by_rows, [*needed[0:4:2], of_row])
+    d_a, d_other_a, d_row = _sums(call, counts, planes, False, by_rows, [*needed[0:4:2], of_row])
     position = torch.arange(len(call.b), device=call.b.device)[None]
     numbered = position if column_index is None else torch.cat((column_index, position))
     exchanged = call._replace(
         scores=tuple((columns, rows) for rows, columns in call.scores),
         data=(column, row, numbered, row_index),
     )
-    d_b, d_other_b, d_column = _sums(exchanged, counts, True, by_columns, [*needed[1:4:2], of_column])
+    d_b, d_other_b, d_column = _sums(exchanged, counts, planes, True, by_columns, [*needed[1:4:2], of_column])
     return (
         [d_a, d_b, d_other_a, d_other_b],
         None if d_row is None else _placed(d_row, by_rows, counts[0]),
@@ -63,13 +77,13 @@ def backward(
 
 
 def _sums(
-    call: ProgramCall, counts: Counts, of_columns: bool, by: tuple[int, ...], needed: list[bool]
+    call: ProgramCall, counts: Counts, planes: bool, of_columns: bool, by: tuple[int, ...], needed: list[bool]
 ) -> list[Tensor | None]:
     """Gradients of everything that belongs to rows: operands [rows, width], and row data [len(by), rows].
 
-    by: numbers of the data. of_columns: rows and columns are exchanged.
+    planes: whether kernels may read planes. of_columns: rows and columns are exchanged. by: data numbers.
     """
-    a, plan = call.a, _plan(call)
+    a, plan = call.a, _plan(call, planes)
     assert plan.owned_rows is not None
     by = by if needed[2] else ()
     of_operands, splits = needed[0] or needed[1], plan.owned_rows.splits
@@ -107,7 +121,7 @@ def _sums(
             plan,
         )
     d_a, d_other_a, sums = (None if t is None else t[0] if splits == 1 else t.sum(0) for t in found)
-    return [None if d_a is None else d_a[:, : a.shape[1]], d_other_a, sums]
+    return [None if d_a is None else d_a[:, : a.shape[1]].contiguous(), d_other_a, sums]
 
 
 def _placed(sums: Tensor, by: tuple[int, ...], count: int) -> Tensor:

@@ -10,7 +10,8 @@ __device__ __forceinline__ SharedAddress shared_address(const void* p) {
 }
 
 // Orders the thread's ordinary loads and stores of shared memory before the bulk copies and wgmma instructions that are issued
-// after it, by this thread or by one that it tells so through a barrier.
+// after it, by this thread or by one that it tells so through a barrier. PTX says so of stores; that loads have ended was measured
+// (docs/design/tried_and_dropped.md).
 __device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
