@@ -85,8 +85,8 @@ def payload_gradients(
 ) -> tuple[Gradients, Tensor]:
     """The gradients by the numbers and the payload sums of a call; and those of the payload, if needed.
 
-    Each payload sum is one more score: its statistic is the mean or the total of <upstream, vector>. The
-    gradients by the numbers come with the first.
+    Each vector of a payload sum is one more score: the sum's statistic is the mean or the total of <upstream,
+    vector>, summed over its vectors. The gradients by the numbers come with the first.
 
     upstream: the gradients of values and of payload sums. wanted, unrounded, batches: as in `gradients`.
     """
@@ -95,35 +95,41 @@ def payload_gradients(
     of_data = (wanted.row and data[0] is not None) or (wanted.column and data[1] is not None)
     found = Gradients([None] * len(wanted.scores))
     d_payload = torch.zeros_like(payload, memory_format=torch.contiguous_format)
-    parts = (torch.split(t, [*widths], 1) for t in (payload.to(call.a.dtype), grad_sums, sums, d_payload))
-    for number, (vectors, grad_sum, total, d_vectors) in enumerate(zip(*parts, strict=True)):
-        if vectors.shape[1] == 0:
+    count = call.parsed.vectors
+    of_vectors = (torch.split(t, [*widths] * count, 1) for t in (payload.to(call.a.dtype), d_payload))
+    all_vectors, all_gradients = ([t[n :: len(widths)] for n in range(len(widths))] for t in of_vectors)
+    of_sums = (torch.split(t, [*widths], 1) for t in (grad_sums, sums))
+    parts = zip(all_vectors, all_gradients, *of_sums, strict=True)
+    for number, (vectors, d_vectors, grad_sum, total) in enumerate(parts):
+        if grad_sum.shape[1] == 0:
             continue
         text, at = with_score(call.program, number)
-        of_sum = call._replace(program=text, scores=(*call.scores, (grad_sum.to(vectors.dtype), vectors)))
+        upstream_rows = grad_sum.to(call.a.dtype)
+        of_sum = call._replace(program=text, scores=(*call.scores, *((upstream_rows, t) for t in vectors)))
         # The fold scales all scores, so this one's mean and its gradient make up for that.
         mean = (grad_sum * total).sum(1)[None] * call.scale
         by = torch.full_like(grad_sum[:, :1].mT, 1 / call.scale)
-        if of_data and vectors.dtype.itemsize == 2:
+        if of_data and call.a.dtype.itemsize == 2:
             # Gradients of data are as accurate as float32 sums; a mean by weights in 16 bits is too coarse.
             mean = numbers(of_sum)[0][at : at + 1]
         of_number = gradients(
             of_sum,
             (torch.cat((values[:at], mean, values[at:])), low, indices),
             torch.cat((grad_values[:at], by, grad_values[at:])),
-            wanted._replace(scores=(*wanted.scores, False, of_payload)),
+            wanted._replace(scores=(*wanted.scores, *(False, of_payload) * count)),
             unrounded or len(widths) > 1,
             batches,
         )
-        *of_scores, _, of_vectors = of_number.scores
+        further = len(wanted.scores)
         found = Gradients(
-            [added(x, y) for x, y in zip(found.scores, of_scores, strict=True)],
+            [added(x, y) for x, y in zip(found.scores, of_number.scores, strict=False)],
             added(found.row, of_number.row),
             added(found.column, of_number.column),
             added(found.table, of_number.table),
         )
-        if of_vectors is not None:
-            d_vectors.copy_(of_vectors[:, : d_vectors.shape[1]])
+        for to, gradient in zip(d_vectors, of_number.scores[further + 1 :: 2], strict=True):
+            if gradient is not None:
+                to.copy_(gradient[:, : to.shape[1]])
         grad_values = torch.zeros_like(grad_values)
     return found, d_payload
 

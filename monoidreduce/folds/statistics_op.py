@@ -293,11 +293,13 @@ def _backward(
         found = gradients(call, (values, low, indices), grad_values, wanted, unrounded, batches)
         d_payload = None if payload is None else torch.zeros_like(payload)
     else:
-        call, widths = call._replace(program=separated(call.program)), (options.widths or []) * of.vectors
-        # Gradients of weights need only the sum over the vectors, so the first vectors may have all of it.
-        others = [torch.zeros_like(sums)] * (of.vectors - 1)
-        results = values, torch.cat((sums, *others), 1) if others else sums, low, indices
-        of_results = grad_values, grad_sums.repeat(1, of.vectors)
+        widths, of_results = options.widths or [], (grad_values, grad_sums)
+        if of.scores == 1:  # kernels have two scores, so each vector is a payload sum of its own
+            call, widths = call._replace(program=separated(call.program)), widths * of.vectors
+            # Gradients of weights need only the sum over the vectors: let the first vectors have all of it.
+            others = [torch.zeros_like(sums)] * (of.vectors - 1)
+            results = values, torch.cat((sums, *others), 1) if others else sums, low, indices
+            of_results = grad_values, grad_sums.repeat(1, of.vectors)
         found, d_payload = payload_gradients(
             call, payload, widths, of_results, results, wanted, needed[6], unrounded, batches
         )

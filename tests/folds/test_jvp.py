@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import monoidreduce as mr
 from monoidreduce import reference, stat
 from monoidreduce.folds import number_passes
+from monoidreduce.folds.torch.chunked import Chunked
 
 F64 = torch.float64
 MOVED = [name for name in FOLDS if name not in ("of_two_scores", "ranked")]
@@ -155,6 +156,25 @@ def test_passes_of_a_hessian_vector_product(how: str, monkeypatch: pytest.Monkey
     assert sorted(passes) == [("fold", 1), ("fold", 2), *of_score, ("gradient", 2)]
     whole = hessian(lambda w: reference.linear_cross_entropy(x, w, target))(weight)
     torch.testing.assert_close(product, torch.tensordot(whole, direction))
+
+
+def test_heads_and_vectors_share_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """v and its direction are two scores of one gradient, which is computed for all heads together."""
+    passes, backward = [], Chunked.backward
+
+    def counting(self: Chunked, *args: Any) -> Any:
+        if args[1][0]:  # not a payload sum, which takes no gradient of the first score
+            passes.append((len(self.scores), self.batches))
+        return backward(self, *args)
+
+    monkeypatch.setattr(Chunked, "backward", counting)
+    x, u = (tuple(torch.randn(1, 3, 5, 4, dtype=F64) for _ in "qkv") for _ in "xu")
+    results = [
+        jvp(grad(lambda *t, of=attention: of(*t).square().sum(), (0, 1, 2)), x, u)
+        for attention in (mr.attention, reference.attention)
+    ]
+    assert passes == [(4, 3)]
+    torch.testing.assert_close(*results)
 
 
 class Calls(TorchDispatchMode):

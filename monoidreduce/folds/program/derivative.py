@@ -53,6 +53,7 @@ class Gradient:
     score: int
     other: int | None  # None if the program has one score
     third: int | None  # None if it has at most two
+    fourth: int | None
     rows: tuple[int | None, ...]
     columns: tuple[int | None, ...]
     gathers: tuple[tuple[int, int], ...] = ()  # of table entries: (gradient, number of the entry)
@@ -183,9 +184,11 @@ def gradient(text: str, rows: int, row_indices: int) -> Gradient:
     program = parse(text)
     graph = Graph(program.nodes)
     if program.factors:
-        score, other, third = (*program.factors, None, None)[:3]
+        score, other, third, fourth = (*program.factors, None, None, None)[:4]
         assert score is not None
-        return Gradient(graph, score, other, third, (None,) * rows, (None,) * count(program, "column"))
+        return Gradient(
+            graph, score, other, third, fourth, (None,) * rows, (None,) * count(program, "column")
+        )
     adjoint = Adjoint(graph)
     counted = ALWAYS
     if program.ignored is not None:
@@ -245,7 +248,8 @@ def gradient(text: str, rows: int, row_indices: int) -> Gradient:
         graph,
         of_leaf.get(("score",), zero),
         of_leaf.get(("other",), zero) if program.scores >= 2 else None,
-        of_leaf.get(("third",), zero) if program.scores == 3 else None,
+        of_leaf.get(("third",), zero) if program.scores >= 3 else None,
+        of_leaf.get(("fourth",), zero) if program.scores == 4 else None,
         tuple(of_leaf.get(("row", i)) for i in range(rows)),
         tuple(of_leaf.get(("column", i)) for i in range(count(program, "column"))),
         tuple((by.number, entry) for (_, entry), by in adjoint.by_gathers(program.nodes).items()),

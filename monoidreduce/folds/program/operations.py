@@ -35,7 +35,8 @@ LEAVES = {
     "boolean": "bool",
     "score": "real",
     "other": "real",
-    "third": "real",  # the score that a payload adds in backward to a function of two (payloads.py)
+    "third": "real",  # this and the next: what payloads add in backward to a function of two (payloads.py)
+    "fourth": "real",
     "upstream": "real",  # gradients of the k largest in their columns, 0 elsewhere (torch/chunked.py)
     "position": "index",  # index of the column
     "row": "real",

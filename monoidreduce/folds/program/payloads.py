@@ -10,16 +10,17 @@ which all engines know (`with_score`). Its gradients with respect to v and G are
 sum_i w_ij G_i and sum_j w_ij v_j. The second is P itself: an engine computes a payload sum as the gradient of
 the rows of a score that it never reads (`weights`).
 
-Where a column has several vectors for a payload sum, that is the sum of as many payload sums, of one vector
-each (`separated`).
+Where a column has several vectors for a payload sum, t_ij is the sum over as many scores. Kernels have two
+scores; for them it is the sum of as many payload sums, of one vector each (`separated`).
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 from monoidreduce.folds.program.derivative import ALWAYS, selected
 from monoidreduce.folds.program.graph import Expression, Graph
@@ -104,15 +105,20 @@ def counting_excluded(text: str, columns: int) -> tuple[str, tuple[int, ...]]:
 
 @lru_cache(256)
 def with_score(text: str, number: int) -> tuple[str, int]:
-    """The program in which payload sum `number` is a statistic of numbers, with f times a further score.
+    """The program in which payload sum `number` is a statistic of numbers: f times a further score, summed
+    over its f.
 
     The second result is its place among the values.
     """
     program = parse(text)
-    softmax, factor = program.payloads[number]
+    softmax, *factors = program.payloads[number]
     graph = Graph(program.nodes)
-    further = graph.leaf("other" if program.scores == 1 else "third")
-    node = graph.raw("mul", Expression(graph, factor), further).number
+    leaves = ("other", "third", "fourth")[program.scores - 1 :]
+    products = [
+        graph.raw("mul", Expression(graph, factor), graph.leaf(leaf))
+        for factor, leaf in zip(factors, leaves, strict=False)
+    ]
+    node = reduce(operator.add, products).number
     softmaxes, totals = list(program.softmaxes), program.totals
     if softmax >= 0:
         softmaxes[softmax] = (*softmaxes[softmax], node)

@@ -100,7 +100,8 @@ class Program:
     def scores(self) -> int:
         if self.factors:
             return len(self.factors)
-        return 3 if ("third",) in self.nodes else 2 if ("other",) in self.nodes else 1
+        leaves = ("other",), ("third",), ("fourth",)
+        return max((n for n, leaf in enumerate(leaves, 2) if leaf in self.nodes), default=1)
 
     @cached_property
     def values(self) -> int:

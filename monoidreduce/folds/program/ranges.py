@@ -17,7 +17,7 @@ from monoidreduce.folds.program.program import Program, parse, reachable
 
 __all__ = ["Bound", "column_bounds"]
 
-_OF_ELEMENTS = {"position", "column", "column_index", "score", "other", "third"}
+_OF_ELEMENTS = {"position", "column", "column_index", "score", "other", "third", "fourth"}
 
 
 class Bound(NamedTuple):

@@ -30,7 +30,7 @@ _MOST_AT_ONCE = 1024  # numbers of a row that are sorted together, to join chunk
 _SORTED = 40  # bytes of an element while torch looks for the k largest
 # torch.mm(..., out_dtype=) and torch.bmm's, which torch has on CUDA since 2.8
 _SUMS_IN_FLOAT32 = hasattr(torch.ops.aten.mm, "dtype")
-_SCORES = ("score", "other", "third")
+_SCORES = ("score", "other", "third", "fourth")
 
 
 class _Part(NamedTuple):
@@ -45,7 +45,7 @@ class _Part(NamedTuple):
 
 
 class Chunked:
-    """A call of up to three scores. batches: how many it has, which are as large."""
+    """A call of up to four scores. batches: how many it has, which are as large."""
 
     def __init__(self, call: ProgramCall, batches: int = 1) -> None:
         self.call, self.program, self.scale, self.batches = call, call.parsed, call.scale, batches
@@ -217,7 +217,7 @@ class Chunked:
         sums = [None if t is None else self._by_batches(t, 0) for t in found]
         of_products = [  # for each score with a gradient that is wanted: its number, and its node
             (n, number)
-            for n, number in enumerate((of.score, of.other, of.third)[: len(self.scores)])
+            for n, number in enumerate((of.score, of.other, of.third, of.fourth)[: len(self.scores)])
             if number is not None and any(of_scores[2 * n : 2 * n + 2])
         ]
         of_data = [  # for each datum: its node, the axis of the sum, and the sum

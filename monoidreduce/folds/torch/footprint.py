@@ -16,7 +16,7 @@ __all__ = ["bytes_of_element"]
 _ROWS, _COLUMNS = frozenset({"row"}), frozenset({"column"})
 _AXES = dict.fromkeys(("row", "row_index", "batch", "head", "query"), _ROWS)
 _AXES |= dict.fromkeys(("column", "column_index", "position"), _COLUMNS)
-_AXES |= dict.fromkeys(("score", "other", "third", "upstream"), _ROWS | _COLUMNS)
+_AXES |= dict.fromkeys(("score", "other", "third", "fourth", "upstream"), _ROWS | _COLUMNS)
 _INTERMEDIATE = 48  # bytes of the integers that a random number is made of (program/streams.py)
 
 
