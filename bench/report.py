@@ -829,7 +829,7 @@ def without_what_was_measured_again(documents: list[Row]) -> list[Row]:
             again = [row for other in later for row in other.get(name, [])]
             if name == "speed":  # replaced case by case
                 lists[name] = [row for row in rows if not any(_replaces(other, row) for other in again)]
-            elif name == "accuracy":  # replaced operator by operator
+            elif name in ("accuracy", "derivatives"):  # replaced operator by operator
                 lists[name] = [row for row in rows if row["op"] not in {other["op"] for other in again}]
             elif any(other.get(name) for other in later):
                 lists[name] = []

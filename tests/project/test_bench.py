@@ -1437,9 +1437,12 @@ def test_a_later_run_of_a_device_replaces_what_it_measures_again() -> None:
         document("B", [row(128, "ours")], ["of B"]),
         document("A", [row(128, "ours other"), row(256, "ours")], ["new"]),
     ]
+    runs[0]["derivatives"] = [{"op": "attention"}, {"op": "mlp"}]
+    runs[2]["derivatives"] = [{"op": "mlp"}]
     first, other, second = report.without_what_was_measured_again(runs)
     assert [row["parameters"] for row in first["speed"]] == [{"L": 64}, {"L": 256}]  # the second lacks one
     assert first["accuracy"] == [] and first["overhead"] == []
+    assert first["derivatives"] == [{"op": "attention"}]
     assert other == runs[1] and second == runs[2]
 
 
