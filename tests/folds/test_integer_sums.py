@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 import torch
-from host_simt import FLAGS, HERE, scores_data
+from host_simt import built, scores_data
 from torch import Tensor
 
-import monoidreduce as mr
 from monoidreduce.folds.integer_sums import factors_of, sums_of
 
 UNIT = """
@@ -41,14 +36,7 @@ ENTRIES = 5
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    if shutil.which("c++") is None:
-        pytest.skip("no C++ compiler")
-    folder: Path = tmp_path_factory.mktemp("sums")
-    unit, found = folder / "sums.cpp", folder / "sums.so"
-    unit.write_text(UNIT)
-    include = ("-I", HERE, "-I", mr.get_include())
-    subprocess.run([os.environ.get("CXX", "c++"), *FLAGS, *include, unit, "-o", found], check=True)
-    return ctypes.CDLL(str(found))
+    return built(UNIT, tmp_path_factory.mktemp("sums"))
 
 
 def summed(library: ctypes.CDLL, entries: Tensor, addends: Tensor, most: int | None = None) -> Tensor:

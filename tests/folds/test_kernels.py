@@ -197,7 +197,7 @@ def test_threads_have_registers_for_rows(
     program, counts = program_of(name)
     images = [kernels.compiled("fold", program, counts, dtype, "simt", (9, 0), owned)]
     images += [
-        kernels.compiled_row_gradient(program, counts, of_columns, True, (), dtype, owned, (9, 0))
+        kernels.compiled_row_gradient(program, counts, of_columns, True, (), dtype, owned, (9, 0), "simt")
         for of_columns in (False, True)
     ]
     assert [len(image.names) for image in images] == [2, 1, 1]

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
-import shutil
-import subprocess
 from typing import Any
 
 import pytest
 import torch
-from host_simt import FLAGS, HERE
+from host_simt import built
 from torch import Tensor
 
-import monoidreduce as mr
 from monoidreduce.folds.torch.reader import largest_in_order
 
 # The kernel's code for 16 rows, run on the CPU by one warp for each block. Block n takes tiles n, n + blocks,
@@ -75,16 +71,7 @@ extern "C" void run(const float* scores, int rows, int columns, int blocks, floa
 
 @pytest.fixture(scope="module", params=(1, 8, 64))
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    folder = tmp_path_factory.mktemp("most")
-    (folder / "most.cpp").write_text(f"#define K {request.param}\n{UNIT}")
-    includes = [f"-I{HERE}", f"-I{mr.get_include()}"]
-    output = folder / "most.so"
-    command = [compiler, *FLAGS, *includes, str(folder / "most.cpp"), "-o", str(output)]
-    subprocess.run(command, check=True)
-    found = ctypes.CDLL(str(output))
+    found: Any = built(f"#define K {request.param}\n{UNIT}", tmp_path_factory.mktemp("most"))
     found.floats.restype = ctypes.c_longlong
     found.floats.argtypes = [ctypes.c_longlong, ctypes.c_int]
     found.k = request.param

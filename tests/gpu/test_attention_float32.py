@@ -109,7 +109,7 @@ def outputs_and_gradients(call: Callable[..., Any], inputs: Inputs, options: dic
 @pytest.mark.parametrize("drawn", DRAWN)
 @pytest.mark.parametrize("width", (64, 128))
 def test_error_norms(width: int, drawn: str, mask: str, gpu: torch.device) -> None:
-    """At most 1.5 times those of torch's products in float32; half for normal numbers.
+    """At most 1.5 times those of torch's products in float32.
 
     Width 64, H200: 1.42 for log-normal rows and 1.26 for small rows of k under a window, 1.3 for heavy tails.
     """

@@ -1,7 +1,8 @@
-"""float32 losses on Hopper's tensor cores: as accurate as float32 products summed in float32."""
+"""float32 losses and folds on Hopper's tensor cores: as accurate as float32 products summed in float32."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.tiers("sm90")
 # Of ours to torch's norm of the error (docs/numerics.md). With heavy tails a few large numbers make up a dot
 # product, as if it had few terms.
 BOUND = {"normal": 1.25, "scaled_rows": 1.4, "heavy_tailed": 2.0}
+ROW_GRADIENT = "statistics_row_gradient/cuda/planes/float32"
 
 
 @pytest.fixture(autouse=True)
@@ -76,11 +78,11 @@ def ours(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
 
 
 def with_gradients(
-    call: Callable[..., Tensor], case: Case, upstream: Tensor, *given: Tensor, dtype: torch.dtype
+    call: Callable[..., Tensor], case: Case | Points, upstream: Tensor, *given: Tensor, dtype: torch.dtype
 ) -> list[Tensor]:
-    x, weight = (t.to(dtype).requires_grad_() for t in case)
-    result = call(x, weight, *given)
-    return [result.detach(), *torch.autograd.grad(result, (x, weight), upstream.to(dtype))]
+    leaves = [t.to(dtype).requires_grad_() for t in case]
+    result = call(*leaves, *given)
+    return [result.detach(), *torch.autograd.grad(result, leaves, upstream.to(dtype))]
 
 
 def errors(found: list[Tensor], exact: list[Tensor]) -> list[float]:
@@ -167,27 +169,20 @@ def of_points(name: str, x: Tensor, y: Tensor, mass: Tensor) -> Tensor:
     return FOLDS[name][2](exponents, mass)
 
 
-def step(
-    call: Callable[..., Tensor], name: str, of: Points, upstream: Tensor, dtype: torch.dtype
-) -> list[Tensor]:
-    leaves = [t.to(dtype).requires_grad_() for t in of]
-    result = call(name, *leaves)
-    return [result.detach(), *torch.autograd.grad(result, leaves, upstream.to(dtype))]
-
-
 @pytest.mark.parametrize("width", (64, 128, 512))
 def test_kernel_sums(width: int) -> None:
     """A user's fold. Gradients up to 128 wide are summed on chip, those of wider points are products."""
     case, upstream = points(400, 1111, width), torch.randn(400, device="cuda")
+    own, peer = (functools.partial(call, "sums") for call in (fold_of_points, of_points))
     before = mr._C.path_counts()
-    found = step(fold_of_points, "sums", case, upstream, torch.float32)
+    found = with_gradients(own, case, upstream, dtype=torch.float32)
     of_backward = "row_gradient" if width <= 128 else "local_gradient"
     paths = {f"statistics_{which}/cuda/planes/float32" for which in ("fold", of_backward)}
     assert {path for path in ran(before) if path.startswith("statistics_")} >= paths
     compare(
         found[:3],
-        step(of_points, "sums", case, upstream, torch.float32)[:3],
-        step(of_points, "sums", case, upstream, torch.float64)[:3],
+        with_gradients(peer, case, upstream, dtype=torch.float32)[:3],
+        with_gradients(peer, case, upstream, dtype=torch.float64)[:3],
         2.0**-23,
     )
 
@@ -210,24 +205,28 @@ SIZES_OF_POINTS = [
 def test_gradients_on_chip(name: str, sizes: tuple[int, int, int]) -> None:
     """Of both operands and of all data. Ten runs have the same bits."""
     case, upstream = points(*sizes), torch.randn(sizes[0], device="cuda")
+    own, peer = (functools.partial(call, name) for call in (fold_of_points, of_points))
     before = mr._C.path_counts()
-    found = step(fold_of_points, name, case, upstream, torch.float32)
+    found = with_gradients(own, case, upstream, dtype=torch.float32)
     assert ran(before) == {f"statistics_{of}/cuda/planes/float32" for of in ("fold", "row_gradient")}
-    peer, exact = (step(of_points, name, case, upstream, dtype) for dtype in (torch.float32, torch.float64))
-    for own, other in zip(errors(found, exact), errors(peer, exact), strict=True):
-        assert own <= max(BOUND["normal"] * other, 2.0**-22), f"{own:.3g} beside torch's {other:.3g}"
+    of_torch = with_gradients(peer, case, upstream, dtype=torch.float32)
+    exact = with_gradients(peer, case, upstream, dtype=torch.float64)
+    for error, other in zip(errors(found, exact), errors(of_torch, exact), strict=True):
+        assert error <= max(BOUND["normal"] * other, 2.0**-22), f"{error:.3g} beside torch's {other:.3g}"
     for _ in range(9):
-        again = step(fold_of_points, name, case, upstream, torch.float32)
+        again = with_gradients(own, case, upstream, dtype=torch.float32)
         assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
 
 
 @pytest.mark.parametrize("which", range(3), ids=("x", "y", "mass"))
 def test_one_gradient_on_chip(which: int) -> None:
     case, upstream = points(300, 1111, 64), torch.randn(300, device="cuda")
-    every = step(fold_of_points, "sums", case, upstream, torch.float32)
-    leaf = case[which].clone().requires_grad_()
-    given = [leaf if n == which else t for n, t in enumerate(case)]
+    every = with_gradients(functools.partial(fold_of_points, "sums"), case, upstream, dtype=torch.float32)
+    leaf = case[which].detach().clone().requires_grad_()
+    given = [leaf if n == which else t.detach() for n, t in enumerate(case)]
+    before = mr._C.path_counts()
     (found,) = torch.autograd.grad(fold_of_points("sums", *given), leaf, upstream)
+    assert ROW_GRADIENT in ran(before)
     torch.testing.assert_close(found, every[1 + which], rtol=1e-6, atol=1e-7)
 
 
@@ -253,8 +252,11 @@ def test_integers_on_chip() -> None:
             result = (score.softmax(1) * hit).sum(1)
         return [result.detach(), *torch.autograd.grad(result, leaves, upstream.to(dtype))]
 
+    before = mr._C.path_counts()
+    found = run(torch.float32, True)
+    assert ROW_GRADIENT in ran(before)
     compare(
-        run(torch.float32, True),
+        found,
         run(torch.float32, False),
         run(torch.float64, False),
         2.0**-22,
@@ -266,7 +268,10 @@ def test_nan_stays_in_gradients_on_chip(of_rows: bool) -> None:
     """In the rows that have it, and in the gradients that are sums over them."""
     case, upstream = points(300, 500, 64), torch.randn(300, device="cuda")
     (case.x if of_rows else case.y)[17, 5] = math.nan
-    _, dx, dy, _ = step(fold_of_points, "sums", case, upstream, torch.float32)
+    before = mr._C.path_counts()
+    own = functools.partial(fold_of_points, "sums")
+    _, dx, dy, _ = with_gradients(own, case, upstream, dtype=torch.float32)
+    assert ROW_GRADIENT in ran(before)
     assert dx.isnan().all(1).tolist() == [not of_rows or row == 17 for row in range(300)]
     assert dy.isnan().all(1).tolist() == [of_rows or row == 17 for row in range(500)]
 

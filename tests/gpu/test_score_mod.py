@@ -234,7 +234,7 @@ def test_deterministic_tables_of_weights(deterministic: None, gpu: torch.device)
 
 
 def test_deterministic_tables_that_are_not_finite(deterministic: None, gpu: torch.device) -> None:
-    """NaN and infinities are in the entries that atomic additions give them to, and the others as near."""
+    """NaN and infinities are in the same entries as with atomic additions; other entries are near theirs."""
     M, N = 200, 333
     table = torch.rand(4, M + N, device=gpu)
     table[:, [1, N, M - 1 + N]] = 0  # which one element of a head reads, many, and one

@@ -47,7 +47,7 @@ def test_emulated_uses_no_tf32(tf32: None) -> None:
             assert not mr.explain("attention", q, q, q, hardware="h100").forward.endswith("/sm80/float32")
 
 
-@pytest.mark.parametrize("width", (64, 96, 128))
+@pytest.mark.parametrize("width", (24, 64, 96, 128))
 def test_attention_says_which_mode_has_tensor_cores(width: int) -> None:
     q = torch.zeros(1, 64, 256, width)
     explanation = mr.explain("attention", q, q, q, hardware="h100")

@@ -6,21 +6,15 @@ torch computes the matrix products.
 from __future__ import annotations
 
 import ctypes
-import os
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from host_simt import built
 from torch import Tensor
 
-import monoidreduce as mr
 from monoidreduce._ops.engine import _C, streams
-
-FLAGS = ("-std=c++20", "-O1", "-shared", "-fPIC", "-Wall", "-Werror", "-Wno-unknown-pragmas")
-HERE = Path(__file__).parent / "host_cuda"
 
 
 class Call(ctypes.Structure):
@@ -37,14 +31,8 @@ class Call(ctypes.Structure):
 
 
 def compiled(folder: Path) -> ctypes.CDLL:
-    """The compiled kernels. folder: an empty folder for their files."""
-    if shutil.which("c++") is None:
-        pytest.skip("no C++ compiler")
-    unit, library = folder / "jsd.cpp", folder / "jsd.so"
-    unit.write_text('#include "jsd.h"\n')
-    compiler, include = os.environ.get("CXX", "c++"), ("-I", HERE, "-I", mr.get_include())
-    subprocess.run([compiler, *FLAGS, *include, unit, "-o", library], check=True)
-    return ctypes.CDLL(str(library))
+    """The compiled kernels. folder: an own folder for their files."""
+    return built('#include "jsd.h"\n', folder)
 
 
 class Kernels:

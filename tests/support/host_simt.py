@@ -97,18 +97,24 @@ class Call(ctypes.Structure):
     )
 
 
-def compiled(text: str, folder: Path, weights: bool = False, tables: bool = False) -> ctypes.CDLL:
-    """The compiled kernels of a program's text. folder: an own folder for their files. tables: backward adds
-    the gradient of the table of reals."""
+def built(unit: str, folder: Path) -> ctypes.CDLL:
+    """The library of a C++ unit. folder: an own folder for its files."""
     if shutil.which("c++") is None:
         pytest.skip("no C++ compiler")
     folder.mkdir(exist_ok=True)
-    unit, library = folder / "kernels.cpp", folder / "kernels.so"
-    source = scores_source(text, weights=weights, fused=False, tables="floats" if tables else None).text
-    unit.write_text(UNIT % (source, *(("Sum", "WeightRows") if weights else ("LogSumExp", "SoftmaxRows"))))
+    source, library = folder / "unit.cpp", folder / "unit.so"
+    source.write_text(unit)
     compiler, include = os.environ.get("CXX", "c++"), ("-I", HERE, "-I", mr.get_include())
-    subprocess.run([compiler, *FLAGS, *include, unit, "-o", library], check=True)
+    subprocess.run([compiler, *FLAGS, *include, source, "-o", library], check=True)
     return ctypes.CDLL(str(library))
+
+
+def compiled(text: str, folder: Path, weights: bool = False, tables: bool = False) -> ctypes.CDLL:
+    """The compiled kernels of a program's text. folder: an own folder for their files. tables: backward adds
+    the gradient of the table of reals."""
+    source = scores_source(text, weights=weights, fused=False, tables="floats" if tables else None).text
+    kinds = ("Sum", "WeightRows") if weights else ("LogSumExp", "SoftmaxRows")
+    return built(UNIT % (source, *kinds), folder)
 
 
 def attention(

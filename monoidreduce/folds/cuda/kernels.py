@@ -248,14 +248,14 @@ def compiled_row_gradient(
     dtype: torch.dtype,
     owned: Owned,
     capability: tuple[int, int],
-    tier: str = "simt",
+    tier: str,
 ) -> Image:
     """The kernel whose threads, or with planes its blocks, own rows and sum their gradients.
 
     Args:
         program, counts, of_columns, operands, data: as in `cuda_source.pulled_source`.
         dtype: dtype of the operands.
-        owned: as in `compiled`.
+        owned: as in `compiled`; with planes only the first width is read.
         capability: compute capability of the GPU, such as (9, 0).
         tier: kernel family, from the plan.
     """
