@@ -99,7 +99,7 @@ void fold(const StatisticsFold& x, const Launch& launch) {
 
 // Each part of the columns has gradients of its own.
 inline void check_parts(const StatisticsRowGradient& x, const Plan& plan) {
-  require(plan.owned_rows.has_value(), "plan: expected one for rows that have owners, got ", text(plan));
+  require(plan.owned_rows.has_value(), "plan: expected one with owned_rows, got ", text(plan));
   for (const TensorView* t : {&x.d_a, &x.d_other_a, &x.sums})
     require(!t->present() || t->size[0] == plan.owned_rows->splits, "gradients: expected ",
             plan.owned_rows->splits, " parts, got ", t->size[0]);

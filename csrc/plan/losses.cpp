@@ -236,7 +236,7 @@ template <>
 Plan plan(const StatisticsLocalGradient& x, const DeviceFacts& gpu, const Launch& launch) {
   return backward_plan(x, gpu, launch, !x.other_a.present());
 }
-// If threads cannot own rows, the caller takes StatisticsLocalGradient instead.
+// If rows cannot have owners, the caller takes StatisticsLocalGradient instead.
 template <>
 Plan plan(const StatisticsRowGradient& given, const DeviceFacts& gpu, const Launch& launch) {
   const StatisticsRowGradient x = padded(given);

@@ -81,7 +81,7 @@ inline constexpr std::int64_t kRowBytes = 64, kRowVector = 16, kRowThreads = 128
                               kRowColumns = 64, kRowBlocks = 16;
 
 // The gradients of rows of a program in planes (device/resident/row_gradient_planes_sm90.cuh): the widest rows, the tile, lanes
-// that share a row of a fragment, and blocks per SM that the split of the columns aims at.
+// that share a row of a fragment (kLanesOfRow of device code), and blocks per SM that the split of the columns aims at.
 inline constexpr std::int64_t kWidestOwned = 128, kLanesOfFragment = 4, kRowBlocksOfPlanes = 8;
 inline constexpr TileSize kRowGradientPlanes{128, 64};
 

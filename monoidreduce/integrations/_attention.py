@@ -423,9 +423,9 @@ def _dropout_beside_learned_bias(
 ) -> Tensor:
     """Attention by torch, which may store the weights; the bias is as large.
 
-    `attention` finds the gradient of a bias beside dropout as that of a captured table. On a CPU and in the
-    deterministic mode torch does so, one head at a time (14 times as long as this for 4 x 6 heads of 128
-    tokens on a CPU); otherwise kernels do, by atomic additions, which were not measured. others: None.
+    `attention` finds the gradient of a bias beside dropout as that of a captured table. On a CPU, and in the
+    deterministic mode without tensor cores, torch does so, one head at a time (14 times as long as this for
+    4 x 6 heads of 128 tokens on a CPU). Otherwise kernels do, which was not measured. others: None.
     """
     rows, columns = q.shape[2], k.shape[2]
     row, column = (torch.arange(n, device=q.device) for n in (rows, columns))

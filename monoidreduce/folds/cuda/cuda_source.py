@@ -384,7 +384,8 @@ def pulled_source(
     operands: bool,
     data: tuple[int, ...],
 ) -> Source:
-    """The source of the gradients of the scores and of row data, for kernels whose threads own rows.
+    """The source of the gradients of the scores and of row data, for kernels whose threads, or in planes
+    blocks, own rows.
 
     of_columns: compute the gradients of columns: rows and columns are exchanged, and a column's index is its
     last integer. operands: whether gradients of the scores are needed. data: numbers of the data that need

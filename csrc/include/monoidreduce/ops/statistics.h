@@ -126,10 +126,10 @@ constexpr auto describe(const X*) {
               option("first_column", &X::first_column), option("scale", &X::scale), workspace(&X::workspace));
 }
 
-// For narrow programs, in which threads own rows (Plan::owned_rows): the gradients of the rows' operands (d_a, d_other_a) and of
-// those of the rows' data that the program names (sums). The same call with rows and columns exchanged gives the gradients of
-// the columns. S is OwnedRows::splits: each part of the columns has its own sum, and the caller adds them. In planes there is one
-// score.
+// For narrow programs, in which threads, or in planes blocks, own rows (Plan::owned_rows): the gradients of the rows' operands
+// (d_a, d_other_a) and of those of the rows' data that the program names (sums). The same call with rows and columns exchanged
+// gives the gradients of the columns. S is OwnedRows::splits: each part of the columns has its own sum, and the caller adds them.
+// In planes there is one score.
 struct StatisticsRowGradient {
   TensorView a, b, other_a, other_b, row, column, row_index, column_index, table, table_index;
   TensorView d_a, d_other_a, sums;

@@ -18,7 +18,7 @@
 // and, if the kernel sums gradients of tables (table_gradient.cuh), for each gather n below kGathers:
 //
 //   kEntryOf[n]        what the entry depends on
-//   kTableSum          what it does with the gradients
+//   kTableSum          what the kernel does with the entries' gradients
 //   entry<n>(element)  the number of the entry in the table of reals
 //   by_gathered<n>(element)  the derivative of the new score with respect to what was gathered
 #pragma once

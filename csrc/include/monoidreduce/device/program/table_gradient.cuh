@@ -30,7 +30,7 @@ struct AddNumbers {
 // The entries of the table of reals, to which gradients are added.
 template <TableSum kSum, class T>
 struct TableEntries {
-  T* of_entries;  // kFloats: sums. kLargest: of absolute addends. kIntegers: factors, 0 for no integers
+  T* of_entries;  // kFloats: sums. kLargest: the largest absolute addends. kIntegers: factors, 0 for no integers
   std::int64_t* integers;  // kIntegers alone: sums of addends times factors
 
   __device__ __forceinline__ explicit TableEntries(const ModifiedScoresData& x)

@@ -1,4 +1,4 @@
-// One gradient of a fold with a payload on Hopper, for float32 operands of a width up to 64, with float32's
+// One gradient of a fold with a payload on Hopper, for float32 operands of a width up to 128, with float32's
 // accuracy: by fp16 planes (block/planes_sm90.cuh).
 //
 // The lines whose gradient is computed stay in shared memory, the others stream, as in

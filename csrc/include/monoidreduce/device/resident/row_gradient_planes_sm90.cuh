@@ -184,14 +184,14 @@ struct RowGradientConsumer {
     const auto scale = static_cast<float>(data.scale);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const auto whole = reduce_lanes<4>(of_data[r], [](Numbers<float, P::kSums> a, const auto& b) {
+      const auto whole = reduce_lanes<kLanesOfRow>(of_data[r], [](Numbers<float, P::kSums> a, const auto& b) {
 #pragma unroll
         for (int k = 0; k < P::kSums; ++k) a[k] += b[k];
         return a;
       });
       const int row = row0() + fragment_row(r);
       if (row >= data.rows) continue;
-      if (threadIdx.x % 4 == 0) {
+      if (threadIdx.x % kLanesOfRow == 0) {
 #pragma unroll
         for (int k = 0; k < P::kSums; ++k)
           p.sums[(std::int64_t{job.part} * P::kSums + k) * data.rows + row] = whole[k];
