@@ -230,6 +230,18 @@ def test_one_gradient_on_chip(which: int) -> None:
     torch.testing.assert_close(found, every[1 + which], rtol=1e-6, atol=1e-7)
 
 
+def test_compiled_gradients_on_chip() -> None:
+    """Of a width that kernels pad: torch.compile expects contiguous gradients."""
+    case, upstream = points(300, 515, 59), torch.randn(300, device="cuda")
+    own = functools.partial(fold_of_points, "sums")
+    found = with_gradients(own, case, upstream, dtype=torch.float32)
+    before = mr._C.path_counts()
+    compiled = with_gradients(torch.compile(own, fullgraph=True), case, upstream, dtype=torch.float32)
+    assert ROW_GRADIENT in ran(before)
+    for a, b in zip(compiled, found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
 @mr.statistics
 def of_groups(score: Any, column: Any, group: Any, kind: Any) -> Any:
     hit = torch.where(group == kind, 2 * score, score) + 0.125 * torch.where(column > 100, score, 0.0)
