@@ -56,8 +56,10 @@ class float32(ContextDecorator):
             times as fast, with errors of the size of float32's (docs/numerics.md). tf32 is not used.
         "simt": on ordinary cores, every product in float32.
 
-    The mode is read when an operator runs. A block inside a function that torch.compile traces has no effect;
-    put it around the call. `mr.explain` says which kernels a call takes.
+    The mode is read when an operator runs. A block inside a function that torch.compile traces has no effect.
+    One around the call of such a function holds for its forward pass. Its backward pass runs in a thread of
+    autograd, which is outside of the block, and takes the mode of `set_float32`: set that for compiled
+    functions. `mr.explain` says which kernels a call takes.
 
     Raises ValueError unless `mode` is one of these.
     """
