@@ -25,6 +25,7 @@ from monoidreduce.folds.program.program import parse, reachable
 from monoidreduce.folds.program_scores import ProgramScores
 from monoidreduce.folds.statistics_op import forward
 from monoidreduce.folds.torch.chunked import LEAST_COLUMNS, product
+from monoidreduce.folds.torch.footprint import bytes_of_element
 from monoidreduce.folds.torch.reader import evaluate, with_scores
 from monoidreduce.workspace import get_workspace
 
@@ -177,12 +178,14 @@ def _add_elements(
     """
     rows, columns, other_rows, other_columns = operands
     assert rows is not None and columns is not None
-    at_once = max(get_workspace() // (8 * max(len(rows), 1)), LEAST_COLUMNS)
     pairs = [(n, of.nodes[g][1]) for n, g in zip(of.gradients, of.gathers, strict=True) if n is not None]
-    for first in range(0, len(columns), at_once):
-        part = slice(first, first + at_once)
+    roots = [n for pair in pairs for n in pair]
+    of_copies = 8 + d_table.itemsize  # of an entry and its gradient
+    of_column = (bytes_of_element(of.nodes, roots, d_table.dtype) + of_copies) * max(len(rows), 1)
+    at_once = max(get_workspace() // of_column, LEAST_COLUMNS)
 
-        def leaf(node: Node, part: slice = part) -> Any:
+    def add(part: slice) -> None:  # what it makes is released before the next chunk
+        def leaf(node: Node) -> Any:
             name, *at = node
             if name in ("gather", "index_gather"):
                 return tables[name == "index_gather"]
@@ -194,12 +197,13 @@ def _add_elements(
             return data[at[0]][:, None]
 
         score = product(rows, columns[part].T, d_table.dtype)
-        values = evaluate(
-            of.nodes, [n for pair in pairs for n in pair], with_scores(score, leaf, first), score
-        )
+        values = evaluate(of.nodes, roots, with_scores(score, leaf, part.start), score)
         for gradient, entry in pairs:
             entries, gradients = (values[n].expand(score.shape).reshape(-1) for n in (entry, gradient))
             d_table.index_add_(0, entries, gradients)
+
+    for first in range(0, len(columns), at_once):
+        add(slice(first, first + at_once))
 
 
 def _entries(

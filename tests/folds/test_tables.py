@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from live_bytes import LiveBytes
 from tables import CASES, COLUMNS, ROWS, check, full, inputs, normal, of_softmax, relative, results
 from torch import Tensor
 
@@ -239,3 +240,19 @@ def test_the_kernel_of_payload_sums_of_several_vectors_compiles() -> None:
     counts = tuple(len(moved.kept[kind]) for kind in ("row", "row_index", "column", "column_index"))
     image = kernels.compiled_payload(moved.text, counts, (), ((0, 0),), torch.float16, "sm90", (9, 0))
     assert image.code.startswith(b"\x7fELF")
+
+
+def test_the_bound_on_memory_of_a_gradient() -> None:
+    """The gradient of a table of distances takes the workspace and tensors of the size of operands."""
+    length, width, workspace = 3072, 8, 26 << 20
+    q, k, v = (torch.randn(1, 1, length, width) for _ in range(3))
+    table = torch.randn(2 * length - 1, requires_grad=True)
+
+    def distant(score: Any, _batch: Any, _head: Any, query: Any, key: Any) -> Any:
+        return score + table[query - key + length - 1]
+
+    with mr.workspace(workspace), LiveBytes() as live:
+        out = mr.attention(q, k, v, score_mod=distant)
+        torch.autograd.grad(out.square().sum(), table)
+    operand, scores = 4 * length * width, 4 * length * length
+    assert live.most < workspace + 40 * operand < scores

@@ -324,7 +324,9 @@ def test_kernel_for_hopper(newest: Nvrtc, name: str) -> None:
     compile_kernel(newest, HOPPER[name], "sm_90a")
 
 
-@pytest.mark.parametrize("architecture", ["compute_100", "compute_120"])
+@pytest.mark.parametrize(
+    "architecture", [pytest.param("compute_100", marks=pytest.mark.release), "compute_120"]
+)
 @pytest.mark.parametrize("name", EVERY_GPU)
 def test_newer_architecture(newest: Nvrtc, name: str, architecture: str) -> None:
     compile_kernel(newest, EVERY_GPU[name], architecture)

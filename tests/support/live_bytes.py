@@ -10,18 +10,19 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from monoidreduce.folds import statistics_op
+from monoidreduce.folds import modified_attention_op, statistics_op
 
 _INSIDE = {
     torch.ops.monoidreduce.statistics.default: statistics_op.forward,
     torch.ops.monoidreduce.statistics_backward.default: statistics_op.backward,
+    torch.ops.monoidreduce.modified_attention_backward.default: modified_attention_op.backward,
 }
 
 
 class LiveBytes(TorchDispatchMode):
     """Context that notes the most bytes of tensors which operations in it returned and which live.
 
-    torch takes a mode off while it runs an op's implementation; those of `statistics` run under it here.
+    torch takes a mode off while it runs an op's implementation; these run under it here.
     """
 
     def __init__(self) -> None:
