@@ -153,8 +153,8 @@ def _pass_name(kernel: str) -> str:
     return _PARTS.get(kernel, kernel.replace("_local_gradient", "_backward"))
 
 
-# A kernel whose threads, or in planes blocks, own rows and sum their gradients: it stores no gradients of
-# scores.
+# The kernel that sums the gradient of each row in one thread, or with planes in one block. It stores no
+# gradients of scores.
 _ROW_SUMS = "statistics_row_gradient"
 
 

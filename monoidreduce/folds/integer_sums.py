@@ -4,8 +4,8 @@ The unit of a sum is a power of 2. It follows from the largest addend and the nu
 sum of integers fits in 64 bits. Rounding to a multiple of the unit changes an addend by at most
 2 ** -60 * addends times the largest one: up to 2 ** 35 addends that is less than float32 rounds the largest
 one by. Units are at least 2 ** -127, so what is below float32's normal numbers is lost. Integers are added
-exactly, and their sum is rounded to float32 at the end. Where addends cancel to 0 in the run that looks for the
-largest, and do not in the run that adds, what is left may be lost: it is of the size of their rounding errors.
+exactly, and their sum is rounded to float32 at the end. If addends cancel to 0 in the run that finds the
+largest, but not in the run that adds, the rest may be lost. It is of the size of their rounding errors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NOT_FINITE = 255  # the exponent
 
 
 def factors_of(largest: Tensor, addends: int) -> Tensor:
-    """What multiplies addends before they are rounded to integers: 1 / unit of a sum, or 0 for no integers.
+    """The factors of addends before they are rounded to integers: 1 / unit of each sum; 0 for no integers.
 
     largest: float32, of the absolute addends of each sum. If it is NaN or infinite, there are no integers.
     addends: at most so many in each sum.

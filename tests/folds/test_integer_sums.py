@@ -80,7 +80,7 @@ def test_same_bits_in_any_order_and_right_ones(library: ctypes.CDLL) -> None:
 
 
 def test_no_integer_leaves_64_bits(library: ctypes.CDLL) -> None:
-    """All addends are the largest one, and those of the second run may differ by a rounding error."""
+    """Not even if every addend is the largest one, and the second run rounds them up."""
     for count in (1, 2, 3, 1024, 1025):
         for addend in (1.0, 2 - 2.0**-23, -(2.0**-100), 2.0**-126, 3e35):
             entries, addends = torch.zeros(count, dtype=torch.int32), torch.full((count,), addend)

@@ -130,7 +130,7 @@ class Chunked:
                 return leaf(node)
             upstream, columns = of_most[node[1]]
             here = (columns >= first) & (columns < stop)
-            # The last column takes those of other chunks.
+            # One more column takes the gradients of columns in other chunks, and is cut off.
             matrix = upstream.new_zeros(upstream.shape[1], stop - first + 1)
             matrix.scatter_(1, torch.where(here, columns - first, stop - first).T, upstream.T)
             within: Tensor = matrix[:, :-1]

@@ -18,9 +18,9 @@ struct LineScales {
   }
 };
 
-// Gives back what instructions cut off a dot product of planes on average, if sums of at most 64 products are added up in float32.
-// On an H200 dot products of normal numbers were smaller than they should be by 5.5e-8 of themselves for 64 to 4096 terms, those of
-// positive numbers by 8.1e-8. In logits such a loss would not average out.
+// wgmma truncates its sums, so a dot product of planes comes out too small. This adds what it loses on average where threads add up
+// pieces of at most 64 products in float32: 5.5e-8 of itself for normal numbers and 64 to 4096 terms (H200; 8.1e-8 for positive
+// numbers). In logits such a loss would not average out.
 __device__ __forceinline__ float with_cut_off(float dot) {
   constexpr float kCutOff = 5.5e-8f;
   return ::fmaf(dot, kCutOff, dot);

@@ -106,8 +106,8 @@ struct PlanesPassConsumer {
   float own_scale[2][2];  // of the operands that stay, and the thread's two rows of each
   float own_residuals[PlaneResiduals::kValues][2];  // of the rows that stay
 
-  // Which consumer this is. All lanes of a warp call it. A shuffle finds it again in each tile, because from a
-  // variable the compiler computes the addresses of every product ahead of the loop, and spills them.
+  // The number of this consumer; every lane of a warp must call it. A shuffle computes it anew in each tile. If a
+  // variable held it, the compiler would compute the addresses of all products before the loop, and spill them.
   __device__ __forceinline__ static int warpgroup() { return arch::uniform(threadIdx.x / kWarpgroup); }
   __device__ __forceinline__ int own_line() const { return job.line0 + warpgroup() * kFragmentRows; }
   __device__ __forceinline__ void wait_for_turn() const {
