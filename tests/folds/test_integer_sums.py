@@ -52,7 +52,7 @@ def summed(library: ctypes.CDLL, entries: Tensor, addends: Tensor, most: int | N
 
 
 def drawn(count: int = 20000) -> tuple[Tensor, Tensor]:
-    """Entries, and addends that cancel, whose sizes differ by entry."""
+    """Random addends and the entry of each. They have both signs, and a size that depends on the entry."""
     torch.manual_seed(0)
     entries = torch.randint(ENTRIES, (count,), dtype=torch.int32)
     sizes = torch.tensor([1e-30, 1e-6, 1.0, 1e9, 1e30])

@@ -112,8 +112,8 @@ struct PlannedSizes {
   bool operator==(const PlannedSizes&) const = default;
 };
 
-// For a user's program whose operands are so narrow that a few lanes hold the gradient of a row in registers
-// (StatisticsRowGradient), and without tensor cores the row itself.
+// How a user's program on narrow operands is split (StatisticsRowGradient). A few lanes of a warp hold the gradient of a row in
+// registers. In SIMT kernels they hold the row too; in kernels for planes the row is in shared memory.
 struct OwnedRows {
   int lanes;                // the number of lanes that share the width of a row
   std::int64_t splits = 1;  // the number of parts of the columns, which different blocks fold

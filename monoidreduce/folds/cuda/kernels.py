@@ -250,7 +250,7 @@ def compiled_row_gradient(
     capability: tuple[int, int],
     tier: str,
 ) -> Image:
-    """The kernel whose threads, or with planes its blocks, own rows and sum their gradients.
+    """The kernel that sums the gradient of each row where it stays: in a thread, or with planes in a block.
 
     Args:
         program, counts, of_columns, operands, data: as in `cuda_source.pulled_source`.

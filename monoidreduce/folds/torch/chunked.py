@@ -65,7 +65,7 @@ class Chunked:
         return t.view(*t.shape[:axis], self.batches, t.shape[axis] // self.batches, *t.shape[axis + 1 :])
 
     def _parts(self, of_element: int) -> Iterator[_Part]:
-        """Chunks whose elements take this many bytes each."""
+        """Chunks that fit in the workspace. of_element: the bytes that each element takes."""
         most = max(self.call.bytes // of_element, 1)
         of_rows, of_batch = max(self.rows, 1), max(self.rows, 1) * max(self.columns, 1)
         if self.batches > 1 and of_batch <= most:

@@ -40,7 +40,7 @@ struct TableEntries {
     if constexpr (kSum == TableSum::kFloats) {
       atomicAdd(of_entries + entry, gradient);
     } else if constexpr (kSum == TableSum::kLargest) {
-      // The bits of positive floats are ordered as these, those of NaN behind infinity.
+      // Floats that are not negative compare as their bits do, read as integers. NaN compares as larger than infinity.
       atomicMax(reinterpret_cast<unsigned*>(of_entries) + entry, __float_as_uint(fabsf(gradient)));
     } else if (const float factor = of_entries[entry]; factor != 0.f) {
       atomicAdd(reinterpret_cast<unsigned long long*>(integers) + entry,

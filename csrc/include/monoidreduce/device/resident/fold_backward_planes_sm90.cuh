@@ -12,8 +12,7 @@
 
 namespace monoidreduce::sm90 {
 
-// kWidth: of all operands, a multiple of 64. A third consumer at width 64 is as fast as two
-// (docs/design/tried_and_dropped.md).
+// kWidth: of all operands, a multiple of 64. A third consumer was tried at width 64 (docs/design/tried_and_dropped.md).
 template <GradientOf kOf_, int kWidth_, int kStages_>
 struct PlanesPassTile {
   static constexpr GradientOf kOf = kOf_;
