@@ -121,6 +121,7 @@ def bench(
     if "overhead" in what:
         print("measuring call overhead", file=sys.stderr)
         document["overhead"] = measure_overhead(device)
+        yield document
         with silent_group() as group:
             document["host"] = measure_over_ranks(device, group)
         yield document

@@ -270,7 +270,7 @@ class Channel:
         while self.under_way and self.under_way[0].arrived.query():  # type: ignore[no-untyped-call]
             headers = self.under_way.popleft()
             found = [bytes(row) for row in headers.of_ranks.view(torch.uint8).tolist()]
-            if any(header != headers.own for header in found):
+            if not self.silent and any(header != headers.own for header in found):
                 self._forget()
                 raise _different(headers.call, headers.own, found)
 
