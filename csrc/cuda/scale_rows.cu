@@ -30,7 +30,8 @@ __global__ void __launch_bounds__(kThreads)
   if (i >= vectors) return;
   const std::int64_t place = i / vectors_of_row, column = i % vectors_of_row * kVector;
   const std::int64_t row = order[static_cast<int>(place)];
-  const float factor = factors != nullptr ? factors[place] : place < order.counted() ? 1.f : 0.f;
+  const bool active = place < order.counted();
+  const float factor = !active ? 0.f : factors == nullptr ? 1.f : factors[place];
   if (factor == 1.f && static_cast<const void*>(rows) == out) return;
   const auto in = *reinterpret_cast<const Vector<T>*>(rows + (scatters ? place : row) * pitch + column);
   Vector<U> scaled;

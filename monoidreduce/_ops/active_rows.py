@@ -48,10 +48,11 @@ def gather_rows(rows: Tensor, order: Tensor, out: Tensor) -> Tensor:
 def scale_rows(
     rows: Tensor, factor: Tensor | None, out: Tensor, order: Tensor | None, *, scatters: bool = False
 ) -> Tensor:
-    """out = factor[:, None] * rows in one kernel. A row with factor 0 becomes 0 even if it holds NaN.
+    """out = factor[:, None] * rows in one kernel. A row that is not active, or whose factor is 0, becomes 0
+    even if it holds NaN.
 
     Args:
-        factor: [N]; None: 1 for active rows, 0 for other rows.
+        factor: [N], in the order; None: 1.
         order: from order_rows. The kernel gathers: out[i] = factor[i] * rows[order[i]].
         scatters: the kernel scatters instead: out[order[i]] = factor[i] * rows[i].
     """

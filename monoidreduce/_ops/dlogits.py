@@ -19,7 +19,7 @@ from torch import Tensor
 from monoidreduce._ops.active_rows import gather_rows, scale_rows
 from monoidreduce._ops.engine import _C, streams
 from monoidreduce._ops.products import add_product, multipliable, write_product
-from monoidreduce._ops.slices import TILE_COLUMNS, Needed, Space, slices
+from monoidreduce._ops.slices import TILE_COLUMNS, Needed, Space, leaves_clusters_idle, slices
 
 if TYPE_CHECKING:
     from monoidreduce._ops.planes import PlaneHead
@@ -174,6 +174,8 @@ class Head:
         """
         self.rows, self.columns = multipliable(rows), multipliable(columns)
         self.clusters, self.order, self.unrounded = clusters, order, unrounded
+        idle = leaves_clusters_idle(*rows.shape, clusters)
+        self.rows_product = _rows_product_by_torch if idle else _rows_product
         self.saved = rows.new_empty(rows.shape[0], 0) if saved is None else saved
         (count, width), first = columns.shape, self.saved.shape[1]
         computes = first < count  # whether some dlogits were not saved
@@ -223,7 +225,7 @@ class Head:
         if self.row_sums is not None:
             if self.clusters:
                 factor = None if self.factors is None or uniform is None else self.factors.by_row
-                _rows_product(dlogits, columns, factor, self.row_sums, self.order, True)
+                self.rows_product(dlogits, columns, factor, self.row_sums, self.order, True)
             else:
                 add_product(self.row_sums, dlogits, columns)
         if self.d_columns is not None:
@@ -248,7 +250,7 @@ class Head:
         sums = self.row_sums if adds else self.d_rows
         if sums is not None:  # after dW: the gathered rows, its operand, may lie in the memory of dX
             factor = None if self.factors is None else self.factors.by_row
-            _rows_product(self.saved, self.columns[:first], factor, sums, self.order, adds)
+            self.rows_product(self.saved, self.columns[:first], factor, sums, self.order, adds)
 
     def _rows_for_saved(self) -> tuple[Tensor, Tensor | None]:
         """X for the product saved.T @ X, in the order of saved dlogits; and the factor [1] of the product.
@@ -335,6 +337,21 @@ def _rows_product(
     other rows.
     """
     _C.rows_product(dlogits, columns, factor, out, order, adds, 1, streams.current(out.device.index))
+
+
+def _rows_product_by_torch(
+    dlogits: Tensor, columns: Tensor, factor: Tensor | None, out: Tensor, order: Tensor | None, adds: bool
+) -> None:
+    """`_rows_product` by cuBLAS. Where it adds, rows of out that are not active may get anything."""
+    if adds and factor is None:
+        add_product(out, dlogits, columns)
+        return
+    product = out.new_empty(out.shape, dtype=torch.float32)
+    add_product(product, dlogits, columns, first=True)
+    if adds and factor is not None:
+        out.addcmul_(product, factor[:, None])
+    else:
+        scale_rows(product, factor, out, order, scatters=order is not None)
 
 
 def _columns_product(

@@ -21,6 +21,7 @@ __all__ = [
     "columns_to_save",
     "enough_planes_fit",
     "fewest_tokens_fit",
+    "leaves_clusters_idle",
     "product_waves",
     "slices",
     "tokens_at_once",
@@ -237,6 +238,23 @@ def product_waves(row_tiles: int, columns: int, clusters: int, planes: bool = Fa
     if planes:
         return waves(_PLANES_COLUMNS), _PLANES_COLUMNS
     return min((waves(256), 256), (1.04 * waves(192), 192))
+
+
+# How many times as long cuBLAS takes for dlogits @ W as this library's kernel would with all clusters busy.
+# On an H200 that kernel and cuBLAS take, for tokens x classes x width: 128 x 8192 x 1024 60 and 9 us,
+# 512 x 32000 x 2048 220 and 95, 1024 x 32000 x 2048 254 and 182.
+_TIME_OF_CUBLAS = 1.4
+
+
+def leaves_clusters_idle(rows: int, width: int, clusters: int) -> bool:
+    """Whether dX [rows, width] has so few tiles that cuBLAS computes the product dlogits @ W faster.
+
+    One cluster sums a tile over all classes, while cuBLAS splits long sums. clusters: 0 if torch multiplies
+    in any case.
+    """
+    row_tiles = -(-rows // TILE_ROWS)
+    all_busy = row_tiles * width * _TIME_OF_CUBLAS
+    return clusters > 0 and product_waves(row_tiles, width, clusters)[0] * clusters > all_busy
 
 
 def _busy_time(tiles: int, space: Space, clusters: int) -> float:

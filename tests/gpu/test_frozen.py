@@ -39,9 +39,9 @@ def products(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counts["columns"] += local.shape[1]
         of_columns(local, *others)
 
-    def add_product(total: Tensor, local: Tensor, columns: Tensor) -> None:
+    def add_product(total: Tensor, local: Tensor, columns: Tensor, **first: bool) -> None:
         counts["rows"] += local.shape[1]
-        add(total, local, columns)
+        add(total, local, columns, **first)
 
     def write_product(out: Tensor, transposed_local: Tensor, rows: Tensor) -> None:
         counts["columns"] += len(transposed_local)

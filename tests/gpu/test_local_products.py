@@ -1,5 +1,7 @@
 """Products of local gradients on Hopper against float64: tails, rows left out, weights stored transposed."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from calls import HALVES
@@ -36,6 +38,10 @@ def _close(actual: Tensor, expected: Tensor, by: float) -> None:
     torch.testing.assert_close(actual.double(), expected, rtol=by, atol=by * largest)
 
 
+ROWS_PRODUCTS = {"own": dlogits._rows_product, "torch": dlogits._rows_product_by_torch}
+
+
+@pytest.mark.parametrize("rows_product", ROWS_PRODUCTS.values(), ids=ROWS_PRODUCTS)
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("rows, columns, width, counted", SIZES)
@@ -46,6 +52,7 @@ def test_rows_product(
     counted: int,
     transposed: bool,
     dtype: torch.dtype,
+    rows_product: Callable[..., None],
     gpu: torch.device,
 ) -> None:
     local, order = _problem(rows, columns, counted, dtype, gpu)
@@ -60,17 +67,21 @@ def test_rows_product(
     factor[::5] = 0
     product = factor[:, None].double() * (local.double() @ weight.double())
 
+    # Of rows that are not active it is not said what they get.
     sums = torch.randn(rows, width, device=gpu)
     expected = sums.double() + product
-    dlogits._rows_product(local, weight, factor, sums, order, True)
-    _close(sums, expected, 1e-5)
+    rows_product(local, weight, factor, sums, order, True)
+    _close(sums[:counted], expected[:counted], 1e-5)
+    expected = sums.double() + local.double() @ weight.double()
+    rows_product(local, weight, None, sums, order, True)
+    _close(sums[:counted], expected[:counted], 1e-5)
 
     places = order[:counted]
     others = torch.ones(rows, dtype=torch.bool, device=gpu)
     others[places] = False
     for of_result, error in ((dtype, float(torch.finfo(dtype).eps)), (torch.float32, 1e-5)):
         out = torch.full((rows, width), 7.0, dtype=of_result, device=gpu)
-        dlogits._rows_product(local, weight, factor, out, order, False)
+        rows_product(local, weight, factor, out, order, False)
         _close(out[places], product[:counted], error)
         assert (out[others] == 0).all()
 

@@ -39,11 +39,11 @@ constexpr auto describe(const X*) {
                 option("ignore_index", &X::ignore_index));
 }
 
-// out_i = factor_i x_i, and 0 if factor_i is 0, even if row i holds NaN. On CUDA, for float and 16-bit types. Rows are dense
-// and 16-byte aligned.
+// out_i = factor_i x_i, and 0 if factor_i is 0 or row i is not active, even if row i holds NaN. On CUDA, for float and 16-bit
+// types. Rows are dense and 16-byte aligned.
 //
-// With an order, rows of x are gathered; if scatters is true, rows of out are scattered instead. Without a factor, the
-// factor is 1 for active rows and 0 for the others. out may hold only the places from first_place on.
+// With an order, rows of x are gathered; if scatters is true, rows of out are scattered instead. Without a factor, that of
+// active rows is 1. out may hold only the places from first_place on.
 struct RowScaling {
   TensorView x, out;
   TensorView factor;  // in the order of `order`
