@@ -238,10 +238,6 @@ def _teacher(mode: str) -> str:
     return f"distillation, N 4096, V 128256, D 2048, E 4096, bfloat16{', ' * bool(mode)}{mode}"
 
 
-def _passes(name: str, gradients: str) -> tuple[str, ...]:
-    return tuple(f"{name}/{gradient}/128x64" for gradient in gradients.split())
-
-
 FITS = (
     Fit(
         ("attention_forward/192x128",),
@@ -288,7 +284,7 @@ FITS = (
         (_attention(1, 16, 16384, 128), _attention(2, 16, 1024, 128)),
     ),
     Fit(
-        _passes("attention_backward", "dq dk dv"),
+        ("attention_backward/passes/128x64",),
         256,
         "backward",
         (_attention(2, 8, 8192, 256), _attention(1, 8, 512, 256)),
@@ -318,7 +314,7 @@ FITS = (
         (_mlp(16384, 16384, 128), _mlp(1024, 4096, 128)),
     ),
     Fit(
-        _passes("mlp_backward", "dx dw1 dw2"),
+        ("mlp_backward/passes/128x64",),
         256,
         "backward",
         (_mlp(16384, 16384, 256), _mlp(2048, 2048, 256)),

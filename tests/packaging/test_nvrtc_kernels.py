@@ -191,8 +191,8 @@ HOPPER = {
     "sm90 resident backward in passes": Kernel(
         "fold_backward_pass_sm90",
         (
-            "sm90::fold_backward_pass_kernel<E, sm90::PassTile<sm90::GradientOf::kRows, 192, false>, M, "
-            "SoftcappedScores<Bits>>",
+            "sm90::fold_backward_pass_kernel<E, M, SoftcappedScores<Bits>, "
+            "sm90::PassTile<sm90::GradientOf::kRows, 192, false>>",
         ),
     ),
     "sm90 contraction, fold": Kernel(

@@ -34,13 +34,12 @@ void backward_kernels(const M& m, const Scores& scores, const FoldProblem& p, co
                       float* sharing, const Launch& launch) {
   using namespace monoidreduce::sm90;
   using enum GradientOf;
-  const auto pass = [&](auto tile) {
-    fold_backward_pass<E, decltype(tile)>(m, scores, p, wanted, residuals, marks, launch);
+  const auto pass = [&]<class... Tiles>(Tiles...) {
+    fold_backward_pass<E, Tiles...>(m, scores, p, wanted, residuals, marks, launch);
   };
   const auto passes = [&](auto width) {
-    if (wanted.d_a.present()) pass(PassTile<kRows, width(), kTransposed>{});
-    if (wanted.d_b.present()) pass(PassTile<kColumns, width(), kTransposed>{});
-    if (wanted.d_payload.present()) pass(PassTile<kPayload, width(), kTransposed>{});
+    pass(PassTile<kRows, width(), kTransposed>{}, PassTile<kColumns, width(), kTransposed>{},
+         PassTile<kPayload, width(), kTransposed>{});
   };
   constexpr bool kBiased = kBiasedByTile<Scores>;
   const auto at_once = [&](auto width) {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
@@ -417,7 +417,10 @@ def _backward(launch: Launch, gpu: Hardware) -> Iterator[Work]:
 
 
 def _gradients(launch: Launch, problem: _Problem, gpu: Hardware) -> Iterator[Work]:
-    """The gradient kernels: one for all gradients, one for all but dq/dx, or one pass for each gradient."""
+    """The gradient kernels: one for all gradients, one for all but dq/dx, or one pass for each gradient.
+
+    On Hopper one kernel has the jobs of all passes, whose tiles are counted in products of two matrices.
+    """
     a, name, plan = launch.arguments, launch.name + problem.scores, problem.plan
     of_rows, of_columns, biases = "q x grad_out", "k v w1 w2", _bytes(launch, "bias bias1")
     rows, *columns = ("dq", "dk", "dv") if "q" in a else ("dx", "dw1", "dw2")
@@ -431,17 +434,42 @@ def _gradients(launch: Launch, problem: _Problem, gpu: Hardware) -> Iterator[Wor
         yield problem.work(name, tile, products, False, streamed, stay + stream + biases, written)
         return
     narrow = " alone" * (problem.width <= 128)  # has its own constants: it is not as slow as a width of 256
-    tile = plan.streamed_tile or plan.tile
+    tile, passes = plan.streamed_tile or plan.tile, []
     for gradient, products in zip((rows, *columns), (3, 3, 2), strict=True):
         if gradient not in a:
             continue
         by_rows = gradient == rows
         operands = (of_rows, of_columns) if by_rows else (of_columns, of_rows)
         read = sum(problem.read(by_rows, tile, *operands, gpu)) + biases
-        written = _bytes(launch, gradient)
+        count = products * problem.multiplied
         kernel = f"{name}/{gradient}{narrow}"
-        products *= problem.multiplied
-        yield problem.work(kernel, tile, products, by_rows, operands[1], read, written)
+        work = problem.work(kernel, tile, count, by_rows, operands[1], read, _bytes(launch, gradient))
+        passes.append((work, count))
+    if plan.planes or tile is None:
+        yield from (work for work, _ in passes)
+    elif passes:
+        yield _together(f"{name}/passes{narrow}", passes)
+
+
+def _together(name: str, passes: Sequence[tuple[Work, int]]) -> Work:
+    """The work of one kernel that has the jobs of all passes, each with the number of its products."""
+    jobs, asked, added = Counter[int](), 0, 0
+    for work, products in passes:
+        for tiles, count in work.jobs.items():
+            jobs[products * tiles] += count
+        if work.l2 is not None:
+            asked, added = asked + work.l2[0], added + work.l2[1]
+    first, products = passes[0]
+    return replace(
+        first,
+        name=name,
+        kernel=name + first.kernel.removeprefix(first.name),
+        flops=first.flops / products,
+        jobs=jobs,
+        read=sum(work.read for work, _ in passes),
+        written=sum(work.written for work, _ in passes),
+        l2=(asked, added),
+    )
 
 
 def _clusters(gpu: Hardware) -> int:

@@ -1,7 +1,10 @@
-// One gradient of a fold with a payload on Hopper, in a pass of its own over the scores. It serves widths for
-// which the registers do not hold all gradients together, calls that want only the rows' gradient, and the
+// Gradients of a fold with a payload on Hopper, each in a pass of its own over the scores. This serves widths
+// for which the registers do not hold all gradients together, calls that want only the rows' gradient, and the
 // gradient of the rows in the MLP's deterministic mode. The lines whose gradient is computed stay in shared
 // memory; the others stream.
+//
+// One launch has the blocks of all passes, one pass behind the other: a pass of few blocks leaves
+// multiprocessors idle.
 //
 //   gradient of   stays                streams                  scores = first . first^T    sum += pulled . streamed
 //   rows          rows, grad_out       columns, payload         u = second . second^T       dz      . columns
@@ -27,6 +30,8 @@ namespace monoidreduce::sm90 {
 
 enum class GradientOf { kRows, kColumns, kPayload };
 
+constexpr int kThreadsOfPass = 3 * kWarpgroup;  // two consumers and a producer
+
 // kWidth: the width of rows and of the payload, rounded up to whole slabs. kTransposed: the payload and its
 // gradient are [payload width, columns] in memory. Registers of a consumer's thread: kWidth / 2 for sums,
 // kStreamed / 2 each for scores and u, kStreamed / 4 for the left operand of the sums.
@@ -38,7 +43,7 @@ struct PassTile {
   static constexpr int kWidth = kWidth_;
   static constexpr int kStreamed = 64;  // lines of a tile; with 128, rows of width 128 take 2.57, not 2.40 ms
   static constexpr int kConsumers = 2, kStaying = kFragmentRows * kConsumers;
-  static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
+  static constexpr int kThreads = kThreadsOfPass;
   // Tiles of both streams that are in flight. If there is space for only three, the tile of the second stream
   // is loaded first. Its stage is the first to be free again, and takes the next tile of the first stream.
   static constexpr int kStages = kWidth > 192 && !kOfPayload ? 3 : 4;
@@ -51,6 +56,7 @@ concept PassTiling = requires {
 
 // Operands by the table above; shapes as in FoldProblem and FoldGradients (fold.h).
 struct PassArguments {
+  int blocks;  // 0: nobody wants this gradient
   // A payload that is transposed has boxes of kWidth lines, below too.
   arch::TensorMap staying[2];   // boxes of kStaying lines
   arch::TensorMap streamed[2];  // boxes of kStreamed lines
@@ -173,14 +179,15 @@ struct PassConsumer {
   const PassArguments& p;
   const PassJob<Tile>& job;
   Memory& memory;
-  const int warpgroup;
+  // The number of this consumer; every lane of a warp must call it.
+  __device__ __forceinline__ static int warpgroup() { return arch::uniform(threadIdx.x / kWarpgroup); }
 
   float scores[kStreamed / 2], u[kStreamed / 2], sums[kWidth / 2];
   std::uint32_t pulled[kStreamed / 4];
   float own_product[2], own_upstream[2];  // of the rows that stay: P_i, and RowPolicy::upstream
   float d_bias[2] = {0.f, 0.f};           // of the columns that stay, if wanted
 
-  __device__ __forceinline__ int own_line() const { return job.line0 + warpgroup * kFragmentRows; }
+  __device__ __forceinline__ int own_line() const { return job.line0 + warpgroup() * kFragmentRows; }
 
   // product = this consumer's staying lines . streamed^T
   template <bool kLeftTransposed, bool kRightTransposed>
@@ -188,7 +195,7 @@ struct PassConsumer {
                                            const unsigned char* streamed) {
     using Left = std::conditional_t<kLeftTransposed, AlongRows<kWidth>, AlongWidth<Tile::kStaying>>;
     using Right = std::conditional_t<kRightTransposed, AlongRows<kWidth>, AlongWidth<kStreamed>>;
-    const int own = warpgroup * (kLeftTransposed ? kWidth : kFragmentRows) * kLineBytes;
+    const int own = warpgroup() * (kLeftTransposed ? kWidth : kFragmentRows) * kLineBytes;
     const Left left(arch::shared_address(staying) + own);
     const Right right(arch::shared_address(streamed));
     arch::pin(product);
@@ -265,10 +272,10 @@ struct PassConsumer {
   }
 
   __device__ __forceinline__ void wait_ping_pong() const {
-    arch::sync_threads(kPingPong + warpgroup, 2 * kWarpgroup);
+    arch::sync_threads(kPingPong + warpgroup(), 2 * kWarpgroup);
   }
   __device__ __forceinline__ void end_ping_pong() const {
-    arch::arrive_threads(kPingPong + (warpgroup + 1) % Tile::kConsumers, 2 * kWarpgroup);
+    arch::arrive_threads(kPingPong + (warpgroup() + 1) % Tile::kConsumers, 2 * kWarpgroup);
   }
 
   __device__ __forceinline__ void run() {
@@ -286,7 +293,7 @@ struct PassConsumer {
         own_upstream[r] = p.residuals.upstream[values + fragment_row(r)];
       }
     }
-    if (warpgroup == Tile::kConsumers - 1) arch::arrive_threads(kPingPong, 2 * kWarpgroup);
+    if (warpgroup() == Tile::kConsumers - 1) arch::arrive_threads(kPingPong, 2 * kWarpgroup);
     if constexpr (Tile::kOfPayload) {
       sum_weights(tiles);
     } else {
@@ -366,44 +373,44 @@ struct PassConsumer {
   // Stores the gradient of this consumer's lines through the shared memory of the staying tile, which nobody
   // else reads there.
   __device__ __forceinline__ void finish() {
+    const int own = warpgroup() * kFragmentRows, line = job.line0 + own;
     if (p.shape.partial() && !is_finite(sums)) {
       if constexpr (Tile::kOfRows) {
-        if (own_line() < p.shape.rows)
-          p.marks.row(std::int64_t{job.batch} * p.shape.heads + job.staying_head, own_line()) = 1.f;
+        if (line < p.shape.rows)
+          p.marks.row(std::int64_t{job.batch} * p.shape.heads + job.staying_head, line) = 1.f;
       } else {
         const int column_heads = p.shape.heads / p.shape.group;
-        if (own_line() < p.shape.columns)
-          p.marks.column(std::int64_t{job.batch} * column_heads + job.staying_head, own_line()) = 1.f;
+        if (line < p.shape.columns)
+          p.marks.column(std::int64_t{job.batch} * column_heads + job.staying_head, line) = 1.f;
       }
     }
     constexpr bool kTransposed = Tile::kTransposed && Tile::kOfPayload;
     std::uint32_t rounded[kWidth / 4];
     round_fragment<E>(rounded, sums);
-    const int own_slab = warpgroup * kWidth * kLineBytes;  // of the transposed gradient
+    const int own_slab = own * kWidth / kFragmentRows * kLineBytes;  // of the transposed gradient
     if constexpr (kTransposed) {
       arch::sync_threads(kBothConsumers, 2 * kWarpgroup);  // it spans the other consumer's lines
       store_fragment_transposed(arch::shared_address(memory.staying[0]) + own_slab, rounded);
     } else {
-      store_fragment<Tile::kStaying>(arch::shared_address(memory.staying[0]), warpgroup * kFragmentRows,
-                                     rounded);
+      store_fragment<Tile::kStaying>(arch::shared_address(memory.staying[0]), own, rounded);
     }
     if (Tile::kOf == GradientOf::kColumns && p.d_column_bias) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float sum = reduce_lanes<kLanesOfRow>(d_bias[r], [](float a, float b) { return a + b; });
-        const int column = own_line() + fragment_row(r);
+        const int column = line + fragment_row(r);
         if (threadIdx.x % kLanesOfRow == 0 && column < p.shape.columns) p.d_column_bias[column] = sum;
       }
     }
     arch::fence_async_shared();
-    arch::sync_threads(kOneConsumer + warpgroup, kWarpgroup);
+    arch::sync_threads(kOneConsumer + warpgroup(), kWarpgroup);
     if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect()) {
       if constexpr (kTransposed) {
-        arch::store(p.gradient, {own_line(), 0, job.staying_head, job.batch}, memory.staying[0] + own_slab);
+        arch::store(p.gradient, {line, 0, job.staying_head, job.batch}, memory.staying[0] + own_slab);
       } else {
         for (int slab = 0; slab < kWidth / kSlab; ++slab) {
-          const int offset = (slab * Tile::kStaying + warpgroup * kFragmentRows) * kLineBytes;
-          arch::store(p.gradient, {slab * kSlab, own_line(), job.staying_head, job.batch},
+          const int offset = (slab * Tile::kStaying + own) * kLineBytes;
+          arch::store(p.gradient, {slab * kSlab, line, job.staying_head, job.batch},
                       memory.staying[0] + offset);
         }
       }
@@ -413,10 +420,10 @@ struct PassConsumer {
   }
 };
 
+// A block of a pass. index: among the blocks of this pass.
 template <class E, class Tile, class M, class Scores>
-__global__ void __launch_bounds__(Tile::kThreads, 1)
-    fold_backward_pass_kernel(const __grid_constant__ PassArguments p, const __grid_constant__ M m,
-                              const __grid_constant__ Scores scores) {
+__device__ __forceinline__ void run_pass(const PassArguments& p, int index, const M& m,
+                                         const Scores& scores) {
   extern __shared__ unsigned char shared_bytes[];
   using Consumer = PassConsumer<E, Tile, M, Scores>;
   auto& memory = *reinterpret_cast<typename Consumer::Memory*>(
@@ -429,16 +436,41 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   __syncthreads();
 
   const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
-  const PassJob<Tile> job(p.shape, blockIdx.x);
+  // A job in each branch: one for both would be live through the producer's few registers, and be spilled.
   if (warpgroup == Tile::kConsumers) {
     arch::setmaxnreg_dec<24>();
+    const PassJob<Tile> job(p.shape, index);
     if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect()) produce<Consumer::kResiduals>(p, job, memory);
   } else {
     arch::setmaxnreg_inc<240>();
-    Consumer consumer{m, scores, p, job, memory, warpgroup};
+    const PassJob<Tile> job(p.shape, index);
+    Consumer consumer{m, scores, p, job, memory};
     consumer.run();
     consumer.finish();
   }
+}
+
+template <class... Tiles>
+struct PassesArguments {
+  PassArguments passes[sizeof...(Tiles)];
+};
+
+// A block of pass kPass or of a later one. index: among the blocks of all these.
+template <class E, int kPass, class Tile, class... Later, class M, class Scores>
+__device__ __forceinline__ void run_one_of(const PassArguments* passes, int index, const M& m,
+                                           const Scores& scores) {
+  const PassArguments& own = passes[kPass];
+  if (index < own.blocks)
+    run_pass<E, Tile>(own, index, m, scores);
+  else if constexpr (sizeof...(Later) > 0)
+    run_one_of<E, kPass + 1, Later...>(passes, index - own.blocks, m, scores);
+}
+
+template <class E, class M, class Scores, class... Tiles>
+__global__ void __launch_bounds__(kThreadsOfPass, 1)
+    fold_backward_pass_kernel(const __grid_constant__ PassesArguments<Tiles...> p,
+                              const __grid_constant__ M m, const __grid_constant__ Scores scores) {
+  run_one_of<E, 0, Tiles...>(p.passes, blockIdx.x, m, scores);
 }
 
 }  // namespace monoidreduce::sm90
