@@ -174,7 +174,7 @@ class Head:
         """
         self.rows, self.columns = multipliable(rows), multipliable(columns)
         self.clusters, self.order, self.unrounded = clusters, order, unrounded
-        idle = leaves_clusters_idle(*rows.shape, clusters)
+        idle = leaves_clusters_idle(rows.shape[0], rows.shape[1], clusters)
         self.rows_product = _rows_product_by_torch if idle else _rows_product
         self.saved = rows.new_empty(rows.shape[0], 0) if saved is None else saved
         (count, width), first = columns.shape, self.saved.shape[1]

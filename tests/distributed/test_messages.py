@@ -355,3 +355,26 @@ def test_a_rank_that_fails_where_headers_are_looked_at_later() -> None:
     )
     assert failed[1][0] == "ValueError" and "label_smoothing" in failed[1][1]
     assert same and failed[-1]
+
+
+def test_headers_of_a_group_that_sends_nothing_are_not_compared() -> None:
+    """torch's fake backend (bench/overhead.py measures with it) fills results with anything."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from monoidreduce.distributed.messages import HEADER_BYTES, NO_CALL, Channel, _Headers
+
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        channel, arrived = Channel(dist.group.WORLD), _Arrived()  # type: ignore[arg-type]
+        anything = torch.arange(2 * HEADER_BYTES, dtype=torch.uint8).view(2, -1)
+        headers = _Headers(anything, arrived, bytes(anything[0].tolist()), NO_CALL)  # type: ignore[arg-type]
+        channel.under_way.append(headers)
+        channel.look()
+        assert not channel.under_way
+        channel.silent = False  # as a backend that sends
+        channel.under_way.append(headers)
+        with pytest.raises(ValueError, match="rank 1"):
+            channel.look()
+    finally:
+        dist.destroy_process_group()

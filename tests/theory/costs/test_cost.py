@@ -235,9 +235,7 @@ def test_the_deterministic_mode_is_told_apart() -> None:
 
 def test_advice() -> None:
     q = meta(1, 8, 4096, 160)
-    assert any(
-        "8 products in place of 5" in a for a in mr.cost("attention", q, q, q, hardware="h100").advice
-    )
+    assert any("8 products in place of 5" in a for a in mr.cost("attention", q, q, q, hardware="h100").advice)
     q = meta(1, 8, 4096, 128)
     advice = mr.cost("attention", q, q, q, hardware="h100", needed=["q", "k"]).advice
     assert any(a.startswith("gradients of v are computed by the same kernel") for a in advice)

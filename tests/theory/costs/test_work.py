@@ -174,8 +174,8 @@ def test_causal_jobs_of_groups_are_in_parts_as_planned() -> None:
 # Later code has no product of upstream gradients in the losses' backward passes; it is left out too. Nor does
 # it fill sums of the MLP with zeros, as it did once in its forward pass and three times in its backward pass.
 # A reduced loss makes no factor for each token: six kernels of cross entropy's backward pass are gone, and
-# two of distillation's. cuBLAS multiplies dlogits by the weight and another kernel casts the result, where one
-# did both. The three passes of width 256 are one kernel.
+# two of distillation's. cuBLAS multiplies dlogits by the weight, and another kernel casts the result; one did
+# both. The three passes of width 256 are one kernel.
 LAUNCHES = [
     ("attention", {"B": 1, "H": 8, "L": 512, "d": 64}, (1, 4)),
     ("attention", {"B": 1, "H": 8, "L": 512, "d": 64, "causal": True}, (2, 6)),
