@@ -88,7 +88,7 @@ Plan plan(const AttentionForward& given, const DeviceFacts& gpu, const Launch& l
   Plan plan = plan_of(given, x, choose_resident(p, limits, gpu, launch), launch);
   if (plan.choice.family == Family::kPlanes) {
     const std::int64_t width = std::max(p.width(), p.payload_width());
-    plan.tile = tiles::attention_planes(width);
+    plan.tile = tiles::resident_planes(width);
     plan.scratch = tiles::kCounterFloats;
     for (const TensorView* t : {&x.q, &x.k, &x.v})
       plan.scratch += t->size[0] * t->size[1] * t->size[2] * planes_width(width) / 2;

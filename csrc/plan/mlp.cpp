@@ -1,3 +1,5 @@
+#include "mlp.h"
+
 #include "monoidreduce/launch/packing.h"
 #include "plan.h"
 #include "tiles.h"
@@ -12,6 +14,23 @@ Call padded(const Call& given) {
   pad(x.x.size[1]), pad(x.w1.size[0]), pad(x.w1.size[1]), pad(x.w2.size[0]), pad(x.w2.size[1]);
   if (x.bias1.present()) pad(x.bias1.size[0]);
   return x;
+}
+
+// ---- Planes
+
+// Why Hopper's kernels for planes cannot take float32 operands. given: the call before it was padded.
+template <class Call>
+Reason planes_obstacle(const Call& given) {
+  const FoldProblem p = mlp_problem(given);
+  const std::int64_t width = std::max(p.width(), p.payload_width());
+  if (p.a.dtype != DType::kFloat32) return {};  // for which there are other reasons
+  if (width > tiles::kWidestPlanes)
+    return {"the inputs are float32, and a width is {}, more than {}", width, tiles::kWidestPlanes};
+  // Of padded widths, as the contraction kernels count them.
+  const std::int64_t least = std::min({p.rows(), p.columns(), padded_size(width)});
+  if (least < tiles::kFewestTerms)
+    return {"the inputs are float32, and {} rows, hidden units or elements of a row are too few for planes of float16", least};
+  return {};
 }
 
 // ---- Few rows
@@ -138,10 +157,16 @@ template <>
 Plan plan(const MlpForward& given, const DeviceFacts& gpu, const Launch& launch) {
   const MlpForward x = padded(given);
   const FoldProblem p = mlp_problem(x);
-  Limits limits;
+  Limits limits{.has_planes = true, .planes = planes_obstacle(given)};
   if (p.a.dtype == DType::kFloat32 && gpu.shared_bytes < tiles::kForwardFloatsBytes) limits.widest_sm80 = 128;
   const Choice whole = choose_resident(p, limits, gpu, launch);
   Plan plan = plan_of(given, x, whole, launch);
+  if (whole.family == Family::kPlanes) {
+    const MlpPlanesParts parts(x);
+    plan.tile = tiles::resident_planes(std::max(p.width(), p.payload_width()));
+    plan.scratch = parts.marks + parts.planes;
+    return plan;
+  }
   if (whole.family != Family::kSimt) {
     plan.packing = pack(whole.family, p, gpu);
     if (plan.packing && plan.packing->splits > 1)
@@ -158,10 +183,17 @@ template <>
 Plan plan(const MlpBackward& given, const DeviceFacts& gpu, const Launch& launch) {
   const MlpBackward x = padded(given);
   const FoldProblem p = mlp_problem(x);
-  Limits limits{.widest_sm80 = widest_sm80_backward(p, gpu)};
+  Limits limits{.widest_sm80 = widest_sm80_backward(p, gpu), .has_planes = true};
+  limits.planes = planes_obstacle(given);
   if (launch.deterministic) limits.sm80 = {"the deterministic mode is asked for"};
   Choice whole = choose_resident(p, limits, gpu, launch);
   Plan plan = plan_of(given, x, whole, launch);
+  if (whole.family == Family::kPlanes) {
+    const MlpPlanesParts parts(x);
+    plan.adds_rows = false, plan.streamed_tile = tiles::kPass;
+    plan.scratch = parts.marks + parts.planes;
+    return plan;
+  }
   plan.adds_rows = whole.family != Family::kSm90 || (one_kernel_backward(p) && !launch.deterministic);
   if (whole.family == Family::kSm90) set_backward_tile(plan, p, one_kernel_backward(p));
   const Reason obstacle = whole.family == Family::kSimt ? Reason{} : idle(p, plan.adds_rows, gpu);

@@ -45,10 +45,10 @@ constexpr TileSize attention_forward(std::int64_t width, std::int64_t columns, b
   if (width > 64) return {128, softcapped || columns <= kFewColumns ? 128 : 192};
   return {softcapped ? 128 : 192, 128};
 }
-// The same for float32 operands in planes, of widths up to kWidestPlanes. Their scratch begins with a counter of jobs; behind
-// it are the planes.
+// The same for float32 operands in planes, of widths up to kWidestPlanes; the MLP's too. Attention's scratch begins with a
+// counter of jobs; behind it are the planes.
 inline constexpr std::int64_t kWidestPlanes = 128, kCounterFloats = 4;
-constexpr TileSize attention_planes(std::int64_t width) { return {width <= 64 ? 192 : 128, 64}; }
+constexpr TileSize resident_planes(std::int64_t width) { return {width <= 64 ? 192 : 128, 64}; }
 constexpr TileSize mlp_forward(std::int64_t width) { return {128, width <= 128 ? 128 : 64}; }
 // Columns of a tile in Hopper's forward passes of few rows, by width.
 inline constexpr int kFewRowsColumns[] = {128, 128, 64};

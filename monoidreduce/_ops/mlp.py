@@ -12,6 +12,7 @@ from monoidreduce._ops.memory import (
     accumulation_dtype,
     accumulator,
     aligned,
+    allows_planes,
     allows_tf32,
     cut_to_width,
     empty_dense,
@@ -83,6 +84,7 @@ def plan_mlp_forward(
         workspace=get_workspace() if workspace is None else workspace,
         deterministic=torch.are_deterministic_algorithms_enabled(),
         tf32=allows_tf32(x),
+        planes=allows_planes(),
     )
 
 
@@ -102,6 +104,7 @@ def plan_mlp_backward(
         workspace=get_workspace() if workspace is None else workspace,
         deterministic=torch.are_deterministic_algorithms_enabled(),
         tf32=allows_tf32(x),
+        planes=allows_planes(),
     )
 
 
@@ -149,7 +152,7 @@ def mlp_backward(
     unrounded: bool = False,
 ) -> list[Tensor]:
     kind, launch, inputs = ACTIVATIONS.index(options.activation), launch_on(x), (x, w1, w2, bias1, bias2)
-    dx = dw1 = dw2 = dbias1 = None
+    dx = dw1 = dw2 = dbias1 = scratch = None
     plan, part, tensor_cores = None, None, False
     if x.is_cuda:
         plan = plan_mlp_backward(x, w1, w2, bias1, options.workspace)
@@ -165,14 +168,20 @@ def mlp_backward(
 
         dx, dw1, dw2, dbias1 = multiply_hidden_gradients(store, part, grad_out, x, w1, w2, bias1, needed)
     elif any(needed[:4]):
-        if plan is not None and tensor_cores:  # these kernels compute all gradients, needed or not
-            dx = accumulator(x) if plan.adds_rows else empty_dense(x)
-            dw1, dw2 = empty_dense(w1), empty_dense(w2)
+        if plan is not None and tensor_cores:
+            # These kernels compute all gradients, needed or not. In planes each has a kernel of its own: that of
+            # dw1 sums dbias1 too.
+            wanted = (needed[0], needed[1] or needed[3], needed[2]) if plan.planes else (True, True, True)
+            makers = (accumulator if plan.adds_rows else empty_dense, empty_dense, empty_dense)
+            of_inputs = zip(makers, (x, w1, w2), wanted, strict=True)
+            dx, dw1, dw2 = (make(t) if is_wanted else None for make, t, is_wanted in of_inputs)
         else:
             dx = new_gradient(x, needed[0], unrounded)
             dw1, dw2 = new_gradient(w1, needed[1]), new_gradient(w2, needed[2])
         dbias1 = new_bias_gradient(bias1, needed[3])
-        _C.mlp_backward(x, w1, w2, bias1, grad_out, dx, dw1, dw2, dbias1, kind, 0, *launch, plan)
+        if plan is not None and plan.scratch:
+            scratch = empty_statistics(x, plan.scratch)
+        _C.mlp_backward(x, w1, w2, bias1, grad_out, dx, dw1, dw2, dbias1, scratch, kind, 0, *launch, plan)
     return rounded_gradients((dx, dw1, dw2, dbias1, dbias2), inputs, needed, unrounded)
 
 

@@ -16,7 +16,7 @@ using namespace monoidreduce::sm90;
 // One stage for each stream, where there is no space for two: the next tile of one is loaded while the other is
 // multiplied.
 template <GradientOf kOf, int kWidth>
-using Tile = PlanesPassTile<kOf, kWidth, kWidth == 64 || kOf == GradientOf::kPayload ? 2 : 1>;
+using Tile = PlanesPassTile<kOf, kWidth, kWidth == 64 || kOf == GradientOf::kPayload ? 2 : 1, false>;
 static_assert(tiles::kPass.staying == Tile<GradientOf::kRows, 64>::kStaying &&
               tiles::kPass.streamed == Tile<GradientOf::kRows, 64>::kStreamed);
 

@@ -15,8 +15,8 @@ using Width64 = PlanesTile<64, 3, 4>;
 using Width128 = PlanesTile<128, 2, 2>;
 
 template <class Tile>
-constexpr bool kPlanned = tiles::attention_planes(Tile::kWidth).rows == Tile::kRows &&
-                          tiles::attention_planes(Tile::kWidth).columns == Tile::kColumns;
+constexpr bool kPlanned = tiles::resident_planes(Tile::kWidth).rows == Tile::kRows &&
+                          tiles::resident_planes(Tile::kWidth).columns == Tile::kColumns;
 static_assert(kPlanned<Width64> && kPlanned<Width128>);
 
 }  // namespace

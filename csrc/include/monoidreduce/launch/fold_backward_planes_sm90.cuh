@@ -17,7 +17,8 @@ struct SplitOperands {
   PlaneMaps rows, columns, payload, grad_out;
 };
 
-// Computes one gradient (Tile::kOf says which) and writes it in float32.
+// Computes one gradient (Tile::kOf says which) and writes it in float32. The pass of the columns writes that of a bias
+// per column too. residuals: not read for a monoid without a frame.
 template <class Tile, class M, class Scores>
 void fold_backward_planes(const M& m, const Scores& scores, const FoldProblem& p, const SplitOperands& split,
                           const FoldGradients& wanted, const PlaneResiduals& residuals, const RowMarks& marks,
@@ -26,13 +27,16 @@ void fold_backward_planes(const M& m, const Scores& scores, const FoldProblem& p
   const std::int64_t heads = Tile::kOfRows ? p.heads() : p.column_heads();
   const std::int64_t streamed = Tile::kOfRows ? p.columns() : p.rows() * group;
   constexpr std::int64_t kLineBytes = 2 * PlaneTile<Tile::kWidth>::kLineOfBoth;
+  const TensorView& gradient = Tile::kOfRows      ? wanted.d_a
+                               : Tile::kOfPayload ? wanted.d_payload
+                                                  : wanted.d_b;
+  OutputRows gradient_rows = output_rows({gradient});
+  if (Tile::kTransposed) gradient_rows.stride[2] = gradient.stride[3];
   PlanesPassArguments arguments{
       .staying = {split.columns, split.payload},
       .streamed = {split.rows, split.grad_out},
-      .gradient = output_rows({Tile::kOfRows      ? wanted.d_a
-                               : Tile::kOfPayload ? wanted.d_payload
-                                                  : wanted.d_b,
-                               {}}),
+      .gradient = gradient_rows,
+      .d_column_bias = static_cast<float*>(wanted.d_bias.data),
       .residuals = residuals,
       .marks = marks,
       .shape = fold_shape(p, section_of(p, streamed * kLineBytes, Tile::kOfRows ? group : 1))};

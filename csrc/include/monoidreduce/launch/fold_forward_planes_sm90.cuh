@@ -21,19 +21,23 @@ inline std::int64_t planes_floats(const TensorView& heads, std::int64_t width) {
   return heads.size[0] * heads.size[1] * heads.size[2] * (width + 4);
 }
 
-// Splits a float32 operand [B, H, rows, width] with readable lines (dense_lines.h) into planes at `to`, 16-byte aligned.
+// Splits a float32 operand [B, H, rows, width] into planes at `to`, 16-byte aligned. Its lines are readable
+// (dense_lines.h), or not dense at all.
 template <int kWidth>
 PlaneMaps split_heads(const TensorView& x, float* to, const Launch& launch) {
-  require_readable_lines(x);
+  if (x.stride[3] == 1) require_readable_lines(x);
   TensorView split{.data = to, .rank = 4, .dtype = DType::kFloat16, .cuda_device = x.cuda_device};
   std::int64_t stride = 1;
   for (int axis = 3; axis >= 0; --axis) {
     split.size[axis] = axis == 3 ? 2 * kWidth + 8 : x.size[axis];
     split.stride[axis] = stride, stride *= split.size[axis];
   }
-  const HeadsToSplit heads{static_cast<const float*>(x.data), {x.stride[0], x.stride[1], x.stride[2]},
-                           static_cast<int>(x.size[1]),       static_cast<int>(x.size[2]),
-                           static_cast<int>(x.size[3]),       x.size[0] * x.size[1] * x.size[2],
+  const HeadsToSplit heads{static_cast<const float*>(x.data),
+                           {x.stride[0], x.stride[1], x.stride[2], x.stride[3]},
+                           static_cast<int>(x.size[1]),
+                           static_cast<int>(x.size[2]),
+                           static_cast<int>(x.size[3]),
+                           x.size[0] * x.size[1] * x.size[2],
                            static_cast<__half*>(split.data)};
   launch_kernel("split_heads", &split_heads_kernel<kWidth>,
                 blocks_for((heads.lines + kLinesOfBlock<kWidth> - 1) / kLinesOfBlock<kWidth>), kPlaneThreads,
@@ -41,7 +45,7 @@ PlaneMaps split_heads(const TensorView& x, float* to, const Launch& launch) {
   return plane_maps(split);
 }
 
-// A fold of float32 operands with readable lines. planes: memory for those of a, b and payload, one behind the other.
+// A fold of float32 operands (split_heads says of which lines). planes: memory for those of a, b and payload, one behind the other.
 // counter: as in fold_forward_sm90.cuh.
 template <class Tile, class M, class Scores, class Rows>
 void fold_forward_planes(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,

@@ -29,6 +29,7 @@ void repair_forward(const M& m, const FoldProblem& p, const Rows& rows, const Fo
                                   .columns = device_tensor(p.b),
                                   .payload = device_tensor(p.payload),
                                   .bias = device_tensor(p.bias),
+                                  .out_bias = device_tensor(p.out_bias),
                                   .out = device_tensor(to.out),
                                   .low = device_tensor(to.low),
                                   .range = p.range};
@@ -38,7 +39,7 @@ void repair_forward(const M& m, const FoldProblem& p, const Rows& rows, const Fo
                 kRepairThreads, 0, launch.stream, arguments, m, Score<typename M::Real>(p.score), rows);
 }
 
-// Recomputes the gradients of marked rows and columns.
+// Recomputes the gradients of marked rows and columns. wanted.d_bias: [columns], of a bias per column; or absent.
 template <class M, class Rows>
 void repair_backward(const M& m, const FoldProblem& p, const Rows& rows, const FoldGradients& wanted,
                      const RowMarks& marks, const Launch& launch) {
@@ -50,6 +51,7 @@ void repair_backward(const M& m, const FoldProblem& p, const Rows& rows, const F
                                   .d_rows = device_tensor(wanted.d_a),
                                   .d_columns = device_tensor(wanted.d_b),
                                   .d_payload = device_tensor(wanted.d_payload),
+                                  .d_column_bias = static_cast<float*>(wanted.d_bias.data),
                                   .range = p.range};
   const DeviceGuard device(p.a.cuda_device);
   const std::int64_t looks =

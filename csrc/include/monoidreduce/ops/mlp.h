@@ -27,7 +27,7 @@ struct MlpForward {
 };
 template <std::same_as<MlpForward> X>
 constexpr auto describe(const X*) {
-  return pass("mlp_forward", kCpu | kSimt | kSm80 | kSm90, mlp_operands<X>(),
+  return pass("mlp_forward", kCpu | kSimt | kSm80 | kSm90 | kPlanes, mlp_operands<X>(),
               optional("bias2", &X::bias2, "N"), result("out", &X::out, "B N", Type::kSameOrAccumulation),
               scratch("scratch", &X::scratch), activation_of(&X::activation), workspace(&X::workspace));
 }
@@ -35,6 +35,7 @@ constexpr auto describe(const X*) {
 struct MlpBackward {
   TensorView grad_out, x, w1, w2, bias1;
   TensorView d_x, d_w1, d_w2, d_bias1;
+  TensorView scratch;  // 16-byte aligned; size: Plan::scratch
   ActivationKind activation = ActivationKind::kIdentity;
   std::int64_t workspace = 0;
 };
@@ -44,12 +45,12 @@ inline void check_bias_gradient(const MlpBackward& x) {
 }
 template <std::same_as<MlpBackward> X>
 constexpr auto describe(const X*) {
-  return pass("mlp_backward", kCpu | kSimt | kSm80 | kSm90, mlp_operands<X>(),
+  return pass("mlp_backward", kCpu | kSimt | kSm80 | kSm90 | kPlanes, mlp_operands<X>(),
               tensor("grad_out", &X::grad_out, "B N"), gradient("dx", &X::d_x, "B M", Type::kPlanGradient),
               gradient("dw1", &X::d_w1, "K M", Type::kPlanGradient),
               gradient("dw2", &X::d_w2, "N K", Type::kPlanGradient),
               gradient("dbias1", &X::d_bias1, "K", Type::kAccumulation).where(&check_bias_gradient),
-              activation_of(&X::activation), workspace(&X::workspace));
+              scratch("scratch", &X::scratch), activation_of(&X::activation), workspace(&X::workspace));
 }
 
 // A part of an MLP (Plan::part): out = act(x w1^T + bias1), for the rows in x and the hidden units in w1 and bias1. The MLP's

@@ -90,6 +90,8 @@ struct NaturalInFull {
   __device__ __forceinline__ static float exp(float x) { return arch::exp2(x * float(kLog2E)); }
   __device__ __forceinline__ static float log(float x) { return ::logf(x); }
   __device__ __forceinline__ static float log_rest(float x) { return monoidreduce::log_rest(x); }
+  __device__ __forceinline__ static float sigmoid(float x) { return arch::reciprocal(1.f + exp(-x)); }
+  __device__ __forceinline__ static float tanh(float x) { return ::tanhf(x); }
 };
 using Full = FastReal<NaturalInFull>;
 

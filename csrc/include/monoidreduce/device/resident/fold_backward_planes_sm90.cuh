@@ -12,18 +12,20 @@
 
 namespace monoidreduce::sm90 {
 
-// kWidth: of all operands, a multiple of 64. A third consumer was tried at width 64 (docs/design/tried_and_dropped.md).
-template <GradientOf kOf_, int kWidth_, int kStages_>
+// kWidth: of all operands, a multiple of 64. kTransposed_: the payload's gradient is [payload width, columns] in
+// memory, as in the MLP. A third consumer was tried at width 64 (docs/design/tried_and_dropped.md).
+template <GradientOf kOf_, int kWidth_, int kStages_, bool kTransposed_>
 struct PlanesPassTile {
   static constexpr GradientOf kOf = kOf_;
   static constexpr bool kOfRows = kOf == GradientOf::kRows, kOfPayload = kOf == GradientOf::kPayload;
+  static constexpr bool kTransposed = kTransposed_ && kOfPayload;
   static constexpr int kWidth = kWidth_, kConsumers = 2, kStages = kStages_;
   static constexpr int kStreamed = kPlaneLines, kStaying = kFragmentRows * kConsumers;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
 };
 
 // What the backward pass knows of each row: P_i (log-sum-exp) in two words, and RowPolicy::upstream (centre)
-// times the unit of the scores.
+// times the unit of the scores. A sum (the MLP) needs nothing of its rows, and kernels do not read this.
 struct PlaneResiduals {
   static constexpr int kValues = 3;  // for each row
   float* values;                     // [batch, heads, padded_rows / 64, kValues, 64]
@@ -37,7 +39,8 @@ struct PlaneResiduals {
 
 struct PlanesPassArguments {
   PlaneMaps staying[2], streamed[2];  // the second: of u; for the payload's gradient, what is summed
-  OutputRows gradient;                // float32
+  OutputRows gradient;                // float32; transposed, stride[2] is that of the width
+  float* d_column_bias;               // [columns], written by the pass of the columns; or null
   PlaneResiduals residuals;
   RowMarks marks;
   FoldShape shape;
@@ -54,12 +57,12 @@ struct PlanesPassMemory {
 };
 
 // The producer: loads the tiles of the job. Called by one thread.
-template <class Tile>
+template <bool kResiduals, class Tile>
 __device__ __forceinline__ void produce_planes(const PlanesPassArguments& p, const PassJob<Tile>& job,
                                                PlanesPassMemory<Tile>& memory) {
   using Memory = PlanesPassMemory<Tile>;
   using Operand = typename Memory::Operand;
-  constexpr int kResidualBytes = Tile::kOfRows ? 0 : sizeof memory.residuals[0];
+  constexpr int kResidualBytes = kResiduals && !Tile::kOfRows ? sizeof memory.residuals[0] : 0;
   arch::arrive_expect(&memory.stayed, Tile::kConsumers * Memory::kOperands * Operand::kBytes);
   for (int w = 0; w < Tile::kConsumers; ++w)
     for (int n = 0; n < Memory::kOperands; ++n)
@@ -74,7 +77,7 @@ __device__ __forceinline__ void produce_planes(const PlanesPassArguments& p, con
       const auto load_first = [&] {
         arch::Mbarrier* const arrived = memory.first_ring.acquire(at, Operand::kBytes + kResidualBytes);
         memory.first[at.stage].load(p.streamed[0], box, arrived);
-        if constexpr (!Tile::kOfRows)
+        if constexpr (kResidualBytes > 0)
           arch::load(memory.residuals[at.stage],
                      p.residuals.of(std::int64_t{job.batch} * p.shape.heads + head, line), kResidualBytes,
                      arrived);
@@ -94,6 +97,8 @@ struct PlanesPassConsumer {
   using Operand = typename Memory::Operand;
   static constexpr int kWidth = Tile::kWidth, kStreamed = Tile::kStreamed;
   static constexpr int kTurns = 1;  // named barrier kTurns + w: consumer w may issue its products
+  static constexpr bool kResiduals = !std::is_empty_v<typename M::Frame>;
+  static constexpr bool kSumsBias = Tile::kOf == GradientOf::kColumns && kBiasedByColumn<Scores>;
 
   const M& m;
   const Scores& scores_of;
@@ -104,6 +109,7 @@ struct PlanesPassConsumer {
   float scores[kStreamed / 2], u[kStreamed / 2], sums[kWidth / 2];
   float own_scale[2][2];  // of the operands that stay, and the thread's two rows of each
   float own_residuals[PlaneResiduals::kValues][2];  // of the rows that stay
+  float d_bias[2] = {0.f, 0.f};                     // of the columns that stay
 
   // The number of this consumer; every lane of a warp must call it. A shuffle computes it anew in each tile. If a
   // variable held it, the compiler would compute the addresses of all products before the loop, and spill them.
@@ -134,7 +140,9 @@ struct PlanesPassConsumer {
     }
     const auto& streamed = memory.residuals[stage];
     const auto residual = [&](int i) {
-      if constexpr (Tile::kOfRows) {
+      if constexpr (!kResiduals) {
+        return RowResidual<M>{};
+      } else if constexpr (Tile::kOfRows) {
         const int r = row_of_element(i);
         return RowResidual<M>{{R(own_residuals[0][r]), R(own_residuals[1][r])}, R(own_residuals[2][r])};
       } else {
@@ -161,6 +169,12 @@ struct PlanesPassConsumer {
       clear_fragment(kept, Tile::kOfPayload ? scores : u);
     }
     scores_of.finish_transposed(scores, u, line, own_line());
+    if constexpr (kSumsBias) {
+      float of_tile[2] = {0.f, 0.f};
+#pragma unroll
+      for (int i = 0; i < kStreamed / 2; ++i) of_tile[row_of_element(i)] += u[i];
+      d_bias[0] += of_tile[0], d_bias[1] += of_tile[1];
+    }
   }
 
   // sums += pulled . streamed
@@ -185,7 +199,7 @@ struct PlanesPassConsumer {
       for (int r = 0; r < 2; ++r)
         own_scale[n][r] = memory.staying[warpgroup()][n].scales[fragment_row(r)].scale;
     }
-    if constexpr (Tile::kOfRows) {
+    if constexpr (kResiduals && Tile::kOfRows) {
       const float* const own =
           p.residuals.of(std::int64_t{job.batch} * p.shape.heads + job.staying_head, own_line());
 #pragma unroll
@@ -225,7 +239,7 @@ struct PlanesPassConsumer {
   __device__ __forceinline__ void finish() {
     const int own = own_line();
     const int lines = Tile::kOfRows ? p.shape.rows : p.shape.columns;
-    if (!is_finite(sums) && own < lines) {
+    if (!(is_finite(sums) && is_finite(d_bias)) && own < lines) {
       const int heads = Tile::kOfRows ? p.shape.heads : p.shape.heads / p.shape.group;
       const std::int64_t head = std::int64_t{job.batch} * heads + job.staying_head;
       (Tile::kOfRows ? p.marks.row(head, own) : p.marks.column(head, own)) = 1.f;
@@ -235,11 +249,27 @@ struct PlanesPassConsumer {
       const int line = own + fragment_row(r);
       if (line >= lines) continue;
       const OutputRows& out = p.gradient;
-      float* const to = static_cast<float*>(out.data) + job.batch * out.stride[0] +
-                        job.staying_head * out.stride[1] + line * out.stride[2] + fragment_column(0);
+      float* const of_head =
+          static_cast<float*>(out.data) + job.batch * out.stride[0] + job.staying_head * out.stride[1];
+      float* const to = of_head + (Tile::kTransposed ? fragment_column(0) * out.stride[2] + line
+                                                     : line * out.stride[2] + fragment_column(0));
 #pragma unroll
       for (int i = 0; i < kWidth / 2; i += 4) {
-        if (2 * i < out.width) store_pair(to + 2 * i, sums[i + 2 * r], sums[i + 2 * r + 1]);
+        if (2 * i >= out.width) continue;
+        const float x = sums[i + 2 * r], y = sums[i + 2 * r + 1];
+        if constexpr (Tile::kTransposed)
+          to[2 * i * out.stride[2]] = x, to[(2 * i + 1) * out.stride[2]] = y;
+        else
+          store_pair(to + 2 * i, x, y);
+      }
+    }
+    if constexpr (kSumsBias) {
+      if (!p.d_column_bias) return;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float sum = reduce_lanes<kLanesOfRow>(d_bias[r], [](float a, float b) { return a + b; });
+        const int column = own + fragment_row(r);
+        if (threadIdx.x % kLanesOfRow == 0 && column < lines) p.d_column_bias[column] = sum;
       }
     }
   }
@@ -266,7 +296,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (warpgroup == Tile::kConsumers) {
     arch::setmaxnreg_dec<24>();
     const PassJob<Tile> job(p.shape, blockIdx.x);
-    if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect()) produce_planes(p, job, memory);
+    if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect())
+      produce_planes<Consumer::kResiduals>(p, job, memory);
   } else {
     arch::setmaxnreg_inc<240>();
     const PassJob<Tile> job(p.shape, blockIdx.x);

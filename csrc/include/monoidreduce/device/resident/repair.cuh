@@ -1,7 +1,9 @@
 // Repairs results that masking made NaN. With a mask (a window, or a bool bias) the tensor cores multiply
-// masked elements by 0, and 0 times infinity or NaN is NaN.
+// masked elements by 0, and 0 times infinity or NaN is NaN. Planes of float16 (block/planes_sm90.cuh) spread an
+// infinity or NaN too, over its whole line.
 //
-// So where a mask excludes some element of a tile, the fold's kernels mark results that are not finite. The
+// So where a mask excludes some element of a tile, or operands are planes, the fold's kernels mark results that
+// are not finite. The
 // kernels here run after them and recompute the marked results from the kept elements alone. A warp takes one
 // row or column; its lanes share the width. If all inputs are finite, nothing is marked and the kernels end
 // at once. A row whose result is truly NaN ends at its first NaN.
@@ -74,8 +76,9 @@ struct WarpRow {
 
 // Shapes as in FoldProblem, FoldOutput and FoldGradients (fold.h).
 struct RepairArguments {
-  Tensor rows, columns, payload, bias, out, low;  // forward pass
-  Tensor grad_out, d_rows, d_columns, d_payload;  // backward pass
+  Tensor rows, columns, payload, bias, out_bias, out, low;  // forward pass
+  Tensor grad_out, d_rows, d_columns, d_payload;            // backward pass
+  float* d_column_bias;                                     // [columns], or null
   ColumnRange range;
 };
 
@@ -86,7 +89,7 @@ __device__ __forceinline__ std::int64_t warps_of_grid() {
   return std::int64_t{gridDim.x} * blockDim.x / kWarp;
 }
 
-// Recomputes marked rows. M is a monoid over double, because the mass of a row is one long sum.
+// Recomputes marked rows. A normalized M is a monoid over double, because the mass of a row is one long sum.
 template <class M, class Rows>
 __global__ void __launch_bounds__(kRepairThreads)
     repair_forward_kernel(const __grid_constant__ RepairArguments p, const __grid_constant__ M m,
@@ -114,14 +117,18 @@ __global__ void __launch_bounds__(kRepairThreads)
       if (!leaves(bias, row, j)) continue;
       const Element<R> e{score.value(R(a.dot(WarpRow::read(b, j))), R(score_bias(bias, row, j))), R(0), 0,
                          -1};
+      R weight;
       const auto before = m.frame_of(state), frame = m.join(before, m.frame(e));
-      state = m.accumulate(m.reframe(state, frame), e);
-      sum.add(float(m.rescale(before, frame)), float(m.weight(e, frame)), WarpRow::read(v, j));
-      if (isnan(m.mass(state))) break;
+      with_named(m, [&](const auto& m) {
+        state = m.accumulate(m.reframe(state, frame), e), weight = m.weight(e, frame);
+      });
+      sum.add(float(m.rescale(before, frame)), float(weight), WarpRow::read(v, j));
+      if (M::kNormalized ? isnan(m.mass(state)) : sum.is_lost(p.payload.size[3])) break;
     }
-    const R mass = m.mass(state);
     WarpRow out = WarpRow::zero();
+    const R mass = M::kNormalized ? m.mass(state) : R(1);
     if (mass != R(0)) out.add(1.f, float(R(1) / mass), sum);
+    if (p.out_bias.data) out.add(1.f, 1.f, WarpRow::read(Matrix<float>(p.out_bias, 0, 0), 0));
     const Matrix<float> high(p.out, batch, head);
     out.write(high, row);
     if (p.low.data) out.write_low(Matrix<float>(p.low, batch, head), high, row);
@@ -145,14 +152,17 @@ __global__ void __launch_bounds__(kRepairThreads)
   const std::int64_t heads = p.rows.size[1], row_count = p.rows.size[2], column_heads = p.columns.size[1],
                      columns = p.columns.size[2], group = heads / column_heads;
   struct Pulled {
-    float dot, weight;
+    float score, dot, weight;  // derivatives with respect to the score and the dot product; of the payload
   };
   const auto pull_one = [&](std::int64_t flat_row, float bias, const WarpRow& a, const WarpRow& g,
                             const WarpRow& b, const WarpRow& v) {
     const float dot = a.dot(b);
     const Element<float> e{score.value(dot, bias), 0.f, 0, -1};
-    const auto pulled = pull(m, e, rows.product(flat_row), rows.upstream(flat_row), g.dot(v));
-    return Pulled{pulled.score * score.slope(dot, bias) * score.scale, pulled.weight};
+    const float u = g.dot(v);
+    PayloadPull<float> pulled;
+    with_named(
+        m, [&](const auto& m) { pulled = pull(m, e, rows.product(flat_row), rows.upstream(flat_row), u); });
+    return Pulled{pulled.score, pulled.score * score.slope(dot, bias) * score.scale, pulled.weight};
   };
   const auto repair_row = [&](std::int64_t batch, std::int64_t head, std::int64_t row) {
     const Matrix<float> columns_of(p.columns, batch, head / group), payload(p.payload, batch, head / group);
@@ -174,6 +184,7 @@ __global__ void __launch_bounds__(kRepairThreads)
     const WarpRow b = WarpRow::read(Matrix<float>(p.columns, batch, column_head), column);
     const WarpRow v = WarpRow::read(Matrix<float>(p.payload, batch, column_head), column);
     WarpRow d_column = WarpRow::zero(), d_payload = WarpRow::zero();
+    float d_bias = 0.f;
 #pragma unroll 1
     for (std::int64_t head = column_head * group; head < (column_head + 1) * group; ++head) {
       const Matrix<float> rows_of(p.rows, batch, head), grads(p.grad_out, batch, head),
@@ -187,11 +198,14 @@ __global__ void __launch_bounds__(kRepairThreads)
             pull_one((batch * heads + head) * row_count + row, score_bias(bias, row, column), a, g, b, v);
         d_column.add(1.f, pulled.dot, a);
         d_payload.add(1.f, pulled.weight, g);
-        if (d_column.is_lost(p.rows.size[3]) && d_payload.is_lost(p.payload.size[3])) break;
+        d_bias += pulled.score;
+        const bool bias_is_lost = p.d_column_bias == nullptr || isnan(d_bias);
+        if (bias_is_lost && d_column.is_lost(p.rows.size[3]) && d_payload.is_lost(p.payload.size[3])) break;
       }
     }
     d_column.write(Matrix<float>(p.d_columns, batch, column_head), column);
     d_payload.write(Matrix<float>(p.d_payload, batch, column_head), column);
+    if (p.d_column_bias && threadIdx.x % kWarp == 0) p.d_column_bias[column] = d_bias;
   };
   // A warp looks at one mark at a time, which stands for RowMarks::kUnit rows or columns.
   const std::int64_t row_marks = p.rows.size[0] * heads * marks.row_units;

@@ -7,11 +7,12 @@
 
 namespace monoidreduce {
 
-// data: [batch, heads, rows, width] of float32, with 16-byte aligned rows; width is a multiple of 4. out: dense,
-// [batch, heads, rows, 2 kWidth + 8].
+// data: [batch, heads, rows, width] of float32; width is a multiple of 4. Rows whose elements are adjacent
+// (stride[3] == 1) are 16-byte aligned. Others are columns in memory, as the MLP's payload is; neighbouring warps
+// then read neighbouring elements. out: dense, [batch, heads, rows, 2 kWidth + 8].
 struct HeadsToSplit {
   const float* data;
-  std::int64_t stride[3];
+  std::int64_t stride[4];
   int heads, rows, width;
   std::int64_t lines;  // batch * heads * rows
   __half* out;
@@ -29,8 +30,11 @@ __global__ void __launch_bounds__(kPlaneThreads) split_heads_kernel(const __grid
   float4 x{0.f, 0.f, 0.f, 0.f};
   if (there && column < p.width) {
     const std::int64_t head = line / p.rows, row = line - head * p.rows, batch = head / p.heads;
-    x = *reinterpret_cast<const float4*>(p.data + batch * p.stride[0] +
-                                         (head - batch * p.heads) * p.stride[1] + row * p.stride[2] + column);
+    const std::int64_t step = p.stride[3];
+    const float* const from = p.data + batch * p.stride[0] + (head - batch * p.heads) * p.stride[1] +
+                              row * p.stride[2] + column * step;
+    x = step == 1 ? *reinterpret_cast<const float4*>(from)
+                  : float4{from[0], from[step], from[2 * step], from[3 * step]};
   }
   const float scale =
       plane_scale(reduce_lanes<kLanes>(largest_of(x), [](unsigned a, unsigned b) { return ::max(a, b); }));

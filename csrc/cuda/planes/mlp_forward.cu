@@ -1,0 +1,57 @@
+#include <algorithm>
+
+#include "../../plan/mlp.h"
+#include "../../plan/tiles.h"
+#include "../engine.h"
+#include "../mlp_passes.cuh"
+#include "monoidreduce/launch/fold_forward_planes_sm90.cuh"
+#include "monoidreduce/launch/repair.cuh"
+
+namespace monoidreduce::cuda::planes {
+namespace {
+
+using namespace monoidreduce::sm90;
+
+using Width64 = PlanesTile<64, 3, 4>;
+using Width128 = PlanesTile<128, 2, 2>;
+
+template <class Tile>
+constexpr bool kPlanned = tiles::resident_planes(Tile::kWidth).rows == Tile::kRows &&
+                          tiles::resident_planes(Tile::kWidth).columns == Tile::kColumns;
+static_assert(kPlanned<Width64> && kPlanned<Width128>);
+
+// Marks the rows whose result is not finite, which are computed again.
+struct MarkedMlpRows : MlpRows<float> {
+  float* marks;  // [rows]
+  template <class P>
+  __device__ void store(std::int64_t row, int, P, bool right) const {
+    marks[row] = right ? 0.f : 1.f;
+  }
+  __device__ bool marked(std::int64_t row) const { return marks[row] != 0.f; }
+  __device__ void store(std::int64_t, float) const {}
+};
+
+}  // namespace
+
+template <>
+void run(const MlpForward& x, const Plan&, const Launch& launch) {
+  const FoldProblem problem = mlp_problem(x, x.bias2);
+  const MlpPlanesParts parts(x);
+  float* const scratch = data<float>(x.scratch);
+  const BiasedScores<Full, float> scores{data<const float>(x.bias1), x.bias1.stride[0],
+                                         static_cast<int>(x.w1.size[0])};
+  const MarkedMlpRows rows{
+      {data<const float>(x.bias2), x.bias2.stride[0], static_cast<int>(x.w2.size[0])}, scratch};
+  const FoldOutput out{as_rows(x.out)};
+  const auto fold = [&]<class Tile>(Tile) {
+    fold_forward_planes<Tile>(NamedSum<Full>{{}, x.activation}, scores, problem, rows, out,
+                              scratch + parts.marks, nullptr, launch);
+  };
+  if (std::max(problem.width(), problem.payload_width()) <= 64)
+    fold(Width64{});
+  else
+    fold(Width128{});
+  repair_forward(NamedSum<float>{{}, x.activation}, problem, rows, out, launch);
+}
+
+}  // namespace monoidreduce::cuda::planes

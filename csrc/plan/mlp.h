@@ -1,0 +1,34 @@
+// How the scratch of an MLP whose float32 operands are read in planes is laid out.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "monoidreduce/ops/mlp.h"
+#include "monoidreduce/ops/planes.h"
+
+namespace monoidreduce {
+
+// First come marks of results that are not finite (repair.cuh): in forward one for each row, in backward one for each unit of
+// rows and of hidden units. The planes of x, w1, w2 and, in backward, grad_out begin behind them, on a 16-byte boundary.
+struct MlpPlanesParts {
+  static constexpr int kUnit = 64;
+  std::int64_t row_marks, column_marks, marks, planes;  // marks, planes: sizes of the two parts, in floats
+
+  explicit MlpPlanesParts(const MlpForward& x)
+      : MlpPlanesParts(x.x.size[0], 0, mlp_problem(x), x.x.size[0] + 2 * x.w1.size[0]) {}
+  explicit MlpPlanesParts(const MlpBackward& x)
+      : MlpPlanesParts(units(x.x.size[0]), units(x.w1.size[0]), mlp_problem(x),
+                       2 * (x.x.size[0] + x.w1.size[0])) {}
+
+ private:
+  static std::int64_t units(std::int64_t lines) { return (lines + kUnit - 1) / kUnit; }
+  // lines: of all operands
+  MlpPlanesParts(std::int64_t row_marks, std::int64_t column_marks, const FoldProblem& p, std::int64_t lines)
+      : row_marks(row_marks),
+        column_marks(column_marks),
+        marks((row_marks + column_marks + 3) / 4 * 4),
+        planes(lines * planes_width(std::max(p.width(), p.payload_width())) / 2) {}
+};
+
+}  // namespace monoidreduce
