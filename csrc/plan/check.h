@@ -37,9 +37,13 @@ void check_gradients(const Call& x, const Plan& plan) {
           check_presence("dv", x.d_v, plan.computed.payload);
     }
   }
-  if constexpr (requires { x.d_w1; })
+  if constexpr (requires { x.d_w1; }) {
     check_dtype("dx", x.d_x, of_rows), check_dtype("dw1", x.d_w1, of_columns),
         check_dtype("dw2", x.d_w2, of_columns);
+    // In planes the kernel of dw1 sums dbias1.
+    require(!plan.can().planes || !x.d_bias1.present() || x.d_w1.present(),
+            "dw1: expected a tensor beside dbias1, as the plan says, got none");
+  }
   if constexpr (requires { x.mean, x.d_a; })
     check_dtype("da", x.d_a, plan.narrow ? same : sums), check_dtype("db", x.d_b, plan.narrow ? same : sums);
 }

@@ -209,7 +209,7 @@ class _Problem:
 
     @property
     def repairs(self) -> bool:
-        """Whether attention's results that are not finite are computed again (repair.cuh)."""
+        """Whether results that are not finite are computed again (repair.cuh)."""
         return self.plan.planes or (self.partial and self.plan.tensor_cores)
 
     @property
@@ -374,7 +374,7 @@ def _streamed(fold: _Fold, stay: int, stream: int, gpu: Hardware) -> int:
 
 
 def _split_heads(launch: Launch, operands: str) -> Work:
-    """The kernels that split attention's float32 operands into planes."""
+    """The kernels that split float32 operands into planes."""
     return moves("split_heads", _bytes(launch, operands), _bytes(launch, operands))
 
 
@@ -386,33 +386,32 @@ def _forward(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     written, name = _bytes(launch, "out lse lse_low out_low"), launch.name + problem.scores
     splits = 1 if problem.plan.packing is None else problem.plan.packing[2]
     if problem.plan.planes:
-        yield _split_heads(launch, "q k v")
+        yield _split_heads(launch, "q k v x w1 w2")
     yield problem.work(
         name, tile, 2 * problem.multiplied, True, "k v w1 w2", read, scratch if splits > 1 else written
     )
     if splits > 1:
         yield Work("combine_splits", "", 0, 0.0, Counter(), scratch, written, steps=splits)
-    if "q" in launch.arguments and problem.repairs:
+    if problem.repairs:
         yield moves("repair_forward", _bytes(launch, "lse"), 0)
 
 
 def _backward(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     """Kernels of the backward pass of attention or the MLP.
 
-    They prepare delta and lse of each row, compute the gradients, and repair those that masked elements made
-    NaN.
+    They prepare delta and lse of each row of attention, compute the gradients, and repair those that masked
+    elements made NaN.
     """
     problem, a = _Problem.of(launch), launch.arguments
-    repairs = "q" in a and problem.repairs
     if "q" in a:
         statistics = _bytes(launch, "lse lse_low")
         yield moves("prepare_rows", _bytes(launch, "grad_out out out_low") + statistics, statistics)
-    if repairs:
+    if problem.repairs:
         yield moves("clear_marks", 0, 0)
     if problem.plan.planes:
-        yield _split_heads(launch, "q k v grad_out")
+        yield _split_heads(launch, "q k v x w1 w2 grad_out")
     yield from _gradients(launch, problem, gpu)
-    if repairs:
+    if problem.repairs:
         yield moves("repair_backward", 0, 0)
 
 
