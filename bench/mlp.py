@@ -38,6 +38,8 @@ def case(
     if device.type == "cuda":
         if dtype != torch.float32 and d <= 128:
             contenders["monoidreduce, deterministic"] = deterministic(mr.mlp)
+        if dtype == torch.float32 and not tf32:
+            contenders["monoidreduce, emulated"] = mr.float32("emulated")(mr.mlp)
         contenders |= compiled(eager)
     return Case(
         op="mlp",
@@ -138,7 +140,7 @@ def gated_case(dtype: torch.dtype, device: torch.device, *, B: int, K: int, d: i
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    """Cases in float32 and bfloat16; on a GPU in bfloat16 and TF32, with many rows and with few.
+    """Cases in float32 and bfloat16; on a GPU in bfloat16, float32 and TF32, with many rows and with few.
 
     On a GPU, those with a gate have the sizes of Llama 3 8B.
     """
@@ -150,7 +152,11 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
         return (
             [case(torch.bfloat16, device, B=16384, K=hidden, d=width) for hidden, width in sizes]
             + [case(torch.bfloat16, device, B=128, K=16384, d=width) for width in (128, 256)]
-            + [case(torch.float32, device, B=16384, K=16384, d=width, tf32=True) for width in (64, 128)]
+            + [
+                case(torch.float32, device, B=16384, K=16384, d=width, tf32=tf32)
+                for tf32 in (True, False)
+                for width in (64, 128)
+            ]
             + [gated_case(torch.bfloat16, device, B=8192, K=14336, d=4096)]
         )
     dtypes = (torch.float32, torch.bfloat16)

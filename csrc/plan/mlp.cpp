@@ -29,7 +29,10 @@ Reason planes_obstacle(const Call& given) {
   // Of padded widths, as the contraction kernels count them.
   const std::int64_t least = std::min({p.rows(), p.columns(), padded_size(width)});
   if (least < tiles::kFewestTerms)
-    return {"the inputs are float32, and {} rows, hidden units or elements of a row are too few for planes of float16", least};
+    return {
+        "the inputs are float32, and {} rows, hidden units or elements of a row are too few for planes of "
+        "float16",
+        least};
   return {};
 }
 

@@ -169,8 +169,8 @@ def mlp_backward(
         dx, dw1, dw2, dbias1 = multiply_hidden_gradients(store, part, grad_out, x, w1, w2, bias1, needed)
     elif any(needed[:4]):
         if plan is not None and tensor_cores:
-            # These kernels compute all gradients, needed or not. In planes each has a kernel of its own: that of
-            # dw1 sums dbias1 too.
+            # These kernels compute all gradients, needed or not. In planes each has a kernel of its own: that
+            # of dw1 sums dbias1 too.
             wanted = (needed[0], needed[1] or needed[3], needed[2]) if plan.planes else (True, True, True)
             makers = (accumulator if plan.adds_rows else empty_dense, empty_dense, empty_dense)
             of_inputs = zip(makers, (x, w1, w2), wanted, strict=True)

@@ -99,8 +99,11 @@ class Recorder {
   Tensors tensors_;
 };
 
-Launch launch_of(bool deterministic = false, bool tf32 = false) {
-  return {.stream = reinterpret_cast<void*>(kStream), .deterministic = deterministic, .tf32 = tf32};
+Launch launch_of(bool deterministic = false, bool tf32 = false, bool planes = false) {
+  return {.stream = reinterpret_cast<void*>(kStream),
+          .deterministic = deterministic,
+          .tf32 = tf32,
+          .planes = planes};
 }
 
 // ---- Attention
@@ -799,7 +802,7 @@ struct Mlp {
   DType dtype = kBFloat16;
   std::int64_t rows = 4096, inputs = 128, hidden = 4096, outputs = 128;
   ActivationKind activation = ActivationKind::kGeluTanh;
-  bool biased = false, tf32 = false, deterministic = false;
+  bool biased = false, tf32 = false, planes = false, deterministic = false;
   std::int64_t workspace = 64 << 20;
 };
 
@@ -821,7 +824,7 @@ Plan forward(const Mlp& c, const Tensors& t) {
   MlpForward x;
   fill_mlp(c, t, x);
   if (c.biased) x.bias2 = t("bias2", c.dtype, {c.outputs});
-  const Launch launch = launch_of(c.deterministic, c.tf32);
+  const Launch launch = launch_of(c.deterministic, c.tf32, c.planes);
   const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
   if (plan.can().tensor_cores) pad_mlp(t, x), x.bias2 = t.padded("bias2", x.bias2);
   if (plan.part) {
@@ -849,7 +852,7 @@ Plan backward(const Mlp& c, const Tensors& t) {
   fill_mlp(c, t, x);
   x.grad_out = t("grad_out", c.dtype, {c.rows, c.outputs});
   const DType sums = accumulation(c.dtype);
-  const Launch launch = launch_of(c.deterministic, c.tf32);
+  const Launch launch = launch_of(c.deterministic, c.tf32, c.planes);
   const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
   const bool simt = !plan.can().tensor_cores;
   if (!simt) pad_mlp(t, x), x.grad_out = t.padded("grad_out", x.grad_out);
@@ -887,6 +890,7 @@ Plan backward(const Mlp& c, const Tensors& t) {
   x.d_x = gradient("d_x", x.x, plan.adds_rows);
   x.d_w1 = gradient("d_w1", x.w1, simt), x.d_w2 = gradient("d_w2", x.w2, simt);
   if (c.biased) x.d_bias1 = t("d_bias1", sums, {x.bias1.size[0]});
+  x.scratch = t.scratch(plan, c.dtype);
   run(x, launch, &plan);
   return plan;
 }
@@ -916,6 +920,15 @@ std::vector<Mlp> mlp_calls() {
     add("wide, in parts of units", {.rows = 2000, .inputs = 512, .hidden = 65536, .outputs = 512});
     add("no workspace", {.inputs = 512, .workspace = 0});
   }
+  const auto add_planes = [&](const std::string& what, Mlp call) {
+    call.name = "float32 planes " + what, call.dtype = kFloat32, call.planes = true;
+    calls.push_back(call);
+  };
+  for (const std::int64_t width : {64, 128, 256})
+    add_planes(message("width ", width), {.inputs = width, .outputs = width});
+  add_planes("odd sizes", {.rows = 1001, .inputs = 60, .hidden = 1003, .outputs = 70, .biased = true});
+  add_planes("deterministic", {.deterministic = true});
+  add_planes("few rows", {.rows = 32, .hidden = 16384});
   return calls;
 }
 

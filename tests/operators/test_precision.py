@@ -70,6 +70,49 @@ def test_attention_does_not_name_a_mode_that_would_not_help() -> None:
         assert not any("emulated" in reason for reason in explanation.reasons)
 
 
+def mlp_tensors(rows: int, width: int, hidden: int, outputs: int) -> tuple[torch.Tensor, ...]:
+    return torch.zeros(rows, width), torch.zeros(hidden, width), torch.zeros(outputs, hidden)
+
+
+@pytest.mark.parametrize("sizes", ((64, 57, 64, 8), (300, 8, 1000, 128), (64, 128, 16384, 128)))
+@pytest.mark.parametrize("deterministic", (False, True), ids=("default", "deterministic"))
+def test_mlps_say_which_mode_has_tensor_cores(sizes: tuple[int, ...], deterministic: bool) -> None:
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        named = mr.explain("mlp", *mlp_tensors(*sizes), bias1=torch.zeros(sizes[2]), hardware="h100")
+        with mr.float32("emulated"):
+            found = mr.explain("mlp", *mlp_tensors(*sizes), bias1=torch.zeros(sizes[2]), hardware="h100")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert named.forward == "mlp_forward/cuda/simt/float32"
+    assert any("mr.float32 does not say emulated" in reason for reason in named.reasons)
+    assert found.forward == "mlp_forward/cuda/planes/float32"
+    assert found.backward == f"mlp_backward/cuda/planes{'/deterministic' * deterministic}/float32"
+    assert found.deterministic  # each gradient has a single writer
+
+
+@pytest.mark.parametrize(
+    ("sizes", "hardware", "reason"),
+    (
+        ((300, 136, 500, 64), "h100", "a width is 136, more than 128"),
+        ((300, 64, 500, 129), "h100", "a width is 129, more than 128"),
+        ((300, 56, 500, 8), "h100", "56 rows, hidden units or elements of a row are too few for planes"),
+        ((63, 64, 500, 64), "h100", "63 rows, hidden units or elements of a row are too few for planes"),
+        ((300, 64, 63, 64), "h100", "63 rows, hidden units or elements of a row are too few for planes"),
+        ((300, 64, 500, 64), "a100-80gb", "the inputs are float32, not multiplied in tf32"),
+    ),
+)
+def test_other_mlps_say_why(sizes: tuple[int, ...], hardware: str, reason: str) -> None:
+    auto = mr.explain("mlp", *mlp_tensors(*sizes), hardware=hardware)
+    assert not any("emulated" in text for text in auto.reasons)
+    with mr.float32("emulated"):
+        found = mr.explain("mlp", *mlp_tensors(*sizes), hardware=hardware)
+    assert {found.forward, found.backward} == {
+        f"mlp_{way}/cuda/simt/float32" for way in ("forward", "backward")
+    }
+    assert any(reason in text for text in found.reasons), found.reasons
+
+
 def test_a_mode_is_named_only_where_it_would_help() -> None:
     """Not beside what excludes tensor cores in every mode."""
     q = torch.zeros(1, 64, 256, 64)

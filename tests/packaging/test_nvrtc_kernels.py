@@ -173,7 +173,8 @@ HOPPER = {
     "sm90 resident backward of planes": Kernel(
         "fold_backward_planes_sm90",
         (
-            "sm90::fold_backward_planes_kernel<sm90::PlanesPassTile<sm90::GradientOf::kRows, 64, 2, false>, M, S>",
+            "sm90::fold_backward_planes_kernel<"
+            "sm90::PlanesPassTile<sm90::GradientOf::kRows, 64, 2, false>, M, S>",
             "sm90::gather_residuals",
         ),
     ),

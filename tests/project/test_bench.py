@@ -39,6 +39,7 @@ from bench import (
     kernel_sums,
     log_probs,
     memory,
+    mlp,
     models,
     mods,
     overhead,
@@ -611,6 +612,11 @@ def test_float32_attention_is_measured_in_planes_on_a_gpu() -> None:
     case = attention.case(torch.float32, torch.device("cuda"), B=1, H=2, L=32, d=16)
     names = {"monoidreduce", "monoidreduce, emulated", "torch", "math", "efficient"}
     assert set(case.contenders) == set(accuracy.float32_contenders(case)) == names
+
+
+def test_float32_mlps_are_measured_in_planes_on_a_gpu() -> None:
+    case = mlp.case(torch.float32, torch.device("cuda"), B=32, K=32, d=16)
+    assert set(case.contenders) == {"monoidreduce", "monoidreduce, emulated", "torch", "torch.compile"}
 
 
 def test_the_machine_is_named() -> None:

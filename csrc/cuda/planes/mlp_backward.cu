@@ -30,8 +30,9 @@ void run(const MlpBackward& x, const Plan&, const Launch& launch) {
   const RowMarks marks{scratch, scratch + parts.row_marks, static_cast<int>(parts.row_marks),
                        static_cast<int>(parts.column_marks)};
   const DeviceGuard device(x.x.cuda_device);
-  check_cuda(cudaMemsetAsync(scratch, 0, parts.marks * sizeof(float), static_cast<cudaStream_t>(launch.stream)),
-             "cudaMemsetAsync for fold_backward_planes_sm90");
+  check_cuda(
+      cudaMemsetAsync(scratch, 0, parts.marks * sizeof(float), static_cast<cudaStream_t>(launch.stream)),
+      "cudaMemsetAsync for fold_backward_planes_sm90");
   const FoldGradients wanted{.grad_out = as_rows(x.grad_out),
                              .d_a = as_rows(x.d_x),
                              .d_b = as_rows(x.d_w1),

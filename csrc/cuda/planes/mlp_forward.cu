@@ -40,8 +40,8 @@ void run(const MlpForward& x, const Plan&, const Launch& launch) {
   float* const scratch = data<float>(x.scratch);
   const BiasedScores<Full, float> scores{data<const float>(x.bias1), x.bias1.stride[0],
                                          static_cast<int>(x.w1.size[0])};
-  const MarkedMlpRows rows{
-      {data<const float>(x.bias2), x.bias2.stride[0], static_cast<int>(x.w2.size[0])}, scratch};
+  const MarkedMlpRows rows{{data<const float>(x.bias2), x.bias2.stride[0], static_cast<int>(x.w2.size[0])},
+                           scratch};
   const FoldOutput out{as_rows(x.out)};
   const auto fold = [&]<class Tile>(Tile) {
     fold_forward_planes<Tile>(NamedSum<Full>{{}, x.activation}, scores, problem, rows, out,

@@ -27,9 +27,7 @@ void fold_backward_planes(const M& m, const Scores& scores, const FoldProblem& p
   const std::int64_t heads = Tile::kOfRows ? p.heads() : p.column_heads();
   const std::int64_t streamed = Tile::kOfRows ? p.columns() : p.rows() * group;
   constexpr std::int64_t kLineBytes = 2 * PlaneTile<Tile::kWidth>::kLineOfBoth;
-  const TensorView& gradient = Tile::kOfRows      ? wanted.d_a
-                               : Tile::kOfPayload ? wanted.d_payload
-                                                  : wanted.d_b;
+  const TensorView& gradient = Tile::kOfRows ? wanted.d_a : Tile::kOfPayload ? wanted.d_payload : wanted.d_b;
   OutputRows gradient_rows = output_rows({gradient});
   if (Tile::kTransposed) gradient_rows.stride[2] = gradient.stride[3];
   PlanesPassArguments arguments{

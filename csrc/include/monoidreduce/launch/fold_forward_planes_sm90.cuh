@@ -32,13 +32,11 @@ PlaneMaps split_heads(const TensorView& x, float* to, const Launch& launch) {
     split.size[axis] = axis == 3 ? 2 * kWidth + 8 : x.size[axis];
     split.stride[axis] = stride, stride *= split.size[axis];
   }
-  const HeadsToSplit heads{static_cast<const float*>(x.data),
-                           {x.stride[0], x.stride[1], x.stride[2], x.stride[3]},
-                           static_cast<int>(x.size[1]),
-                           static_cast<int>(x.size[2]),
-                           static_cast<int>(x.size[3]),
-                           x.size[0] * x.size[1] * x.size[2],
-                           static_cast<__half*>(split.data)};
+  const HeadsToSplit heads{
+      static_cast<const float*>(x.data), {x.stride[0], x.stride[1], x.stride[2], x.stride[3]},
+      static_cast<int>(x.size[1]),       static_cast<int>(x.size[2]),
+      static_cast<int>(x.size[3]),       x.size[0] * x.size[1] * x.size[2],
+      static_cast<__half*>(split.data)};
   launch_kernel("split_heads", &split_heads_kernel<kWidth>,
                 blocks_for((heads.lines + kLinesOfBlock<kWidth> - 1) / kLinesOfBlock<kWidth>), kPlaneThreads,
                 0, launch.stream, heads);

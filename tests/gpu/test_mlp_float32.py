@@ -1,0 +1,203 @@
+"""Float32 MLPs in planes of float16 (`mr.float32("emulated")`), beside torch in float32 and float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from calls import assert_same_bits, results, scaled_mlp_inputs, upstreams
+from mlp_calls import check, many_rows
+from paths import takes
+from specimens import Inputs, Specimen, mlp_inputs
+from tolerance import check_operator
+from torch import Tensor
+
+import monoidreduce as mr
+from monoidreduce import reference
+from monoidreduce._ops.mlp import ACTIVATIONS
+
+pytestmark = pytest.mark.tiers("sm90")
+
+FORWARD, BACKWARD = (f"mlp_{way}/cuda/planes/float32" for way in ("forward", "backward"))
+IN_ORDER = BACKWARD.replace("planes", "planes/deterministic")
+PASSES = {FORWARD, BACKWARD}
+SIZES = {  # rows, hidden, width in, width out; those of the second half are padded
+    "one_tile": (128, 128, 64, 64),
+    "ragged": (301, 1000, 128, 128),
+    "unequal": (140, 328, 104, 40),
+    "narrow": (500, 264, 8, 64),
+    "long": (700, 3000, 128, 120),
+    "odd": (301, 1003, 59, 100),
+    "units": (301, 67, 64, 64),
+    "outputs": (301, 1000, 64, 7),
+}
+
+
+def inputs_of(size: str, gpu: torch.device, biases: bool = True) -> Inputs:
+    return scaled_mlp_inputs(SIZES[size], torch.float32, gpu, biases)
+
+
+@pytest.fixture(autouse=True)
+def emulated() -> Iterator[None]:
+    """What the tests compare with must not round to tf32."""
+    assert not torch.backends.cuda.matmul.allow_tf32
+    with mr.float32("emulated"):
+        yield
+
+
+@pytest.mark.parametrize("biases", (False, True), ids=("plain", "biases"))
+@pytest.mark.parametrize("size", SIZES)
+def test_sizes(size: str, biases: bool, gpu: torch.device) -> None:
+    check(inputs_of(size, gpu, biases), "gelu_tanh", "planes", "planes")
+
+
+@pytest.mark.parametrize("biases", (False, True), ids=("plain", "biases"))
+@pytest.mark.parametrize("width", (64, 128))
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations(activation: str, width: int, biases: bool, gpu: torch.device) -> None:
+    inputs = scaled_mlp_inputs((257, 336, width, width), torch.float32, gpu, biases)
+    check(inputs, activation, "planes", "planes")
+
+
+@pytest.mark.parametrize("width", (64, 128))
+def test_many_rows(width: int, gpu: torch.device) -> None:
+    check(many_rows(width, torch.float32, gpu), "silu", "planes", "planes")
+
+
+def far_apart(lines: int, gpu: torch.device) -> Tensor:
+    """Factors of lines: every second one is 2^-40."""
+    factor = torch.ones(lines, device=gpu)
+    factor[1::2] = 2.0**-40
+    return factor
+
+
+def with_heavy_tails(t: Tensor) -> Tensor:
+    return t.sign() * (3 * torch.randn_like(t)).exp()
+
+
+# How x, w1 and w2 are made of normal numbers.
+DRAWN: dict[str, Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]] = {
+    "normal": lambda x, w1, w2: (x, w1, w2),
+    "heavy_tails": lambda x, w1, w2: (0.1 * with_heavy_tails(x), 0.1 * w1, with_heavy_tails(w2)),
+    "large_rows": lambda x, w1, w2: (2.0**40 * x, w1, w2),
+    "rows_far_apart": lambda x, w1, w2: (x * far_apart(len(x), x.device)[:, None], w1, w2),
+    "units_of_w1_far_apart": lambda x, w1, w2: (x, w1 * far_apart(len(w1), x.device)[:, None], w2),
+    "units_of_w2_far_apart": lambda x, w1, w2: (x, w1, w2 * far_apart(w2.shape[1], x.device)),
+}
+
+
+def error_norm(found: Tensor, exact: Tensor) -> float:
+    return float((found.double() - exact).norm() / exact.norm())
+
+
+def outputs_and_gradients(call: Callable[..., Any], inputs: Inputs, activation: str) -> list[Tensor]:
+    leaves = {name: t.detach().requires_grad_() for name, t in inputs.items()}
+    out = call(**leaves, activation=activation)
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out)
+    return [out.detach(), *torch.autograd.grad(out, list(leaves.values()), grad)]
+
+
+@pytest.mark.parametrize("activation", ("gelu", "gelu_tanh", "silu"))
+@pytest.mark.parametrize("drawn", DRAWN)
+@pytest.mark.parametrize("width", (64, 128))
+def test_error_norms(width: int, drawn: str, activation: str, gpu: torch.device) -> None:
+    """For normal numbers at most 1.25 times those of torch's products in float32, for others 1.5 times."""
+    inputs = mlp_inputs(1000, width, 1000, width, dtype=torch.float32, device=gpu)
+    inputs = dict(zip(inputs, DRAWN[drawn](*inputs.values()), strict=True))
+    in_double = {name: t.double() for name, t in inputs.items()}
+    with takes(PASSES):
+        found = outputs_and_gradients(mr.mlp, inputs, activation)
+    exact = outputs_and_gradients(reference.mlp, in_double, activation)
+    base = outputs_and_gradients(reference.mlp, inputs, activation)
+    bound = 1.25 if drawn == "normal" else 1.5
+    for name, y, ref, of_torch in zip(("out", "d_x", "d_w1", "d_w2"), found, exact, base, strict=True):
+        ours, theirs = error_norm(y, ref), error_norm(of_torch, ref)
+        assert ours <= bound * theirs, f"{name}: error norm {ours:.3g}, torch's {theirs:.3g}"
+
+
+@pytest.mark.parametrize("wanted", ("x", "w1", "w2", "bias1", "bias2"))
+@pytest.mark.parametrize("size", ("ragged", "odd"))
+def test_one_gradient_alone(size: str, wanted: str, gpu: torch.device) -> None:
+    """Has the bits that it has beside the others: each gradient has a kernel of its own."""
+    inputs = inputs_of(size, gpu)
+    of_all = dict(zip(inputs, outputs_and_gradients(mr.mlp, inputs, "gelu")[1:], strict=True))
+    leaf = inputs[wanted].requires_grad_()
+    out = mr.mlp(**inputs, activation="gelu")
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out)
+    (found,) = torch.autograd.grad(out, leaf, grad)
+    assert torch.equal(found, of_all[wanted])
+
+
+@pytest.mark.parametrize("layout", ("transposed", "every_second"))
+def test_strides(layout: str, gpu: torch.device) -> None:
+    inputs = inputs_of("ragged", gpu)
+    if layout == "transposed":
+        laid = {name: t.T.contiguous().T if t.dim() == 2 else t for name, t in inputs.items()}
+    else:
+        laid = {name: t.repeat_interleave(2, -1)[..., ::2] for name, t in inputs.items()}
+    with takes(PASSES):
+        found = outputs_and_gradients(mr.mlp, laid, "silu")
+    for y, expected in zip(found, outputs_and_gradients(mr.mlp, inputs, "silu"), strict=True):
+        assert torch.equal(y, expected)
+
+
+@pytest.mark.parametrize("value", (torch.inf, -torch.inf, torch.nan))
+@pytest.mark.parametrize("place", ("x", "w1", "w2", "bias1", "bias2"))
+@pytest.mark.parametrize("activation", ("relu", "gelu"))
+def test_what_is_not_finite(activation: str, place: str, value: float, gpu: torch.device) -> None:
+    """In its place: an element of w2 that is not finite spoils one column of the output.
+
+    The derivative of relu is multiplied by the gradient of a hidden value, which is not finite where w2 is
+    not; torch selects 0 there (docs/edge_semantics.md).
+    """
+    inputs = scaled_mlp_inputs((200, 300, 64, 72), torch.float32, gpu, biases=True)
+    at = (7,) if "bias" in place else (10, 7)
+    inputs[place][at] = value
+    differentiate = [name for name in inputs if (activation, place, name) != ("relu", "w2", "x")]
+    with takes(PASSES):
+        check_operator("mlp", inputs, {"activation": activation}, differentiate=differentiate)
+
+
+@pytest.mark.parametrize("size", ("ragged", "long"))
+def test_same_bits(size: str, gpu: torch.device) -> None:
+    """In every run, and in the deterministic mode."""
+    inputs = inputs_of(size, gpu)
+    call = Specimen("mlp", "mlp", mlp_inputs)
+    grads = upstreams(call, inputs)
+    with takes(PASSES):
+        first = results(call, inputs, grads)
+        assert_same_bits(results(call, inputs, grads), first)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with takes({FORWARD, IN_ORDER}):
+            assert_same_bits(results(call, inputs, grads), first)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("width", (64, 128))
+def test_stages_are_released_after_they_are_read(width: int, gpu: torch.device) -> None:
+    """100 calls have the same bits: a warp reads scales before TMA overwrites them (block/ring.cuh)."""
+    inputs = scaled_mlp_inputs((1000, 1000, width, width), torch.float32, gpu, biases=True)
+    call = Specimen("mlp", "mlp", mlp_inputs)
+    grads = upstreams(call, inputs)
+    with takes(PASSES):
+        first = results(call, inputs, grads)
+        for _ in range(100):
+            assert_same_bits(results(call, inputs, grads), first)
+
+
+def test_a_gate_takes_other_kernels(gpu: torch.device) -> None:
+    """Products of a gated MLP are torch's (docs/design/mlp.md)."""
+    inputs = mlp_inputs(300, 64, 400, 64, dtype=torch.float32, device=gpu, gate=True)
+    explanation = mr.explain("mlp", *list(inputs.values())[:3], gate=inputs["gate"])
+    assert "planes" not in explanation.forward + explanation.backward
+
+
+def test_is_explained(gpu: torch.device) -> None:
+    inputs = inputs_of("ragged", gpu, biases=False)
+    explanation = mr.explain("mlp", *inputs.values())
+    assert {explanation.forward, explanation.backward} == PASSES
+    assert any("float32 as planes of float16" in reason for reason in explanation.reasons)
