@@ -152,7 +152,8 @@ struct Plan {
   // Attention and the MLP with few rows: the packing (split-KV, PackGQA).
   std::optional<Packing> packing = {};
   // Attention's and the MLP's backward pass. adds_rows: whether kernels add to d_q or d_x, in the accumulation type. false: they
-  // write it, in the inputs' type. streamed_tile: on Hopper, if each gradient has a kernel of its own (wider than 128).
+  // write it, in the inputs' type. streamed_tile: on Hopper, if each gradient has a kernel of its own (wider than 128, or in
+  // planes).
   bool adds_rows = true;
   std::optional<StreamedTile> streamed_tile = {};
   // Attention's backward pass on tensor cores: the gradients that the kernels write, even if fewer are wanted.

@@ -197,6 +197,31 @@ def test_launches_are_those_of_a_profile(op: str, given: dict[str, int], launche
     assert (passes.count(False), passes.count(True)) == launches
 
 
+def test_float32_mlps_in_planes_multiply_three_times() -> None:
+    tensors, options = call_of("mlp", {"B": 1024, "K": 2048, "d": 128}, torch.float32)
+    with mr.float32("emulated"):
+        found = works("mlp", *tensors, **options)
+    split, forward, _, *_, d_x, d_w1, d_w2, _ = (work for _, work in found)
+    assert [work.name for _, work in found] == [
+        "split_heads",
+        "mlp_forward/planes",
+        "repair_forward",
+        "clear_marks",
+        "split_heads",
+        "mlp_backward/planes/dx alone",
+        "mlp_backward/planes/dw1 alone",
+        "mlp_backward/planes/dw2 alone",
+        "repair_backward",
+    ]
+    assert split.read == split.written == 4 * 128 * (1024 + 2 * 2048)
+    assert (
+        forward.jobs == d_x.jobs == {32: 8}
+    )  # tiles of 128 rows, past which 64 hidden units stream at a time
+    assert d_w1.jobs == d_w2.jobs == {16: 16}
+    products = [work.flops / (2 * 128 * 64) for work in (forward, d_x, d_w1, d_w2)]
+    assert products == [3 * 2, 3 * 3, 3 * 3, 3 * 2]
+
+
 # Constants of the sources
 
 
