@@ -24,6 +24,7 @@ Reason planes_obstacle(const Call& given) {
   const FoldProblem p = mlp_problem(given);
   const std::int64_t width = std::max(p.width(), p.payload_width());
   if (p.a.dtype != DType::kFloat32) return {};  // for which there are other reasons
+  if (std::min(p.width(), p.payload_width()) == 0) return {"the inputs are float32, and a width is 0"};
   if (width > tiles::kWidestPlanes)
     return {"the inputs are float32, and a width is {}, more than {}", width, tiles::kWidestPlanes};
   // Of padded widths, as the contraction kernels count them.

@@ -95,6 +95,7 @@ def test_mlps_say_which_mode_has_tensor_cores(sizes: tuple[int, ...], determinis
     ("sizes", "hardware", "reason"),
     (
         ((300, 136, 500, 64), "h100", "a width is 136, more than 128"),
+        ((300, 0, 500, 64), "h100", "a width is 0"),
         ((300, 64, 500, 129), "h100", "a width is 129, more than 128"),
         ((300, 56, 500, 8), "h100", "56 rows, hidden units or elements of a row are too few for planes"),
         ((63, 64, 500, 64), "h100", "63 rows, hidden units or elements of a row are too few for planes"),
