@@ -97,6 +97,9 @@ struct PlanesPassConsumer {
   using Operand = typename Memory::Operand;
   static constexpr int kWidth = Tile::kWidth, kStreamed = Tile::kStreamed;
   static constexpr int kTurns = 1;  // named barrier kTurns + w: consumer w may issue its products
+  // After so many tiles, sums are added to the gradient in memory: a long sequential sum would lose digits.
+  // (An MLP of 25345 rows: d_w1 had 2.3 times the largest error of torch's.)
+  static constexpr int kTilesOfSum = 64;
   static constexpr bool kResiduals = !std::is_empty_v<typename M::Frame>;
   static constexpr bool kSumsBias = Tile::kOf == GradientOf::kColumns && kBiasedByColumn<Scores>;
 
@@ -110,6 +113,7 @@ struct PlanesPassConsumer {
   float own_scale[2][2];  // of the operands that stay, and the thread's two rows of each
   float own_residuals[PlaneResiduals::kValues][2];  // of the rows that stay
   float d_bias[2] = {0.f, 0.f};                     // of the columns that stay
+  bool stored = false;                              // whether the gradient has the sums of tiles before
 
   // The number of this consumer; every lane of a warp must call it. A shuffle computes it anew in each tile. If a
   // variable held it, the compiler would compute the addresses of all products before the loop, and spill them.
@@ -210,9 +214,16 @@ struct PlanesPassConsumer {
     }
     if (warpgroup() == Tile::kConsumers - 1) arch::arrive_threads(kTurns, 2 * kWarpgroup);
     RingPosition<Tile::kStages> at;
+    int tiles = 0;  // in the sums
     for (int head = job.first_head; head < job.end_head; ++head) {
 #pragma unroll 1
       for (int tile = job.first_tile; tile < job.end_tile; ++tile, at.advance()) {
+        if (tiles++ == kTilesOfSum) {
+          store_sums();
+#pragma unroll
+          for (float& sum : sums) sum = 0.f;
+          stored = true, tiles = 1;
+        }
         const Operand &first = memory.first[at.stage], &second = memory.second[at.stage];
         if constexpr (Tile::kOfPayload) {
           memory.first_ring.wait(at);
@@ -236,32 +247,41 @@ struct PlanesPassConsumer {
     }
   }
 
+  // Writes the sums to the gradient. If it has those of tiles before, they become the sums of all of them.
+  __device__ __forceinline__ void store_sums() {
+    const int own = own_line(), lines = Tile::kOfRows ? p.shape.rows : p.shape.columns;
+    const OutputRows& out = p.gradient;
+    const std::int64_t across = Tile::kTransposed ? out.stride[2] : 1,
+                       along = Tile::kTransposed ? 1 : out.stride[2];
+    float* const of_head =
+        static_cast<float*>(out.data) + job.batch * out.stride[0] + job.staying_head * out.stride[1];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int line = own + fragment_row(r);
+      if (line >= lines) continue;
+      float* const to = of_head + line * along + fragment_column(0) * across;
+#pragma unroll
+      for (int i = 0; i < kWidth / 2; i += 4) {
+        if (2 * i >= out.width) continue;
+        float &x = sums[i + 2 * r], &y = sums[i + 2 * r + 1];
+        float *const to_x = to + 2 * i * across, *const to_y = to_x + across;
+        if (stored) x += *to_x, y += *to_y;
+        if constexpr (Tile::kTransposed)
+          *to_x = x, *to_y = y;
+        else
+          store_pair(to_x, x, y);
+      }
+    }
+  }
+
   __device__ __forceinline__ void finish() {
+    store_sums();
     const int own = own_line();
     const int lines = Tile::kOfRows ? p.shape.rows : p.shape.columns;
     if (!(is_finite(sums) && is_finite(d_bias)) && own < lines) {
       const int heads = Tile::kOfRows ? p.shape.heads : p.shape.heads / p.shape.group;
       const std::int64_t head = std::int64_t{job.batch} * heads + job.staying_head;
       (Tile::kOfRows ? p.marks.row(head, own) : p.marks.column(head, own)) = 1.f;
-    }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int line = own + fragment_row(r);
-      if (line >= lines) continue;
-      const OutputRows& out = p.gradient;
-      float* const of_head =
-          static_cast<float*>(out.data) + job.batch * out.stride[0] + job.staying_head * out.stride[1];
-      float* const to = of_head + (Tile::kTransposed ? fragment_column(0) * out.stride[2] + line
-                                                     : line * out.stride[2] + fragment_column(0));
-#pragma unroll
-      for (int i = 0; i < kWidth / 2; i += 4) {
-        if (2 * i >= out.width) continue;
-        const float x = sums[i + 2 * r], y = sums[i + 2 * r + 1];
-        if constexpr (Tile::kTransposed)
-          to[2 * i * out.stride[2]] = x, to[(2 * i + 1) * out.stride[2]] = y;
-        else
-          store_pair(to + 2 * i, x, y);
-      }
     }
     if constexpr (kSumsBias) {
       if (!p.d_column_bias) return;
