@@ -483,7 +483,7 @@ def _advice(
             "times are of the default kernels: nobody fitted the deterministic ones, which take longer"
         )
     if any(name.endswith("/passes") for name in names):
-        advice.append("a width is more than 128: each gradient has a pass, all three 8 products in place of 5")
+        advice.append("a width is more than 128: gradients have a pass each, and 8 products in place of 5")
     written = {name for launch in run.launches for name in launch.arguments if launch.backward}
     fold = fold_of(operator)
     at_once = () if fold.payload is None else fold.operands.values()
