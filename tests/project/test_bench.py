@@ -1274,11 +1274,15 @@ def test_what_the_readme_says_of_the_results(committed: list[dict[str, Any]]) ->
     told = f"{told}, Liger's patches {ligers}"
     assert f"of Llama-3.2-1B's shape with 2 x 4096 tokens {told}" in text
     head = {"N": 8192, "V": 128256, "D": 4096}
+    on_h200 = [d["speed"] for d in committed if d["environment"]["device"] == "NVIDIA H200"]
     fold, built_in = (
-        publish.cost(publish.find(committed, publish.Headline("", op, head, False)), "monoidreduce")
+        publish.cost(row, "monoidreduce")
         for op in ("fold token_stats", "cross_entropy")
+        for speed in on_h200
+        for row in speed
+        if (row["op"], row["dtype"], row["parameters"]) == (op, "bfloat16", head)
     )
-    told = "for 8192 tokens, 128256 classes and width 4096 on an H100"
+    told = "for 8192 tokens, 128256 classes and width 4096 on an H200"
     assert f"takes {fold.milliseconds:.1f} ms and {fold.mebibytes:.0f} MiB {told}" in text
     told = f"takes {built_in.milliseconds:.1f} ms and {built_in.mebibytes:.0f} MiB"
     assert f"The built-in cross entropy {told}" in text
