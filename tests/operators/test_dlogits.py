@@ -9,7 +9,7 @@ from torch import Tensor
 from monoidreduce._ops import dlogits
 from monoidreduce._ops.dlogits import UNIT_UPSTREAM, Head, HeadSlice, Upstream, multiply_dlogits
 from monoidreduce._ops.products import add_product, write_product
-from monoidreduce._ops.slices import Needed, Space, columns_to_save, slices
+from monoidreduce._ops.slices import Needed, Space, columns_to_save, leaves_clusters_idle, slices
 
 TILE = 256  # classes
 RESERVE = 128 << 20  # bytes that the others are computed in
@@ -291,3 +291,50 @@ def test_sums_of_columns_limit_the_parts(products_of_torch: None) -> None:
     (found,) = multiply_dlogits([head], store)
     assert all(part.stop - part.start == TILE for part in parts)
     assert found.bias is not None and (found.bias == 16).all()
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "clusters", "idle"),
+    [
+        (256, 512, 66, True),
+        (512, 4096, 66, True),  # 44 tiles of 192 columns
+        (1024, 4096, 66, False),  # 64 tiles of 256 columns
+        (8192, 4096, 66, False),
+        (256, 512, 2, False),
+        (256, 512, 0, False),  # torch multiplies in any case
+    ],
+)
+def test_few_tiles_leave_clusters_idle(rows: int, width: int, clusters: int, idle: bool) -> None:
+    assert leaves_clusters_idle(rows, width, clusters) == idle
+
+
+@pytest.mark.parametrize("counted", (0, 5, 9))
+def test_rows_product_by_torch(counted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are not active may hold anything: NaN here."""
+
+    def scale_rows(
+        product: Tensor, factor: Tensor, out: Tensor, order: Tensor | None, *, scatters: bool
+    ) -> None:
+        places, active = (range(len(product)), len(product)) if order is None else (order[:-1], order[-1])
+        assert scatters == (order is not None)
+        for i, row in enumerate(places):
+            out[row] = factor[i] * product[i] if i < active else 0
+
+    monkeypatch.setattr(dlogits, "scale_rows", scale_rows)
+    local, weight = torch.randn(9, 20), torch.randn(20, 16)
+    factor, order = torch.randn(9), torch.cat([torch.randperm(9), torch.tensor([counted])])
+    local[counted:] = torch.nan
+    expected = local.double() @ weight.double()
+    scaled = factor[:, None].double() * expected
+    sums = torch.randn(9, 16)
+    for by, product in ((None, expected), (factor, scaled)):
+        total = sums.clone()
+        dlogits._rows_product_by_torch(local, weight, by, total, order, True)
+        torch.testing.assert_close(total[:counted], (sums + product)[:counted].float())
+    out = torch.full((9, 16), 7.0)
+    dlogits._rows_product_by_torch(local, weight, factor, out, order, False)
+    torch.testing.assert_close(out[order[:counted]], scaled[:counted].float())
+    assert (out[order[counted:-1]] == 0).all()
+    if counted == 9:
+        dlogits._rows_product_by_torch(local, weight, factor, out, None, False)
+        torch.testing.assert_close(out, scaled.float())
