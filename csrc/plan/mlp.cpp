@@ -132,8 +132,8 @@ Plan parts_plan(const Call& given, const Call& padded, const Choice& choice, con
 // 0.57 ms in one block and 0.06 in parts. In parts, 1024 rows take 0.14, and 4096 rows, whose blocks would run side by side,
 // 0.78.)
 //
-// With few of both, each of the kernels above width 128 has few blocks. (H200, 2048 rows and units of width 256: 197 us; in one
-// part 64. Fewer of both were not timed.)
+// With few of both, each pass above width 128 has few blocks. (H200, 2048 rows and units of width 256: 197 us when each pass was
+// a launch; in one part 64. Fewer of both, and all passes in one launch, were not timed.)
 Reason idle(const FoldProblem& p, bool adds_rows, const DeviceFacts& gpu) {
   constexpr int kUnits = 128, kManyRows = 8192, kRows = 128, kManyUnits = 4096, kShare = 3, kShareOfRows = 5;
   constexpr std::int64_t kManyValues = 1 << 22;  // hidden values

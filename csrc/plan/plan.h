@@ -52,7 +52,7 @@ struct Limits {
   Reason planes = {};
 };
 // Whether one Hopper kernel computes all gradients of a fold with a payload. Its blocks add to the rows' gradients
-// (Plan::adds_rows). Wider folds have a kernel for each gradient.
+// (Plan::adds_rows). Wider folds have a pass for each gradient.
 inline bool one_kernel_backward(const FoldProblem& p) { return p.width() <= 128 && p.payload_width() <= 128; }
 // Sets the tile of Hopper's backward kernels, for one gradient each or for several at once.
 void set_backward_tile(Plan& plan, const FoldProblem& p, bool at_once);

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from monoidreduce._ops.active_rows import gather_rows, scale_rows
 from monoidreduce._ops.engine import _C, streams
-from monoidreduce._ops.products import add_product, multipliable, write_product
+from monoidreduce._ops.products import SUMS_IN_FLOAT32, add_product, multipliable, write_product
 from monoidreduce._ops.slices import TILE_COLUMNS, Needed, Space, leaves_clusters_idle, slices
 
 if TYPE_CHECKING:
@@ -174,7 +174,9 @@ class Head:
         """
         self.rows, self.columns = multipliable(rows), multipliable(columns)
         self.clusters, self.order, self.unrounded = clusters, order, unrounded
-        idle = leaves_clusters_idle(rows.shape[0], rows.shape[1], clusters)
+        # cuBLAS is deterministic too, but torch wants a setting for it, which this library's kernel needs not.
+        by_torch = SUMS_IN_FLOAT32 and not torch.are_deterministic_algorithms_enabled()
+        idle = by_torch and leaves_clusters_idle(rows.shape[0], rows.shape[1], clusters)
         self.rows_product = _rows_product_by_torch if idle else _rows_product
         self.saved = rows.new_empty(rows.shape[0], 0) if saved is None else saved
         (count, width), first = columns.shape, self.saved.shape[1]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 __all__ = [
     "ELEMENTS_OF_A_WHOLE_GPU",
+    "SUMS_IN_FLOAT32",
     "add_product",
     "fills_a_gpu",
     "multipliable",
@@ -18,6 +19,8 @@ __all__ = [
     "write_products",
 ]
 
+# Whether torch multiplies 16-bit matrices into a float32 sum that is never rounded: from 2.8 on.
+SUMS_IN_FLOAT32 = hasattr(torch.ops.aten.addmm, "dtype_out")
 # A product of this size has a tile of 128 x 128 for every multiprocessor of the largest GPUs.
 ELEMENTS_OF_A_WHOLE_GPU = 1 << 22
 
@@ -55,7 +58,7 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, *, first: bool = False) -> 
     if not fills_a_gpu(total) and 0 < whole < terms:
         products = [(a[:, :whole], b[:whole]), (a[:, whole:], b[whole:])]
     for factors in products:
-        if hasattr(torch.ops.aten.addmm, "dtype_out"):
+        if SUMS_IN_FLOAT32:
             torch.addmm(total, *factors, beta=beta, out_dtype=total.dtype, out=total)
         else:  # torch before 2.8: each product is rounded
             product = torch.mm(*factors)

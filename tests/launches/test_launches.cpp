@@ -77,6 +77,7 @@ void check_call(Checks& checks, const Machine& machine, const Call& call) {
 struct Launched {
   std::string kernel;  // the beginning of its name
   unsigned grid = 0, threads = 0;
+  std::vector<std::string> parts = {};  // what follows in its name, in this order
 };
 struct Expected {
   std::string machine, call, tier;
@@ -161,7 +162,11 @@ const std::vector<Expected> kExpected = {
      "attention_backward bfloat16 width 256",
      "sm90",
      {{"prepare_rows<__nv_bfloat16, 32>", 16 * 128, 256},
-      {"sm90::fold_backward_pass_kernel<__nv_bfloat16,", 16 * 8 + 2 * 4 * 8, 384}}},
+      {"sm90::fold_backward_pass_kernel<__nv_bfloat16,",
+       16 * 8 + 2 * 4 * 8,
+       384,
+       {"PassTile<(sm90::GradientOf)0, 256,", "PassTile<(sm90::GradientOf)1, 256,",
+        "PassTile<(sm90::GradientOf)2, 256,"}}}},
     // Tiles have 128 keys, or 64 on GPUs with less shared memory.
     {"A100",
      "attention_backward bfloat16 width 64",
@@ -334,7 +339,10 @@ const std::vector<Expected> kExpected = {
     {"H100",
      "mlp_backward bfloat16 deterministic",
      "sm90",
-     {{"sm90::fold_backward_pass_kernel<__nv_bfloat16,", 32, 384},
+     {{"sm90::fold_backward_pass_kernel<__nv_bfloat16,",
+       32,
+       384,
+       {"PassTile<(sm90::GradientOf)0, 128, true>"}},
       {"sm90::fold_backward_kernel<__nv_bfloat16, sm90::BackwardTile<128, 64, true, (sm90::RowSums)2>", 32,
        384}}},
     {"A100",
@@ -418,6 +426,11 @@ void check_expected(Checks& checks, const Expected& expected, const Call& call) 
     const Event& event = call.events[n];
     const std::string kernel = short_name(event.name);
     CHECK(checks, kernel.starts_with(launched.kernel), kernel, launched.kernel);
+    std::size_t from = 0;
+    for (const std::string& part : launched.parts) {
+      from = kernel.find(part, from);
+      CHECK(checks, from != std::string::npos, kernel, part);
+    }
     CHECK(checks, event.grid[0] == launched.grid, kernel, event.grid[0], launched.grid);
     CHECK(checks, event.block[0] == launched.threads, kernel, event.block[0], launched.threads);
   }

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from monoidreduce._ops import dlogits
 from monoidreduce._ops.dlogits import UNIT_UPSTREAM, Head, HeadSlice, Upstream, multiply_dlogits
-from monoidreduce._ops.products import add_product, write_product
+from monoidreduce._ops.products import SUMS_IN_FLOAT32, add_product, write_product
 from monoidreduce._ops.slices import Needed, Space, columns_to_save, leaves_clusters_idle, slices
 
 TILE = 256  # classes
@@ -306,6 +306,22 @@ def test_sums_of_columns_limit_the_parts(products_of_torch: None) -> None:
 )
 def test_few_tiles_leave_clusters_idle(rows: int, width: int, clusters: int, idle: bool) -> None:
     assert leaves_clusters_idle(rows, width, clusters) == idle
+
+
+@pytest.mark.skipif(not SUMS_IN_FLOAT32, reason="torch before 2.8")
+def test_the_deterministic_mode_takes_the_kernel_for_any_dx() -> None:
+    """torch's product would raise RuntimeError there, without the setting that cuBLAS needs."""
+
+    def product() -> object:
+        rows, columns = torch.randn(256, 64).bfloat16(), torch.randn(300, 64).bfloat16()
+        return Head(rows, columns, Needed(True, True), clusters=66, own_columns=TILE).rows_product
+
+    assert product() is dlogits._rows_product_by_torch
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert product() is dlogits._rows_product
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("counted", (0, 5, 9))

@@ -119,7 +119,7 @@ struct OwnedRows {
   std::int64_t splits = 1;  // the number of parts of the columns, which different blocks fold
 };
 
-// The tile of a backward pass with a kernel for each gradient: the lines that stay on chip (rows for the rows' gradient,
+// The tile of a backward pass that passes over the scores for each gradient: the lines that stay on chip (rows for the rows' gradient,
 // otherwise columns), and the lines that stream past them.
 struct StreamedTile {
   std::int64_t staying, streamed;
@@ -152,7 +152,7 @@ struct Plan {
   // Attention and the MLP with few rows: the packing (split-KV, PackGQA).
   std::optional<Packing> packing = {};
   // Attention's and the MLP's backward pass. adds_rows: whether kernels add to d_q or d_x, in the accumulation type. false: they
-  // write it, in the inputs' type. streamed_tile: on Hopper, if each gradient has a kernel of its own (wider than 128, or in
+  // write it, in the inputs' type. streamed_tile: on Hopper, if each gradient has a pass of its own (wider than 128, or in
   // planes).
   bool adds_rows = true;
   std::optional<StreamedTile> streamed_tile = {};
