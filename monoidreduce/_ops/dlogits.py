@@ -174,7 +174,7 @@ class Head:
         """
         self.rows, self.columns = multipliable(rows), multipliable(columns)
         self.clusters, self.order, self.unrounded = clusters, order, unrounded
-        # cuBLAS is deterministic too, but torch wants a setting for it, which this library's kernel needs not.
+        # torch trusts cuBLAS in the deterministic mode only with a setting, which the kernel does not need.
         by_torch = SUMS_IN_FLOAT32 and not torch.are_deterministic_algorithms_enabled()
         idle = by_torch and leaves_clusters_idle(rows.shape[0], rows.shape[1], clusters)
         self.rows_product = _rows_product_by_torch if idle else _rows_product
@@ -351,7 +351,7 @@ def _rows_product_by_torch(
     product = out.new_empty(out.shape, dtype=torch.float32)
     add_product(product, dlogits, columns, first=True)
     if adds and factor is not None:
-        out.addcmul_(product, factor[:, None])
+        out.add_(scale_rows(product, factor, product, None))  # 0 where the factor is 0, even for NaN
     else:
         scale_rows(product, factor, out, order, scatters=order is not None)
 

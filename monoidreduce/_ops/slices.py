@@ -249,12 +249,14 @@ _TIME_OF_CUBLAS = 1.4
 def leaves_clusters_idle(rows: int, width: int, clusters: int) -> bool:
     """Whether dX [rows, width] has so few tiles that cuBLAS computes the product dlogits @ W faster.
 
-    One cluster sums a tile over all classes, while cuBLAS splits long sums. clusters: 0 if torch multiplies
-    in any case.
+    One cluster sums a tile over all classes, while cuBLAS splits long sums. Of many tiles it would only have
+    less padding in its favour, for a product in float32 that is as large as dX. clusters: 0 if torch
+    multiplies in any case.
     """
     row_tiles = -(-rows // TILE_ROWS)
+    few = row_tiles * -(-width // TILE_COLUMNS) <= 3 * clusters
     all_busy = row_tiles * width * _TIME_OF_CUBLAS
-    return clusters > 0 and product_waves(row_tiles, width, clusters)[0] * clusters > all_busy
+    return few and product_waves(row_tiles, width, max(clusters, 1))[0] * clusters > all_busy
 
 
 def _busy_time(tiles: int, space: Space, clusters: int) -> float:

@@ -301,6 +301,8 @@ def test_sums_of_columns_limit_the_parts(products_of_torch: None) -> None:
         (1024, 4096, 66, False),  # 64 tiles of 256 columns
         (8192, 4096, 66, False),
         (256, 512, 2, False),
+        (1 << 20, 128, 66, False),  # tiles are half empty, but many
+        (1 << 20, 264, 66, False),
         (256, 512, 0, False),  # torch multiplies in any case
     ],
 )
@@ -329,16 +331,18 @@ def test_rows_product_by_torch(counted: int, monkeypatch: pytest.MonkeyPatch) ->
     """Rows that are not active may hold anything: NaN here."""
 
     def scale_rows(
-        product: Tensor, factor: Tensor, out: Tensor, order: Tensor | None, *, scatters: bool
-    ) -> None:
+        product: Tensor, factor: Tensor, out: Tensor, order: Tensor | None, *, scatters: bool = False
+    ) -> Tensor:
         places, active = (range(len(product)), len(product)) if order is None else (order[:-1], order[-1])
         assert scatters == (order is not None)
         for i, row in enumerate(places):
-            out[row] = factor[i] * product[i] if i < active else 0
+            out[row] = factor[i] * product[i] if i < active and factor[i] != 0 else 0
+        return out
 
     monkeypatch.setattr(dlogits, "scale_rows", scale_rows)
     local, weight = torch.randn(9, 20), torch.randn(20, 16)
     factor, order = torch.randn(9), torch.cat([torch.randperm(9), torch.tensor([counted])])
+    factor[1] = 0
     local[counted:] = torch.nan
     expected = local.double() @ weight.double()
     scaled = factor[:, None].double() * expected
@@ -354,3 +358,7 @@ def test_rows_product_by_torch(counted: int, monkeypatch: pytest.MonkeyPatch) ->
     if counted == 9:
         dlogits._rows_product_by_torch(local, weight, factor, out, None, False)
         torch.testing.assert_close(out, scaled.float())
+        local[1] = torch.nan  # its factor is 0
+        total = sums.clone()
+        dlogits._rows_product_by_torch(local, weight, factor, total, None, True)
+        torch.testing.assert_close(total, (sums + torch.where(factor[:, None] == 0, 0, scaled)).float())
