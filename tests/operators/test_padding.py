@@ -30,7 +30,13 @@ class TensorCores:
     def __init__(self, part: tuple[int, int] | None = None) -> None:
         computed = (True, True, True)
         self.plan = SimpleNamespace(
-            tensor_cores=True, bias_in_tiles=True, adds_rows=True, computed=computed, scratch=0, part=part
+            planes=False,
+            tensor_cores=True,
+            bias_in_tiles=True,
+            adds_rows=True,
+            computed=computed,
+            scratch=0,
+            part=part,
         )
         self.shapes: list[tuple[int, ...]] = []  # of all that the kernels were given
 
