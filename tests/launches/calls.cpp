@@ -119,6 +119,7 @@ struct Attention {
   DType bias = kBool;
   bool shared_by_batches = false, shared_by_heads = false, shared_by_rows = false, shared_by_columns = false;
   bool tf32 = false, deterministic = false, of_lse = false, of_lse_alone = false, whole = true;
+  bool wants_d_k = true;  // false: nobody wants the gradient of k, and kernels that may leave it out do
 };
 
 // A bias [B, H, M, N], with stride 0 along the axes that share it.
@@ -175,6 +176,7 @@ Plan backward(const Attention& c, const Tensors& t) {
   if (!c.of_lse_alone) x.grad_out = t("grad_out", c.dtype, {c.batch, c.heads, c.rows, c.payload_width});
   if (c.of_lse || c.of_lse_alone) x.grad_lse = t("grad_lse", sums, {c.batch, c.heads, c.rows});
   if (c.biased && is_floating(c.bias)) x.d_bias = attention_bias(c, t, "d_bias", sums);
+  if (!c.wants_d_k) x.d_q = x.q, x.d_v = x.v;
   const Launch launch = launch_of(c.deterministic, c.tf32);
   const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
   const bool simt = !plan.can().tensor_cores;
@@ -184,7 +186,8 @@ Plan backward(const Attention& c, const Tensors& t) {
     return t(name, adds ? sums : c.dtype, {of.size[0], of.size[1], of.size[2], of.size[3]});
   };
   x.d_q = gradient("d_q", x.q, plan.adds_rows);
-  x.d_k = gradient("d_k", x.k, simt), x.d_v = gradient("d_v", x.v, simt);
+  if (c.wants_d_k || plan.computed.columns) x.d_k = gradient("d_k", x.k, simt);
+  x.d_v = gradient("d_v", x.v, simt);
   x.scratch = t("scratch", sums, {plan.scratch});
   run(x, launch, &plan);
   return plan;
@@ -234,6 +237,8 @@ std::vector<Attention> attention_calls() {
   }
   calls.push_back({.name = "only lse", .of_lse_alone = true});
   calls.push_back({.name = "some columns", .of_lse = true, .whole = false});
+  calls.push_back(
+      {.name = "bfloat16 width 256 without d_k", .width = 256, .payload_width = 256, .wants_d_k = false});
   calls.push_back({.name = "two widths", .width = 192, .payload_width = 128});
   calls.push_back(
       {.name = "long", .batch = 1, .rows = 65536, .columns = 65536, .width = 128, .payload_width = 128});

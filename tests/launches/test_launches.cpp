@@ -167,6 +167,11 @@ const std::vector<Expected> kExpected = {
        384,
        {"PassTile<(sm90::GradientOf)0, 256,", "PassTile<(sm90::GradientOf)1, 256,",
         "PassTile<(sm90::GradientOf)2, 256,"}}}},
+    {"H100",
+     "attention_backward bfloat16 width 256 without d_k",
+     "sm90",
+     {{"prepare_rows<__nv_bfloat16, 32>", 16 * 128, 256},
+      {"sm90::fold_backward_pass_kernel<__nv_bfloat16,", 16 * 8 + 4 * 8, 384}}},
     // Tiles have 128 keys, or 64 on GPUs with less shared memory.
     {"A100",
      "attention_backward bfloat16 width 64",
