@@ -73,7 +73,8 @@ def committed() -> list[Row]:
     """The runs in bench/results, without results that a later run on the same device replaces."""
     documents = [json.loads(file.read_text("utf-8")) for file in sorted(RESULTS.glob("*.json"))]
     in_time = sorted(documents, key=lambda document: str(document["environment"]["date"]))
-    return without_what_was_measured_again(in_time)
+    newest = without_what_was_measured_again(in_time)
+    return [run for run in newest if any(rows for name, rows in run.items() if name != "environment")]
 
 
 def find(documents: list[Row], headline: Headline) -> Row:
