@@ -18,6 +18,9 @@ from torch import Tensor
 
 import monoidreduce as mr
 from monoidreduce import _C
+from monoidreduce._ops.dry_run import dry_run
+from monoidreduce.folds.explain import differentiated_tensors
+from monoidreduce.hardware import find
 
 stat = mr.stat
 F64 = torch.float64
@@ -406,3 +409,21 @@ def test_threads_share_a_function() -> None:
     scaled = mr.statistics(lambda score, t: dict(x=stat.total(score * t)))
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(call, range(40)))
+
+
+@pytest.mark.parametrize("workspace", (1 << 20, 1 << 22))
+def test_sums_of_parts_stay_within_the_workspace(workspace: int) -> None:
+    """Of narrow rows on a GPU: each part of the columns has a gradient of every operand and of all row data."""
+
+    @mr.statistics
+    def many(score: Any, c: Any, d: Any, e: Any, f: Any) -> Any:
+        return dict(total=stat.total(c * score + d * score**2 + e * score**3 + f * score**4))
+
+    sizes = (4096, 3), (1 << 18, 3), *[(4096,)] * 4
+    a, b, *row = (torch.empty(size, device="meta", requires_grad=True) for size in sizes)
+    call = {"a": a, "b": b, "row": dict(zip("cdef", row, strict=True)), "workspace": workspace}
+    run = dry_run(many, call, differentiated_tensors(call), find("h100").facts(), assumes_compiler=True)
+    of_rows = next(launch for launch in run.launches if launch.name == "statistics_row_gradient")
+    assert of_rows.plan is not None and of_rows.plan.owned_rows is not None
+    assert of_rows.plan.owned_rows.splits > 1
+    assert sum(of_rows.arguments[name].bytes for name in ("da", "sums")) <= workspace

@@ -40,8 +40,11 @@ def _allows_planes(call: ProgramCall) -> bool:
     return allows_planes() and most <= _MOST_NUMBERS_OF_PLANES
 
 
-def _plan(call: ProgramCall, planes: bool) -> _C.Plan:
-    return _C.plan_statistics_row_gradient(*call.operands, workspace=call.bytes, planes=planes)
+def _plan(call: ProgramCall, planes: bool, sums: int = 1) -> _C.Plan:
+    """sums: how many numbers of row data have gradients. The plan has room for one beside those of operands."""
+    width = sum(widths_of(call.operands))
+    room = call.bytes * (width + 1) // (width + max(sums, 1))
+    return _C.plan_statistics_row_gradient(*call.operands, workspace=room, planes=planes)
 
 
 def backward(
@@ -83,9 +86,9 @@ def _sums(
 
     planes: whether kernels may read planes. of_columns: rows and columns are exchanged. by: data numbers.
     """
-    a, plan = call.a, _plan(call, planes)
-    assert plan.owned_rows is not None
     by = by if needed[2] else ()
+    a, plan = call.a, _plan(call, planes, len(by))
+    assert plan.owned_rows is not None
     of_operands, splits = needed[0] or needed[1], plan.owned_rows.splits
     operands = as_kernels_read(call.operands, plan)
     shapes: list[tuple[int, ...] | None] = [
