@@ -413,7 +413,7 @@ def test_threads_share_a_function() -> None:
 
 @pytest.mark.parametrize("workspace", (1 << 20, 1 << 22))
 def test_sums_of_parts_stay_within_the_workspace(workspace: int) -> None:
-    """Of narrow rows on a GPU: each part of the columns has a gradient of every operand and of all row data."""
+    """Of narrow rows on a GPU: each part of the columns has gradients of the operands and of all row data."""
 
     @mr.statistics
     def many(score: Any, c: Any, d: Any, e: Any, f: Any) -> Any:
