@@ -1,4 +1,4 @@
-// How the scratch of an MLP whose float32 operands are read in planes is laid out.
+// The layout of the scratch memory of an MLP in float32 whose kernels read planes of float16.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,9 @@
 
 namespace monoidreduce {
 
-// First come marks of results that are not finite (repair.cuh): in forward one for each row, in backward one for each unit of
-// rows and of hidden units. The planes of x, w1, w2 and, in backward, grad_out begin behind them, on a 16-byte boundary.
+// First come marks of results that are not finite (repair.cuh). The forward pass has a mark for each row, the backward pass one
+// for every 64 rows and one for every 64 hidden units. Behind them, on a 16-byte boundary, are the planes of x, w1, w2 and, in
+// the backward pass, grad_out.
 struct MlpPlanesParts {
   static constexpr int kUnit = 64;
   std::int64_t row_marks, column_marks, marks, planes;  // marks, planes: sizes of the two parts, in floats

@@ -41,7 +41,7 @@ def _allows_planes(call: ProgramCall) -> bool:
 
 
 def _plan(call: ProgramCall, planes: bool, sums: int = 1) -> _C.Plan:
-    """sums: how many numbers of row data have gradients; the plan counts one, beside those of operands."""
+    """sums: how many numbers of row data get a gradient. The plan assumes one, so it is told of less memory."""
     width = sum(widths_of(call.operands))
     room = call.bytes * (width + 1) // (width + max(sums, 1))
     return _C.plan_statistics_row_gradient(*call.operands, workspace=room, planes=planes)

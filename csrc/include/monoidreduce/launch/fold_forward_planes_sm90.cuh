@@ -43,8 +43,8 @@ PlaneMaps split_heads(const TensorView& x, float* to, const Launch& launch) {
   return plane_maps(split);
 }
 
-// A fold of float32 operands, as split_heads takes them. planes: memory for those of a, b and payload, one behind the
-// other. counter: as in fold_forward_sm90.cuh.
+// Splits the float32 operands a, b and payload into planes, and folds them. planes: memory for the planes of a, then of b,
+// then of the payload. counter: as in fold_forward_sm90.cuh.
 template <class Tile, class M, class Scores, class Rows>
 void fold_forward_planes(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
                          const FoldOutput& out, float* planes, unsigned long long* counter,

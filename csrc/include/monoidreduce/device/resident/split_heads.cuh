@@ -7,9 +7,9 @@
 
 namespace monoidreduce {
 
-// data: [batch, heads, rows, width] of float32; width is a multiple of 4. Rows whose elements are adjacent
-// (stride[3] == 1) are 16-byte aligned. Others are columns in memory, as the MLP's payload is; neighbouring warps
-// then read neighbouring elements. out: dense, [batch, heads, rows, 2 kWidth + 8].
+// data: float32 [batch, heads, rows, width], where width is a multiple of 4. If stride[3] is 1, rows are 16-byte
+// aligned. Otherwise rows are columns in memory, as those of w2 in an MLP: then neighbouring warps read
+// neighbouring elements. out: dense, [batch, heads, rows, 2 kWidth + 8].
 struct HeadsToSplit {
   const float* data;
   std::int64_t stride[4];
