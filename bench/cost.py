@@ -58,8 +58,8 @@ MARK, CPU_MARK, END = (
 DEVICES = {"NVIDIA H100 80GB HBM3": "h100"}
 # Commits with a default workspace of 128 MiB.
 WORKSPACES = dict.fromkeys(("0d07cf7", "a7f1d91"), 128 << 20)
-# An H100 measured the backward passes of these cases with kernels that they no longer run. The MLP now runs in
-# one part, and at width 256 one launch computes all gradients.
+# An H100 measured the backward passes of these cases with kernels that they no longer run. The MLP now runs
+# in one part, and at width 256 one launch computes all gradients.
 CHANGED = {
     "attention, B 1, H 8, L 512, d 256",
     "attention, B 1, H 8, L 512, d 256, causal",

@@ -41,7 +41,10 @@ def _allows_planes(call: ProgramCall) -> bool:
 
 
 def _plan(call: ProgramCall, planes: bool, sums: int = 1) -> _C.Plan:
-    """sums: how many numbers of row data get a gradient. The plan assumes one, so it is told of less memory."""
+    """The plan of the row kernels.
+
+    sums: how many numbers of row data get a gradient. Planning assumes one, so it is told a smaller workspace.
+    """
     width = sum(widths_of(call.operands))
     room = call.bytes * (width + 1) // (width + max(sums, 1))
     return _C.plan_statistics_row_gradient(*call.operands, workspace=room, planes=planes)
