@@ -43,7 +43,7 @@ def _allows_planes(call: ProgramCall) -> bool:
 def _plan(call: ProgramCall, planes: bool, sums: int = 1) -> _C.Plan:
     """The plan of the row kernels.
 
-    sums: how many numbers of row data get a gradient. Planning assumes one, so it is told a smaller workspace.
+    sums: how many numbers of row data get a gradient. Planning assumes one, so the workspace is cut.
     """
     width = sum(widths_of(call.operands))
     room = call.bytes * (width + 1) // (width + max(sums, 1))
