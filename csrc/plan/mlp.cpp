@@ -27,7 +27,7 @@ Reason planes_obstacle(const Call& given) {
   if (std::min(p.width(), p.payload_width()) == 0) return {"the inputs are float32, and a width is 0"};
   if (width > tiles::kWidestPlanes)
     return {"the inputs are float32, and a width is {}, more than {}", width, tiles::kWidestPlanes};
-  // Of padded widths, as the contraction kernels count them.
+  // The width is counted as the kernels see it, padded, so that 57 is enough.
   const std::int64_t least = std::min({p.rows(), p.columns(), padded_size(width)});
   if (least < tiles::kFewestTerms)
     return {

@@ -20,7 +20,7 @@ constexpr bool kPlanned = tiles::resident_planes(Tile::kWidth).rows == Tile::kRo
                           tiles::resident_planes(Tile::kWidth).columns == Tile::kColumns;
 static_assert(kPlanned<Width64> && kPlanned<Width128>);
 
-// Marks the rows whose result is not finite, which are computed again.
+// The rows of an MLP's output. A row that is not finite gets a mark, and repair_forward computes marked rows again.
 struct MarkedMlpRows : MlpRows<float> {
   float* marks;  // [rows]
   template <class P>

@@ -17,8 +17,8 @@ struct SplitOperands {
   PlaneMaps rows, columns, payload, grad_out;
 };
 
-// Computes one gradient (Tile::kOf says which) and writes it in float32. The pass of the columns writes that of a bias
-// per column too. residuals: not read for a monoid without a frame.
+// Computes one gradient, that of Tile::kOf, in float32. If it is the gradient of the columns (w1 of an MLP), the kernel also
+// computes that of a bias for each column (bias1). residuals: read if the monoid is a softmax, not if it is a sum.
 template <class Tile, class M, class Scores>
 void fold_backward_planes(const M& m, const Scores& scores, const FoldProblem& p, const SplitOperands& split,
                           const FoldGradients& wanted, const PlaneResiduals& residuals, const RowMarks& marks,

@@ -7,9 +7,10 @@
 
 namespace monoidreduce {
 
-// data: float32 [batch, heads, rows, width], where width is a multiple of 4. If stride[3] is 1, rows are 16-byte
-// aligned. Otherwise rows are columns in memory, as those of w2 in an MLP: then neighbouring warps read
-// neighbouring elements. out: dense, [batch, heads, rows, 2 kWidth + 8].
+// data: float32 [batch, heads, rows, width], where width is a multiple of 4. If stride[3] is 1, the elements of a
+// row are adjacent, and rows are 16-byte aligned. If not, elements of different rows are adjacent, as in w2 of an
+// MLP, whose columns are the rows here; neighbouring warps then read them. out: dense, [batch, heads, rows,
+// 2 kWidth + 8].
 struct HeadsToSplit {
   const float* data;
   std::int64_t stride[4];
