@@ -175,9 +175,9 @@ class Head:
         self.rows, self.columns = multipliable(rows), multipliable(columns)
         self.clusters, self.order, self.unrounded = clusters, order, unrounded
         # torch trusts cuBLAS in the deterministic mode only with a setting, which the kernel does not need.
-        by_torch = SUMS_IN_FLOAT32 and not torch.are_deterministic_algorithms_enabled()
-        idle = by_torch and leaves_clusters_idle(rows.shape[0], rows.shape[1], clusters)
-        self.rows_product = _rows_product_by_torch if idle else _rows_product
+        trusted = SUMS_IN_FLOAT32 and not torch.are_deterministic_algorithms_enabled()
+        idle = trusted and leaves_clusters_idle(rows.shape[0], rows.shape[1], clusters)
+        self.rows_by_torch = clusters == 0 or idle
         self.saved = rows.new_empty(rows.shape[0], 0) if saved is None else saved
         (count, width), first = columns.shape, self.saved.shape[1]
         computes = first < count  # whether some dlogits were not saved
@@ -194,12 +194,17 @@ class Head:
         self.room = memory if space.has_rows else None
         self.d_rows = memory if needed.rows else None
         self.row_sums: Tensor | None = None
-        if needed.rows and computes:
+        if needed.rows and (computes or self.rows_by_torch):
             self.row_sums = rows.new_zeros(rows.shape, dtype=torch.float32)
         elif needed.rows and unrounded:  # all dlogits were saved, so dX is one product
             self.d_rows = rows.new_empty(rows.shape, dtype=torch.float32)
         self.own: Tensor | None = None
         self.factors = None if upstream is None else _Factors(upstream, order)
+        # torch's products have no factors. If all dlogits have the same ones, the sum is multiplied by them.
+        self.factor_of_sums: Tensor | None = None
+        if self.rows_by_torch and self.factors is not None:
+            alike = self.factors.uniform is not None or not computes
+            self.factor_of_sums = self.factors.by_row if alike else None
         if order is not None and computes:
             gathered = memory if space.gathers_in_rows and memory is not None else torch.empty_like(self.rows)
             self.rows = gather_rows(self.rows, order, gathered)
@@ -224,12 +229,11 @@ class Head:
     def add_products(self, part: slice, dlogits: Tensor, columns: Tensor) -> None:
         """Adds the products with the dlogits of a slice to the gradients. columns: [slice, D]."""
         uniform = None if self.factors is None else self.factors.uniform
-        if self.row_sums is not None:
-            if self.clusters:
-                factor = None if self.factors is None or uniform is None else self.factors.by_row
-                self.rows_product(dlogits, columns, factor, self.row_sums, self.order, True)
-            else:
-                add_product(self.row_sums, dlogits, columns)
+        if self.row_sums is not None and self.rows_by_torch:
+            add_product(self.row_sums, dlogits, columns)  # anything in rows that are not active
+        elif self.row_sums is not None:
+            factor = None if self.factors is None or uniform is None else self.factors.by_row
+            _rows_product(dlogits, columns, factor, self.row_sums, self.order, True)
         if self.d_columns is not None:
             if self.clusters:
                 _columns_product(dlogits, self.rows, uniform, self.d_columns[part], self.order)
@@ -248,11 +252,14 @@ class Head:
         if self.d_columns is not None:
             rows, scale = self._rows_for_saved()
             _columns_product(self.saved, rows, scale, self.d_columns[:first], self.order)
+        # After dW: the gathered rows, its operand, may lie in the memory of dX.
+        factor = None if self.factors is None else self.factors.by_row
         adds = self.row_sums is not None
         sums = self.row_sums if adds else self.d_rows
-        if sums is not None:  # after dW: the gathered rows, its operand, may lie in the memory of dX
-            factor = None if self.factors is None else self.factors.by_row
-            self.rows_product(self.saved, self.columns[:first], factor, sums, self.order, adds)
+        if self.row_sums is not None and self.rows_by_torch and factor is self.factor_of_sums:
+            add_product(self.row_sums, self.saved, self.columns[:first])
+        elif sums is not None:
+            _rows_product(self.saved, self.columns[:first], factor, sums, self.order, adds)
 
     def _rows_for_saved(self) -> tuple[Tensor, Tensor | None]:
         """X for the product saved.T @ X, in the order of saved dlogits; and the factor [1] of the product.
@@ -291,10 +298,13 @@ class Head:
         """dX, with its rows scattered back to the order of X."""
         if self.d_rows is None or self.row_sums is None:
             return self.d_rows
-        if self.order is None:
+        factor, scatters = self.factor_of_sums, self.order is not None
+        if factor is None and not scatters:
             return self.row_sums if self.unrounded else self.d_rows.copy_(self.row_sums)
-        out = torch.empty_like(self.row_sums) if self.unrounded else self.d_rows
-        return scale_rows(self.row_sums, None, out, self.order, scatters=True)
+        out = self.d_rows
+        if self.unrounded:
+            out = torch.empty_like(self.row_sums) if scatters else self.row_sums
+        return scale_rows(self.row_sums, factor, out, self.order, scatters=scatters)
 
 
 class FrozenHead:
@@ -339,21 +349,6 @@ def _rows_product(
     other rows.
     """
     _C.rows_product(dlogits, columns, factor, out, order, adds, 1, streams.current(out.device.index))
-
-
-def _rows_product_by_torch(
-    dlogits: Tensor, columns: Tensor, factor: Tensor | None, out: Tensor, order: Tensor | None, adds: bool
-) -> None:
-    """`_rows_product` by cuBLAS. Where it adds, rows of out that are not active may get anything."""
-    if adds and factor is None:
-        add_product(out, dlogits, columns)
-        return
-    product = out.new_empty(out.shape, dtype=torch.float32)
-    add_product(product, dlogits, columns, first=True)
-    if adds and factor is not None:
-        out.add_(scale_rows(product, factor, product, None))  # 0 where the factor is 0, even for NaN
-    else:
-        scale_rows(product, factor, out, order, scatters=order is not None)
 
 
 def _columns_product(

@@ -153,11 +153,12 @@ def test_gradients_are_not_written_over_before_they_are_done(
         assert torch.equal(d_columns, exact.T @ a)
 
 
-@pytest.fixture
-def products_of_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=("kernel", "torch"))
+def products_of_hopper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What Hopper's kernels compute where all rows count, on a GPU of 132 multiprocessors.
 
-    They add to sums in float32, and write to gradients, whose type is another.
+    They add to sums in float32, and write to gradients, whose type is another. dX is a product of the kernel, or
+    as on a GPU where its tiles are few, of torch.
     """
 
     def rows_product(
@@ -185,11 +186,16 @@ def products_of_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(local, before)
 
     monkeypatch.setattr(dlogits, "_rows_product", rows_product)
-    monkeypatch.setattr(dlogits, "_rows_product_by_torch", rows_product)  # for few tiles, as these have
+    monkeypatch.setattr(dlogits, "leaves_clusters_idle", lambda *_: request.param == "torch")
     monkeypatch.setattr(dlogits, "_columns_product", columns_product)
-    monkeypatch.setattr(
-        dlogits, "scale_rows", lambda rows, factor, out, order: out.copy_(rows * factor[:, None])
-    )
+
+    def scale_rows(
+        rows: Tensor, factor: Tensor, out: Tensor, order: Tensor | None, *, scatters: bool = False
+    ) -> Tensor:
+        assert not scatters
+        return out.copy_(rows * factor[:, None])
+
+    monkeypatch.setattr(dlogits, "scale_rows", scale_rows)
 
 
 @pytest.mark.parametrize("wanted", WANTED.values(), ids=WANTED)
@@ -314,51 +320,58 @@ def test_few_tiles_leave_clusters_idle(rows: int, width: int, clusters: int, idl
 def test_the_deterministic_mode_takes_the_kernel_for_any_dx() -> None:
     """torch's product would raise RuntimeError there, without the setting that cuBLAS needs."""
 
-    def product() -> object:
+    def by_torch() -> bool:
         rows, columns = torch.randn(256, 64).bfloat16(), torch.randn(300, 64).bfloat16()
-        return Head(rows, columns, Needed(True, True), clusters=66, own_columns=TILE).rows_product
+        return Head(rows, columns, Needed(True, True), clusters=66, own_columns=TILE).rows_by_torch
 
-    assert product() is dlogits._rows_product_by_torch
+    assert by_torch()
     torch.use_deterministic_algorithms(True)
     try:
-        assert product() is dlogits._rows_product
+        assert not by_torch()
     finally:
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.skipif(not SUMS_IN_FLOAT32, reason="torch before 2.8")
 @pytest.mark.parametrize("counted", (0, 5, 9))
-def test_rows_product_by_torch(counted: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that are not active may hold anything: NaN here."""
+@pytest.mark.parametrize("saved_columns", (0, 8, 20))
+@pytest.mark.parametrize("unrounded", (False, True))
+def test_rows_that_torch_multiplies(
+    counted: int, saved_columns: int, unrounded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one factor of all rows comes last. Dlogits of rows that are not active may be anything: NaN here."""
 
     def scale_rows(
-        product: Tensor, factor: Tensor, out: Tensor, order: Tensor | None, *, scatters: bool = False
+        rows: Tensor, factor: Tensor | None, out: Tensor, order: Tensor, *, scatters: bool = False
     ) -> Tensor:
-        places, active = (range(len(product)), len(product)) if order is None else (order[:-1], order[-1])
-        assert scatters == (order is not None)
-        for i, row in enumerate(places):
-            out[row] = factor[i] * product[i] if i < active and factor[i] != 0 else 0
+        for i, row in enumerate(order[:-1]):
+            to, of = (row, i) if scatters else (i, row)
+            scaled = rows[of] if factor is None else factor[i] * rows[of]
+            out[to] = scaled if i < order[-1] and (factor is None or factor[i] != 0) else 0
         return out
 
     monkeypatch.setattr(dlogits, "scale_rows", scale_rows)
-    local, weight = torch.randn(9, 20), torch.randn(20, 16)
-    factor, order = torch.randn(9), torch.cat([torch.randperm(9), torch.tensor([counted])])
-    factor[1] = 0
+    monkeypatch.setattr(dlogits, "gather_rows", lambda rows, order, out: scale_rows(rows, None, out, order))
+    monkeypatch.setattr(dlogits, "leaves_clusters_idle", lambda *_: True)
+    monkeypatch.setattr(dlogits, "_rows_product", None)
+    rows, weight, local = torch.randn(9, 16), torch.randn(20, 16), torch.randn(9, 20)
+    order = torch.cat([torch.randperm(9), torch.tensor([counted])])
     local[counted:] = torch.nan
-    expected = local.double() @ weight.double()
-    scaled = factor[:, None].double() * expected
-    sums = torch.randn(9, 16)
-    for by, product in ((None, expected), (factor, scaled)):
-        total = sums.clone()
-        dlogits._rows_product_by_torch(local, weight, by, total, order, True)
-        torch.testing.assert_close(total[:counted], (sums + product)[:counted].float())
-    out = torch.full((9, 16), 7.0)
-    dlogits._rows_product_by_torch(local, weight, factor, out, order, False)
-    torch.testing.assert_close(out[order[:counted]], scaled[:counted].float())
-    assert (out[order[counted:-1]] == 0).all()
-    if counted == 9:
-        dlogits._rows_product_by_torch(local, weight, factor, out, None, False)
-        torch.testing.assert_close(out, scaled.float())
-        local[1] = torch.nan  # its factor is 0
-        total = sums.clone()
-        dlogits._rows_product_by_torch(local, weight, factor, total, None, True)
-        torch.testing.assert_close(total, (sums + torch.where(factor[:, None] == 0, 0, scaled)).float())
+    for upstream in (-3.0, 0.0):
+        head = Head(
+            rows,
+            weight,
+            Needed(True, False),
+            clusters=66,
+            own_columns=TILE,
+            saved=local[:, :saved_columns],
+            upstream=Upstream(torch.tensor(upstream).expand(9), 2.0, True),
+            order=order,
+            unrounded=unrounded,
+        )
+        ((found, _, _),) = multiply_dlogits([head], lambda part, heads: written(heads).copy_(local[:, part]))
+        assert found is not None
+        expected = torch.zeros(9, 16, dtype=torch.float64)
+        product = local[:counted].double() @ weight.double()
+        expected[order[:counted]] = upstream * 2.0 / UNIT_UPSTREAM * product
+        torch.testing.assert_close(found, expected.float())
