@@ -206,10 +206,14 @@ def test_strides(layout: str, gpu: torch.device) -> None:
         assert torch.equal(mr.attention(**laid), mr.attention(**inputs))
 
 
-@pytest.mark.parametrize("value", (torch.inf, -torch.inf, torch.nan))
+@pytest.mark.parametrize(
+    "values",
+    ([torch.inf], [-torch.inf], [torch.nan], [torch.inf, -torch.inf]),
+    ids=("inf", "-inf", "nan", "both"),
+)
 @pytest.mark.parametrize("place", ("q", "k", "v"))
 @pytest.mark.parametrize("option", ("full", "causal"))
-def test_what_is_not_finite(option: str, place: str, value: float, gpu: torch.device) -> None:
+def test_what_is_not_finite(option: str, place: str, values: list[float], gpu: torch.device) -> None:
     """In its place: an element of v that is not finite spoils one column of the output.
 
     Errors are compared with the reference's for the finite numbers that were there. For numbers that are not
@@ -218,8 +222,8 @@ def test_what_is_not_finite(option: str, place: str, value: float, gpu: torch.de
     options = OPTIONS[option]
     finite = inputs_of("small", gpu)
     inputs = {name: t.clone() for name, t in finite.items()}
-    inputs[place][1, 2, 100, 7] = value
-    inputs[place][0, 1, 60, 3] = value
+    for line in ((1, 2, 100), (0, 1, 60)):
+        inputs[place][line][7 : 7 + len(values)] = torch.tensor(values)
     with takes(PASSES):
         found = outputs_and_gradients(mr.attention, inputs, options)
     exact = outputs_and_gradients(reference.attention, _in_double(inputs), options)

@@ -167,6 +167,16 @@ def test_what_is_not_finite(activation: str, place: str, value: float, gpu: torc
         check_operator("mlp", inputs, {"activation": activation}, differentiate=differentiate)
 
 
+@pytest.mark.parametrize("place", ("x", "w1"))
+@pytest.mark.parametrize("activation", ("relu", "gelu"))
+def test_infinities_of_both_signs_in_a_line(activation: str, place: str, gpu: torch.device) -> None:
+    """Dot products with the line are NaN or infinities, by the signs of the other line's numbers."""
+    inputs = scaled_mlp_inputs((200, 300, 64, 72), torch.float32, gpu, biases=True)
+    inputs[place][10, 7:9] = torch.tensor([torch.inf, -torch.inf])
+    with takes(PASSES):
+        check_operator("mlp", inputs, {"activation": activation})
+
+
 @pytest.mark.parametrize("size", ("ragged", "long"))
 def test_same_bits(size: str, gpu: torch.device) -> None:
     """In every run, and in the deterministic mode."""

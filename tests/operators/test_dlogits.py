@@ -157,8 +157,8 @@ def test_gradients_are_not_written_over_before_they_are_done(
 def products_of_hopper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What Hopper's kernels compute where all rows count, on a GPU of 132 multiprocessors.
 
-    They add to sums in float32, and write to gradients, whose type is another. dX is a product of the kernel, or
-    as on a GPU where its tiles are few, of torch.
+    They add to sums in float32, and write to gradients, whose type is another. "torch": it multiplies dX, as where
+    its tiles are few.
     """
 
     def rows_product(
@@ -339,7 +339,7 @@ def test_the_deterministic_mode_takes_the_kernel_for_any_dx() -> None:
 def test_rows_that_torch_multiplies(
     counted: int, saved_columns: int, unrounded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one factor of all rows comes last. Dlogits of rows that are not active may be anything: NaN here."""
+    """The one factor of all rows comes last. Dlogits of rows that are not active may be NaN."""
 
     def scale_rows(
         rows: Tensor, factor: Tensor | None, out: Tensor, order: Tensor, *, scatters: bool = False

@@ -278,7 +278,11 @@ struct PlanesPassConsumer {
     store_sums();
     const int own = own_line();
     const int lines = Tile::kOfRows ? p.shape.rows : p.shape.columns;
-    if (!(is_finite(sums) && is_finite(d_bias)) && own < lines) {
+    // Sums may be finite though a line that stays is not: relu of a NaN score has the derivative 1.
+    bool finite = is_finite(sums) && is_finite(d_bias);
+#pragma unroll
+    for (int n = 0; n < Memory::kOperands; ++n) finite = finite && is_finite(own_scale[n]);
+    if (!finite && own < lines) {
       const int heads = Tile::kOfRows ? p.shape.heads : p.shape.heads / p.shape.group;
       const std::int64_t head = std::int64_t{job.batch} * heads + job.staying_head;
       (Tile::kOfRows ? p.marks.row(head, own) : p.marks.column(head, own)) = 1.f;

@@ -19,6 +19,14 @@ struct HeadsToSplit {
   __half* out;
 };
 
+// NaN if there are infinities of both signs. Their products with another line may be infinities of either sign, which
+// planes with the scale infinity do not tell. With the scale NaN all products are NaN, and repair.cuh computes the
+// results again.
+__device__ __forceinline__ float sum_of_infinities(const float4& x) {
+  const auto infinity = [](float x) { return isinf(x) ? x : 0.f; };
+  return (infinity(x.x) + infinity(x.y)) + (infinity(x.z) + infinity(x.w));
+}
+
 template <int kWidth>
 inline constexpr int kLinesOfBlock = kPlaneThreads / (kWidth / 4);
 
@@ -37,8 +45,10 @@ __global__ void __launch_bounds__(kPlaneThreads) split_heads_kernel(const __grid
     x = step == 1 ? *reinterpret_cast<const float4*>(from)
                   : float4{from[0], from[step], from[2 * step], from[3 * step]};
   }
-  const float scale =
+  float scale =
       plane_scale(reduce_lanes<kLanes>(largest_of(x), [](unsigned a, unsigned b) { return ::max(a, b); }));
+  const float infinities = reduce_lanes<kLanes>(sum_of_infinities(x), [](float a, float b) { return a + b; });
+  if (isnan(infinities)) scale = infinities;
   if (!there) return;
   __half* const high = p.out + line * (2 * kWidth + 8) + column;
   store_split(x, {scale, scale, scale, scale}, high, high + kWidth);
