@@ -194,7 +194,10 @@ class Head:
         self.room = memory if space.has_rows else None
         self.d_rows = memory if needed.rows else None
         self.row_sums: Tensor | None = None
-        if needed.rows and (computes or self.rows_by_torch):
+        self.begun = False  # whether torch has written row_sums
+        if needed.rows and self.rows_by_torch:
+            self.row_sums = rows.new_empty(rows.shape, dtype=torch.float32)
+        elif needed.rows and computes:
             self.row_sums = rows.new_zeros(rows.shape, dtype=torch.float32)
         elif needed.rows and unrounded:  # all dlogits were saved, so dX is one product
             self.d_rows = rows.new_empty(rows.shape, dtype=torch.float32)
@@ -230,7 +233,7 @@ class Head:
         """Adds the products with the dlogits of a slice to the gradients. columns: [slice, D]."""
         uniform = None if self.factors is None else self.factors.uniform
         if self.row_sums is not None and self.rows_by_torch:
-            add_product(self.row_sums, dlogits, columns)  # anything in rows that are not active
+            self._add_rows_product(dlogits, columns)
         elif self.row_sums is not None:
             factor = None if self.factors is None or uniform is None else self.factors.by_row
             _rows_product(dlogits, columns, factor, self.row_sums, self.order, True)
@@ -243,6 +246,12 @@ class Head:
                 write_product(self.d_columns[part], dlogits.T, self.rows)
         if self.bias is not None:
             self.bias.add_up(part)
+
+    def _add_rows_product(self, dlogits: Tensor, columns: Tensor) -> None:
+        """row_sums += dlogits @ columns, by torch. Rows that are not active may get anything."""
+        assert self.row_sums is not None
+        add_product(self.row_sums, dlogits, columns, first=not self.begun)
+        self.begun = True
 
     def _add_saved_products(self) -> None:
         """Adds the products with saved dlogits to the gradients, after all add_products."""
@@ -257,7 +266,7 @@ class Head:
         adds = self.row_sums is not None
         sums = self.row_sums if adds else self.d_rows
         if self.row_sums is not None and self.rows_by_torch and factor is self.factor_of_sums:
-            add_product(self.row_sums, self.saved, self.columns[:first])
+            self._add_rows_product(self.saved, self.columns[:first])
         elif sums is not None:
             _rows_product(self.saved, self.columns[:first], factor, sums, self.order, adds)
 

@@ -157,7 +157,7 @@ def test_gradients_are_not_written_over_before_they_are_done(
 def products_of_hopper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What Hopper's kernels compute where all rows count, on a GPU of 132 multiprocessors.
 
-    They add to sums in float32, and write to gradients, whose type is another. "torch": it multiplies dX, as where
+    They add to sums in float32, and write to gradients, whose type is another. "torch" multiplies dX as where
     its tiles are few.
     """
 
