@@ -89,16 +89,6 @@ def test_nothing_is_saved_of_nothing(rows: int, columns: int) -> None:
     assert columns_to_save(rows, columns, 1 << 40) == 0
 
 
-@pytest.fixture
-def products_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch adds no 16-bit products to float32 on the CPU."""
-
-    def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-        total += a.to(total.dtype) @ b.to(total.dtype)
-
-    monkeypatch.setattr(dlogits, "add_product", add_product)
-
-
 def written(heads: list[HeadSlice]) -> Tensor:
     """Where the dlogits of the only head go."""
     (head,) = heads
@@ -123,7 +113,6 @@ def test_gradients_are_not_written_over_before_they_are_done(
     own_tiles: int,
     wanted: list[bool],
     added: bool,
-    products_of_torch: None,
 ) -> None:
     """Whatever local gradients share memory with, both products are products of all local gradients."""
     shapes = ((rows, width), (columns, width), (rows, columns))
@@ -266,7 +255,7 @@ def test_slices_fill_the_last_wave_of_tiles() -> None:
     assert tiles[:3] == [165, 99, 66]
 
 
-def test_memory_is_taken_only_where_gradients_have_none(products_of_torch: None) -> None:
+def test_memory_is_taken_only_where_gradients_have_none() -> None:
     """Rows of 512 elements are room for two tiles of columns; more than the workspace has."""
     a, b = torch.randn(64, 512), torch.randn(4096, 512)
     held = []
@@ -281,7 +270,7 @@ def test_memory_is_taken_only_where_gradients_have_none(products_of_torch: None)
     assert held == [False, False, True]
 
 
-def test_sums_of_columns_limit_the_parts(products_of_torch: None) -> None:
+def test_sums_of_columns_limit_the_parts() -> None:
     """Each part's sums are of as many columns as there is memory for, however much room the products have."""
     a, b = torch.randn(64, 512), torch.randn(4096, 512)
     head = Head(a, b, Needed(True, True, True), clusters=0, own_columns=TILE)
