@@ -42,17 +42,19 @@ DistillationRows<float> rows_of(const Call& x) {
   return rows;
 }
 
-// Calls run(E{}, monoid, scores, results), which must fold with a tier's kernel.
-template <class Run>
+// Calls run(E{}, monoid, scores, results), which must fold with a kernel for the tile.
+template <class Tile, class Run>
 void distillation_forward_pass(const DistillationForward& x, Run run) {
   const ScaledScores<Bits> scores(distillation_problem(x).score, kLog2E);
-  with_element(x.x.dtype, [&](auto element) {
+  with_element_of<Tile>(x.x.dtype, [&](auto element) {
     const NamedDistillation<Bits> monoid{{}, x.options.loss};
     run(element, monoid, scores, DistillationResults{rows_of(x), {{}, x.options.loss}});
   });
 }
 
-// The row policy of the local gradients (LocalGradientRows).
+// The row policy of the local gradients (LocalGradientRows). kExact: gradients are float32, which shows the low word of the
+// centre. Those in 16 bits do not, and it would take registers.
+template <bool kExact>
 struct DistillationGradientRows {
   DistillationRows<float> rows;
   using Output = DistillationOutput<Bits>;
@@ -64,9 +66,8 @@ struct DistillationGradientRows {
     constexpr LogNumber<Bits> kNothing{kLargest<float>, 0.f};
     if (!rows.active(row)) return {kNothing, kNothing, kNothing, 0.f};
     const auto p = rows.product(row);
-    // The low word of the centre is dropped: gradients in 16 bits do not show it, and it would take
-    // registers.
-    return {bits(p.p_lse), bits(p.q_lse), {bits(p.centre).high, 0.f}, 0.f};
+    const auto centre = bits(p.centre);
+    return {bits(p.p_lse), bits(p.q_lse), {centre.high, kExact ? centre.low : Bits(0.f)}, 0.f};
   }
   __device__ bool far(const Output& p) const { return is_large(p.p_lse) || is_large(p.q_lse); }
   __device__ Bits upstream(std::int64_t row, Bits unit) const {
@@ -79,9 +80,9 @@ struct DistillationGradientRows {
 template <class Tile>
 void distillation_gradient_pass(const DistillationLocalGradient& x, const Launch& launch) {
   const FoldProblem problem = distillation_problem(x);
-  with_element(x.x.dtype, [&](auto element) {
+  with_element_of<Tile>(x.x.dtype, [&](auto element) {
     using E = decltype(element);
-    const DistillationGradientRows rows{
+    const DistillationGradientRows<Tile::kPlanes == 2> rows{
         {.mask = static_cast<const bool*>(x.mask.data),
          .mask_stride = x.mask.stride[0],
          .rows = x.x.size[0],

@@ -72,7 +72,7 @@ Plan forward_plan(const Call& given, const ContractionSizes& sm80, const Contrac
   plan.scratch = fold_floats(tile, sizeof(State) / sizeof(float), p, gpu);
   if constexpr (requires { x.saved_columns; }) {
     // Of the kernels for planes, those of cross entropy save dlogits.
-    const bool saves = plan.can().keeps || (plan.can().planes && requires { x.kept_upstream; });
+    const bool saves = plan.can().keeps || (plan.can().planes && requires { x.target, x.kept_upstream; });
     if (x.saved_columns > 0 && saves) save(plan, x.saved_columns);
   }
   return plan;
@@ -164,7 +164,7 @@ Plan plan(const DistillationForward& x, const DeviceFacts& gpu, const Launch& la
 }
 template <>
 Plan plan(const DistillationBackward& x, const DeviceFacts& gpu, const Launch& launch) {
-  return backward_plan(x, gpu, launch);
+  return backward_plan(x, gpu, launch, true);
 }
 // A contraction kernel has no registers for the mean of b under a row's softmax. So a narrow call, which saves that mean, takes
 // attention's kernels, with b as the values. With few rows and many columns, or the reverse, a call is not narrow (tiles.h).

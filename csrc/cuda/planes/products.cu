@@ -69,9 +69,9 @@ void run(const PlaneProduct& x, const Plan&, const Launch& launch) {
       contraction<float>(tile, p, FloatEpilogue{stores_for(tile, {out})}, nullptr, "plane_product", launch);
     }
   };
-  if (!x.scales.present()) return multiply(PlaneTile<false>{}, planes_of_lines(x.a, terms));
+  if (!x.scales.present()) return multiply(PlaneTile<>{}, planes_of_lines(x.a, terms));
   const std::int64_t rows = x.out.size[0];
-  multiply(PlaneTile<true>{},
+  multiply(PlaneTile<1, true>{},
            OperandPlanes{x.a, plane_width(rows), static_cast<const float*>(x.scales.data), 1, rows});
 }
 

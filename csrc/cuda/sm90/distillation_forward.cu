@@ -47,7 +47,7 @@ Kept kept_of(const Call& x, float* frames) {
 template <>
 void run(const DistillationForward& x, const Plan& plan, const Launch& launch) {
   const FoldProblem problem = distillation_problem(x);
-  distillation_forward_pass(x, [&](auto element, const auto& m, const auto& scores, const auto& results) {
+  distillation_forward_pass<Tile>(x, [&](auto element, const auto& m, const auto& scores, const auto& results) {
     using E = decltype(element);
     if (!x.kept.present()) {
       return in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {

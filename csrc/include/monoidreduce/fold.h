@@ -32,6 +32,7 @@ struct FoldProblem {
   OperandPlanes a_planes = {}, b_planes = {};  // where kernels read planes instead of a and b
   // [B, H, M, E] [B, Hc, N, E]: operands of the second score; absent unless the monoid has two scores.
   TensorView other_a = {}, other_b = {};
+  OperandPlanes other_a_planes = {}, other_b_planes = {};
   TensorView payload = {};  // [B, Hc, N, D]  or absent
   // [B, H, M, N], stride 0 where broadcast; floating, or bool (false excludes an element); or absent.
   TensorView bias = {};

@@ -45,8 +45,8 @@ ContractionArguments<Tile::kScores> contraction_arguments(Tile, const TileSchedu
     const bool transposed = columns[score].stride[3] != 1;
     arguments.transposed[score] = transposed;
     if constexpr (Tile::kPlanes == 2) {
-      const OperandPlanes &a = p.a_planes, &b = p.b_planes;
-      static_assert(Tile::kScores == 1);
+      const OperandPlanes &a = score == 0 ? p.a_planes : p.other_a_planes,
+                          &b = score == 0 ? p.b_planes : p.other_b_planes;
       arguments.rows[score] = tensor_map(plane_lines(a), Tile::kRowsTransposed ? kSlab : Tile::kRows);
       arguments.columns[score] = tensor_map(plane_lines(b), Tile::column_lines(transposed));
       arguments.planes[score] = {static_cast<int>(a.plane), static_cast<int>(b.plane), line_scales(a),

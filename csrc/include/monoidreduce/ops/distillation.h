@@ -9,6 +9,7 @@
 #include "monoidreduce/monoids/distillation.h"
 #include "monoidreduce/ops/cross_entropy.h"
 #include "monoidreduce/ops/matrix.h"
+#include "monoidreduce/ops/planes.h"
 #include "monoidreduce/ops/rows.h"
 
 namespace monoidreduce {
@@ -39,6 +40,7 @@ struct DistillationForward {
   // of the same size: the teacher's softmax weights, from which these are also computed.
   TensorView kept, teacher_kept, kept_upstream;
   TensorView order, gathered, teacher_gathered;  // as for cross entropy
+  TensorView row_planes, column_planes, other_row_planes, other_column_planes;  // of the student's operands, the teacher's
   bool mean = false;
   DistillationOptions options;
   std::int64_t saved_columns = 0;  // as for cross entropy
@@ -59,7 +61,7 @@ inline void check_both_gathered(const DistillationForward& x) {
 }
 template <std::same_as<DistillationForward> X>
 constexpr auto describe(const X*) {
-  return pass("distillation_forward", kCpu | kSimt | kSm80 | kSm90, distillation_operands<X>(),
+  return pass("distillation_forward", kCpu | kSimt | kSm80 | kSm90 | kPlanes, distillation_operands<X>(),
               result("loss", &X::loss, "N", Type::kAccumulation),
               result("reduced", &X::reduced, "values=1", Type::kAccumulation).maybe(),
               result("stats", &X::stats, "statistics=6 N", Type::kAccumulation),
@@ -69,6 +71,7 @@ constexpr auto describe(const X*) {
               order_of(&X::order, "N").where(&check_no_order_on_cpu<X>),
               optional("gathered", &X::gathered, "R D").dense(),
               optional("teacher_gathered", &X::teacher_gathered, "R E").dense().where(&check_both_gathered),
+              planes_of_operands<X>("N", "V", "D"), planes_of_other_operands<X>("N", "V", "E"),
               option("mean", &X::mean), options(&X::options), saved_columns(&X::saved_columns));
 }
 
@@ -110,16 +113,18 @@ constexpr auto describe(const X*) {
 // Like CrossEntropyLocalGradient, for the classes in weight and teacher_weight. If teacher_out is absent, it is not computed.
 struct DistillationLocalGradient {
   TensorView grad_loss, x, weight, teacher_x, teacher_weight, mask, stats, out, teacher_out, order;
+  TensorView row_planes, column_planes, other_row_planes, other_column_planes;  // as in DistillationForward
   DistillationOptions options;
 };
 template <std::same_as<DistillationLocalGradient> X>
 constexpr auto describe(const X*) {
-  return part<DistillationBackward>("distillation_local_gradient", kSm80 | kSm90, distillation_operands<X>(),
+  return part<DistillationBackward>("distillation_local_gradient", kSm80 | kSm90 | kPlanes, distillation_operands<X>(),
                                     tensor("grad_loss", &X::grad_loss, "N", Type::kAccumulation),
                                     tensor("stats", &X::stats, "statistics=6 N", Type::kAccumulation).dense(),
                                     result("out", &X::out, "N V").strided(),
                                     result("teacher_out", &X::teacher_out, "N V").strided().maybe(),
-                                    order_of(&X::order, "N"), options(&X::options));
+                                    order_of(&X::order, "N"), planes_of_operands<X>("N", "V", "D"),
+                                    planes_of_other_operands<X>("N", "V", "E"), options(&X::options));
 }
 
 template <class Call>
@@ -130,6 +135,7 @@ template <class Call>
                 .other_b = as_rows(x.teacher_weight),
                 .score = {.scale = 1 / x.options.temperature}};
   if constexpr (requires { x.order; }) p.order = x.order;
+  if constexpr (requires { x.row_planes; }) return with_planes(x, p);
   return p;
 }
 

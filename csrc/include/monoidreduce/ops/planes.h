@@ -83,20 +83,33 @@ constexpr auto describe(const X*) {
                 option("adds", &X::adds));
 }
 
+// The shape of the planes of an operand [lines, width].
+constexpr Shape plane_lines(std::string_view lines, std::string_view width) {
+  return {Axis{.name = lines}, Axis{.name = "planes", .of = width, .follows = &planes_width}};
+}
 // The operands of a call in planes: both are present exactly if the plan's kernels read planes (Capabilities::planes).
 template <class Call>
 constexpr auto planes_of_operands(std::string_view rows, std::string_view columns, std::string_view width) {
-  const auto lines = [&](std::string_view of) -> Shape {
-    return {Axis{.name = of}, Axis{.name = "planes", .of = width, .follows = &planes_width}};
-  };
-  return fields(optional("row_planes", &Call::row_planes, lines(rows), Type::kFloat16),
-                optional("column_planes", &Call::column_planes, lines(columns), Type::kFloat16));
+  return fields(optional("row_planes", &Call::row_planes, plane_lines(rows, width), Type::kFloat16),
+                optional("column_planes", &Call::column_planes, plane_lines(columns, width), Type::kFloat16));
+}
+// The same for the operands of the second score.
+template <class Call>
+constexpr auto planes_of_other_operands(std::string_view rows, std::string_view columns,
+                                        std::string_view width) {
+  return fields(
+      optional("other_row_planes", &Call::other_row_planes, plane_lines(rows, width), Type::kFloat16),
+      optional("other_column_planes", &Call::other_column_planes, plane_lines(columns, width), Type::kFloat16));
 }
 // Sets the planes of a call's problem, if it has any.
 template <class Call>
 [[gnu::always_inline]] inline FoldProblem with_planes(const Call& x, FoldProblem p) {
   p.a_planes = planes_of_lines(x.row_planes, p.width());
   p.b_planes = planes_of_lines(x.column_planes, p.width());
+  if constexpr (requires { x.other_row_planes; }) {
+    p.other_a_planes = planes_of_lines(x.other_row_planes, p.other_width());
+    p.other_b_planes = planes_of_lines(x.other_column_planes, p.other_width());
+  }
   return p;
 }
 

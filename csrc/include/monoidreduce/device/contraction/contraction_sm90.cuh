@@ -48,8 +48,8 @@ struct ContractionTile {
 
 // The tile of two planes. A stage has both planes of rows and columns, 64 KiB, and is multiplied three times. Wider tiles have no
 // registers for the sums of Multiplier::add_products_of_planes.
-template <bool kRowsTransposed = false>
-using PlaneTile = ContractionTile<128, 3, 1, kRowsTransposed, 2>;
+template <int kScores = 1, bool kRowsTransposed = false>
+using PlaneTile = ContractionTile<128, 3, kScores, kRowsTransposed, 2>;
 
 template <class T>
 concept ContractionTiling = requires {
@@ -202,29 +202,50 @@ struct Multiplier {
   // wgmma truncates its sums: each instruction makes them smaller by up to 2^-23, which shows after many. So the
   // products of a half are summed from 0, the small ones first, and then added to dots with rounding. The
   // product of both low planes is below the last bit of a float32 result.
+  //
+  // With one score, both halves are issued before the first is waited for. Two scores leave registers for the
+  // sums of one half: the other consumer keeps the tensor cores busy while this one adds.
   template <bool kTransposed>
   __device__ __forceinline__ void add_products_of_planes(Dots& dots, bool first) {
-    constexpr int kHigh = 0, kLow = 1;
-    Dots sums[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int begin = half * kSteps / 2, end = begin + kSteps / 2;
-      arch::pin(sums[half]);
-      arch::fence_wgmma();
-      multiply_planes<kTransposed>(sums[half], kHigh, kLow, begin, end, true);
-      multiply_planes<kTransposed>(sums[half], kLow, kHigh, begin, end, false);
-      multiply_planes<kTransposed>(sums[half], kHigh, kHigh, begin, end, false);
-      arch::commit_wgmma();
+    if constexpr (Tile::kScores == 1) {
+      Dots sums[2];
+      begin_half<kTransposed>(sums[0], 0);
+      begin_half<kTransposed>(sums[1], 1);
+      arch::wait_wgmma<1>();
+      add_half(dots, sums[0], first);
+      arch::wait_wgmma<0>();
+      arch::pin(sums[1]);
+      memory.ring.template release_to_cluster<Tile::kBlocks>(at);
+      add_half(dots, sums[1], false);
+    } else {
+      Dots sums;
+      begin_half<kTransposed>(sums, 0);
+      arch::wait_wgmma<0>();
+      add_half(dots, sums, first);
+      begin_half<kTransposed>(sums, 1);
+      arch::wait_wgmma<0>();
+      arch::pin(sums);
+      memory.ring.template release_to_cluster<Tile::kBlocks>(at);
+      add_half(dots, sums, false);
     }
-    arch::wait_wgmma<1>();
-    arch::pin(sums[0]);
+  }
+  // Issues the products of half a stage.
+  template <bool kTransposed>
+  __device__ __forceinline__ void begin_half(Dots& sums, int half) const {
+    constexpr int kHigh = 0, kLow = 1;
+    const int begin = half * kSteps / 2, end = begin + kSteps / 2;
+    arch::pin(sums);
+    arch::fence_wgmma();
+    multiply_planes<kTransposed>(sums, kHigh, kLow, begin, end, true);
+    multiply_planes<kTransposed>(sums, kLow, kHigh, begin, end, false);
+    multiply_planes<kTransposed>(sums, kHigh, kHigh, begin, end, false);
+    arch::commit_wgmma();
+  }
+  // Adds the finished products of half a stage. first: dots has nothing yet.
+  __device__ __forceinline__ void add_half(Dots& dots, Dots& sums, bool first) const {
+    arch::pin(sums);
 #pragma unroll
-    for (int i = 0; i < Tile::kColumns / 2; ++i) dots[i] = first ? sums[0][i] : dots[i] + sums[0][i];
-    arch::wait_wgmma<0>();
-    arch::pin(sums[1]);
-    memory.ring.template release_to_cluster<Tile::kBlocks>(at);
-#pragma unroll
-    for (int i = 0; i < Tile::kColumns / 2; ++i) dots[i] += sums[1][i];
+    for (int i = 0; i < Tile::kColumns / 2; ++i) dots[i] = first ? sums[i] : dots[i] + sums[i];
   }
 
   static constexpr int kSteps = kSlab / kProductDepth;  // instructions for a stage and a pair of planes
