@@ -87,7 +87,7 @@ Reason contraction_float32_obstacle(const FoldProblem& p, const DeviceFacts& gpu
   const Reason reason = hopper_obstacle(gpu);
   if (reason && planes == Planes::kWanted) return reason;
   if (reason || planes == Planes::kNone) return {"the inputs are float32"};
-  const std::int64_t least = std::min({p.rows(), p.columns(), p.width()});
+  const std::int64_t least = std::min({p.rows(), p.columns(), narrowest(p)});
   if (least < tiles::kFewestTerms)
     return {
         "the inputs are float32, and {} rows, columns or elements of a row are too few for planes of float16",

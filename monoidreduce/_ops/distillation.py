@@ -29,6 +29,7 @@ from monoidreduce._ops.linear_loss import (
 )
 from monoidreduce._ops.memory import (
     add_to,
+    allows_planes,
     empty_statistics,
     launch_on,
     new_gradient,
@@ -106,8 +107,8 @@ def distillation_results(
     return loss, stats, saved
 
 
-# The arguments mask to teacher_gathered of plan_distillation_forward, which do not change a plan.
-_NO_RESULTS = (None, None, None, None, None, None, None, None, None, None, None)
+# The arguments mask to other_column_planes of plan_distillation_forward, which do not change a plan.
+_NO_RESULTS = (None,) * 15
 
 
 def fold_distillation(
@@ -127,6 +128,7 @@ def fold_distillation(
     weight = in_dtype_of(x, weight)
     losses, stats = empty_statistics(x, x.shape[0]), empty_statistics(x, 6, x.shape[0])
     plan = scratch = classes_saved = teacher_saved = unit = None
+    planes: Sequence[Tensor | None] = (None,) * 4
     order = gathered = teacher_gathered = None
     to_gradients: Callable[[Tensor], None] | None = None
     saved, saved_columns = no_dlogits(x), 0
@@ -135,12 +137,22 @@ def fold_distillation(
         if options.may_save:
             saved_columns = saved_classes(x, weight, options.workspace, options.x_differentiated, heads=2)
         plan = _C.plan_distillation_forward(
-            x, weight, teacher_x, teacher_weight, *_NO_RESULTS, mean, *loss_options, saved_columns
+            x,
+            weight,
+            teacher_x,
+            teacher_weight,
+            *_NO_RESULTS,
+            mean,
+            *loss_options,
+            saved_columns,
+            planes=allows_planes(),
         )
         if plan.skips_rows and mask is not None:
             order = order_rows(x, mask=mask)
         prepared = prepare_forward(plan, (x, teacher_x), (weight, teacher_weight), order)
-        (x, teacher_x), (weight, teacher_weight), scratch, saved, saved_by_head, gathered_rows, *_ = prepared
+        (x, teacher_x), (weight, teacher_weight), scratch, saved, saved_by_head, gathered_rows, planes = (
+            prepared
+        )
         if saved_by_head is not None:
             classes_saved, teacher_saved = saved_by_head
             unit = losses.new_full((1,), UNIT_UPSTREAM)
@@ -163,6 +175,7 @@ def fold_distillation(
         order,
         gathered,
         teacher_gathered,
+        *planes,
         mean,
         *loss_options,
         saved_columns,
@@ -239,6 +252,7 @@ def distillation_backward(
             temperature=options.temperature,
             workspace=head_workspace,
             deterministic=torch.are_deterministic_algorithms_enabled(),
+            planes=allows_planes(),
         )
         if plan.tensor_cores:
             order = order_rows(x, mask=mask) if plan.skips_rows and mask is not None else None
@@ -257,6 +271,10 @@ def distillation_backward(
                     student.dlogits,
                     teacher.dlogits,
                     order,
+                    student.row_planes,
+                    student.column_planes,
+                    teacher.row_planes,
+                    teacher.column_planes,
                     *options.loss_options,
                     *launch_on(x),
                     plan,

@@ -28,7 +28,7 @@ from monoidreduce._ops.dlogits import (
 )
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.memory import add_to, empty_statistics, is_aligned, padded, padded_weight
-from monoidreduce._ops.planes import PlaneHead, split_rows
+from monoidreduce._ops.planes import FrozenPlaneHead, PlaneHead, split_rows
 from monoidreduce._ops.slices import Needed, columns_in, columns_to_save
 from monoidreduce._validate import mismatch
 
@@ -172,8 +172,8 @@ class LinearForward(NamedTuple):
     saved_by_head: [N, V'] for each head: a view of `saved`; and for the teacher a buffer that only this pass
         uses. None if nothing is saved.
     gathered: a buffer for each head, for some gathered rows at a time. None: the rows are not gathered.
-    row_planes, column_planes: x and weight of the student in planes, if the plan's kernels read them
-        (planes.split_rows).
+    planes: x and weight of each head in turn, in planes (planes.split_rows); None each, if the plan's kernels
+        do not read planes.
     """
 
     xs: Sequence[Tensor]
@@ -182,8 +182,7 @@ class LinearForward(NamedTuple):
     saved: Tensor
     saved_by_head: Sequence[Tensor] | None
     gathered: Sequence[Tensor] | None
-    row_planes: Tensor | None = None
-    column_planes: Tensor | None = None
+    planes: Sequence[Tensor | None]
 
 
 def prepare_forward(
@@ -195,7 +194,8 @@ def prepare_forward(
 ) -> LinearForward:
     """Pads the operands, and allocates what the plan asks for.
 
-    order: from order_rows; None: no token is skipped. column_planes: of the weight, if the caller has them.
+    order: from order_rows; None: no token is skipped. column_planes: of the student's weight, if the caller
+    has them.
     """
     x, weight, scratch, saved_by_head = xs[0], weights[0], None, None
     saved = _new_dlogits(x, plan.saved_columns)
@@ -206,10 +206,12 @@ def prepare_forward(
         xs, weights = [padded(t) for t in xs], [padded_weight(t, plan) for t in weights]
         scratch = empty_statistics(x, plan.scratch)
     gathered = None if order is None else new_gather_buffers(*xs)
-    planes: list[Tensor] = []
+    planes: list[Tensor | None] = [None] * (2 * len(xs))
     if plan.planes:
-        planes = [split_rows(xs[0]), split_rows(weights[0]) if column_planes is None else column_planes]
-    return LinearForward(xs, weights, scratch, saved, saved_by_head, gathered, *planes)
+        of_weight = split_rows(weights[0]) if column_planes is None else column_planes
+        of_others = [split_rows(t) for head in zip(xs[1:], weights[1:], strict=True) for t in head]
+        planes = [split_rows(xs[0]), of_weight, *of_others]
+    return LinearForward(xs, weights, scratch, saved, saved_by_head, gathered, planes)
 
 
 # Backward on tensor cores
@@ -289,6 +291,9 @@ class LinearBackward:
             if which == 0 and self.sum_to is not None:
                 needed = needed._replace(columns=True)
             column_sums = self._column_sums(weight) if which == 0 and needed.columns else None
+            is_frozen = which > 0 and not any(needed)
+            if self.plan.planes and is_frozen:
+                return FrozenPlaneHead(x, weight)
             if self.plan.planes:
                 return PlaneHead(
                     x,
@@ -296,12 +301,12 @@ class LinearBackward:
                     needed,
                     clusters=self.plan.clusters,
                     workspace=self.workspace,
-                    saved=saved[:, : weight.shape[0]],
+                    saved=saved[:, : weight.shape[0]] if which == 0 else None,
                     upstream=upstream,
-                    column_planes=self.column_planes,
+                    column_planes=self.column_planes if which == 0 else None,
                     column_sums=column_sums,
                 )
-            if which > 0 and not any(needed):
+            if is_frozen:
                 return FrozenHead(x, weight, self.order if computes else None)
             return Head(
                 x,

@@ -11,12 +11,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from monoidreduce._ops.dlogits import UNIT_UPSTREAM, BiasSums, HeadGradients, HeadSlice, Upstream
+from monoidreduce._ops.dlogits import (
+    UNIT_UPSTREAM,
+    BiasSums,
+    FrozenHead,
+    HeadGradients,
+    HeadSlice,
+    Upstream,
+)
 from monoidreduce._ops.engine import _C, streams
 from monoidreduce._ops.mlp_parts import parts_of
 from monoidreduce._ops.slices import TILE_COLUMNS, Needed, Space, columns_at_once, columns_in
 
-__all__ = ["PlaneHead", "split_rows"]
+__all__ = ["FrozenPlaneHead", "PlaneHead", "split_rows"]
 
 _STEP = 64  # a plane begins on a multiple of so many elements
 _BYTES_OF_DLOGITS = 8  # float32, and the planes of one product's operand
@@ -137,3 +144,15 @@ class PlaneHead:
             of_slice = self.slice_at(part)
             self.add_products(part, self.saved[:, part], of_slice.columns)
         return HeadGradients(self.d_rows, self.d_columns, None if self.bias is None else self.bias.total)
+
+
+class FrozenPlaneHead(FrozenHead):
+    """A float32 head without gradients (dlogits.FrozenHead)."""
+
+    def __init__(self, rows: Tensor, columns: Tensor) -> None:
+        super().__init__(rows, columns, None)
+        self.row_planes = split_rows(rows)
+
+    def slice_at(self, part: slice) -> HeadSlice:
+        columns = self.columns[part]
+        return HeadSlice(self.rows, columns, None, None, self.row_planes, split_rows(columns))
