@@ -208,7 +208,7 @@ Plan plan(const StatisticsFold& given, const DeviceFacts& gpu, const Launch& lau
   const StatisticsFold x = padded(given);
   const FoldProblem p = problem_of(x);
   const bool of_program = x.state_words > 0, two = p.other_a.present();
-  const Choice choice = of_program ? choose_contraction(p, gpu, planes_of(!two, launch))
+  const Choice choice = of_program ? choose_contraction(p, gpu, planes_of(true, launch))
                                    : Choice{.both = {"a user's monoid in C++ has no kernels with them"}};
   Plan plan = plan_of(given, x, choice, launch);
   if (of_program && choice.family == Family::kSimt)
@@ -234,7 +234,7 @@ Plan plan(const StatisticsFold& given, const DeviceFacts& gpu, const Launch& lau
 }
 template <>
 Plan plan(const StatisticsLocalGradient& x, const DeviceFacts& gpu, const Launch& launch) {
-  return backward_plan(x, gpu, launch, !x.other_a.present());
+  return backward_plan(x, gpu, launch, true);
 }
 // If rows cannot have owners, the caller takes StatisticsLocalGradient instead.
 template <>

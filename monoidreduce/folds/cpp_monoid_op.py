@@ -89,8 +89,7 @@ def forward(
         kept,
         indices,
         empty_statistics(a, plan.scratch),
-        None,  # planes
-        None,
+        *(None,) * 4,  # planes
         loaded(FOLD, monoid, a.dtype, a.device.index),
         1,
         False,
@@ -142,8 +141,7 @@ def backward(
             None,
             out,
             other_out,
-            None,  # planes
-            None,
+            *(None,) * 4,  # planes
             kernel,
             part.start,
             scale,

@@ -281,9 +281,8 @@ class PairByTorch:
 
     def statistics_fold(self, *given: Any) -> None:
         *operands, row, column, label, column_index, table, table_index, values, low, indices = given[:13]
-        scratch, row_planes, column_planes, kernels, _, _, scale, *_, plan = given[13:]
-        absent = row, column, column_index, table, table_index, row_planes, column_planes
-        assert absent == (None,) * 7
+        scratch, *planes, kernels, _, _, scale, _, _, plan = given[13:]
+        assert (row, column, column_index, table, table_index, *planes) == (None,) * 9
         assert plan.tier == "simt" and len(scratch) == plan.scratch and kernels == 7
         assert low.shape == indices.shape == (0, len(operands[0])) and label.shape == (1, len(operands[0]))
         score, other = (scale * operands[i] @ operands[i + 1].T for i in (0, 2))
@@ -291,8 +290,8 @@ class PairByTorch:
 
     def statistics_local_gradient(self, *given: Any) -> None:
         a, b, other_a, other_b, known, column, integers, column_index, table, table_index = given[:10]
-        out, other_out, row_planes, column_planes, kernels, first, scale, _, *_, plan = given[10:]
-        assert [column, column_index, table, table_index, row_planes, column_planes] == [None] * 6
+        out, other_out, *planes, kernels, first, scale, _, _, _, plan = given[10:]
+        assert [column, column_index, table, table_index, *planes] == [None] * 8
         assert plan.tier == "simt" and kernels == 7 and known.shape == (4, len(a))
         (_, _, g, of_target), (label,) = known[:, :, None], integers[:, :, None]
         score, t = scale * a @ b.T, (scale * other_a @ other_b.T).tanh()

@@ -7,13 +7,23 @@ namespace monoidreduce::cuda::planes {
 
 using namespace monoidreduce::sm90;
 
+namespace {
+
+template <int kScores>
+using FoldTile = monoidreduce::planes::ProgramFoldTile<kScores, 256>;
+
+}  // namespace
+
+static_assert(kSizesOf<FoldTile<1>> == tiles::kPlanesLoss);
+static_assert(kSizesOf<FoldTile<2>> == tiles::kPlanesLoss);
+
 template <>
 void run(const StatisticsFold& x, const Plan&, const Launch& launch) {
-  fold_by(PlaneTile<>{}, x, launch);
+  fold<FoldTile>(x, launch);
 }
 template <>
 void run(const StatisticsLocalGradient& x, const Plan&, const Launch& launch) {
-  local_gradient_by(PlaneTile<>{}, x, stores_for(PlaneTile<>{}, {as_rows(x.out)}), launch);
+  local_gradient<monoidreduce::planes::ProgramGradientTile>(x, launch);
 }
 
 }  // namespace monoidreduce::cuda::planes

@@ -133,8 +133,7 @@ def _tried(monoid: str, device: torch.device) -> dict[str, Any] | None:
         none,
         none.long(),
         a.new_empty(0),
-        None,  # planes
-        None,
+        *(None,) * 4,  # planes
         loaded(LAWS, monoid, a.dtype, a.device.index),
         1,
         False,

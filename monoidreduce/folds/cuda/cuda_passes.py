@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from monoidreduce._ops.dlogits import Head, HeadSlice, multiply_dlogits
+from monoidreduce._ops.dlogits import FrozenHead, Head, HeadSlice, multiply_dlogits
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.memory import (
     accumulation_dtype,
@@ -23,7 +23,7 @@ from monoidreduce._ops.memory import (
     padded,
     padded_weight,
 )
-from monoidreduce._ops.planes import PlaneHead, split_rows
+from monoidreduce._ops.planes import FrozenPlaneHead, PlaneHead, split_rows
 from monoidreduce._ops.products import write_products
 from monoidreduce._ops.slices import Needed, columns_in
 from monoidreduce.folds.cuda.cuda_source import state_words
@@ -44,7 +44,8 @@ __all__ = [
     "widths_of",
 ]
 
-_Planes: TypeAlias = tuple[Tensor | None, Tensor | None]
+# Of a, b, other_a and other_b; those of a second score are None if there is none.
+_Planes: TypeAlias = Sequence[Tensor | None]
 
 _LEAST_COLUMNS = 256  # smallest slice of columns without tensor cores
 
@@ -59,9 +60,9 @@ def as_kernels_read(operands: Operands, plan: _C.Plan) -> Operands:
     return padded(a), padded_weight(b, plan), padded(other_a), padded_weight(other_b, plan)
 
 
-def planes_of(operands: Operands, plan: _C.Plan) -> tuple[Tensor | None, Tensor | None]:
-    """The operands of the first score in planes, if the plan's kernels read them."""
-    return (split_rows(operands[0]), split_rows(operands[1])) if plan.planes else (None, None)
+def planes_of(operands: Operands, plan: _C.Plan) -> _Planes:
+    """The operands in planes, if the plan's kernels read them."""
+    return [split_rows(t) if plan.planes and t is not None else None for t in operands]
 
 
 def widths_of(operands: Operands) -> tuple[int, int]:
@@ -143,15 +144,18 @@ def backward(
             rows, columns, needed, clusters=plan.clusters, own_columns=own_columns, unrounded=unrounded
         )
 
-    heads = [head(a, b, Needed(*needed[:2]))]
-    if of_other:
-        assert other_a is not None and other_b is not None
-        heads.append(head(other_a, other_b, Needed(*needed[2:4])))
+    heads: list[Head | PlaneHead | FrozenHead] = [head(a, b, Needed(*needed[:2]))]
+    if other_a is not None and other_b is not None:
+        if of_other:
+            heads.append(head(other_a, other_b, Needed(*needed[2:4])))
+        elif plan.planes and factors is None:
+            heads.append(FrozenPlaneHead(other_a, other_b))
 
     def store_for_heads(part: slice, slices: list[HeadSlice]) -> None:
-        first = slices[0]
-        planes = (first.row_planes, first.column_planes) if factors is None else None
-        store(part, first.dlogits, slices[1].dlogits if of_other else None, planes)
+        planes = [t for of_head in slices for t in (of_head.row_planes, of_head.column_planes)]
+        planes += [None] * (4 - len(planes))
+        dlogits = slices[0].dlogits, slices[1].dlogits if of_other else None
+        store(part, *dlogits, planes if factors is None else None)
 
     found = [
         t for of_head in multiply_dlogits(heads, store_for_heads) for t in (of_head.rows, of_head.columns)
@@ -265,8 +269,8 @@ def _local_gradients(
     it reads them.
 
     bytes: memory for the local gradients of each score. of_other: whether those of a second score are needed;
-    if not, there is no other_out on tensor cores. planes: all rows of a and a part of b in planes, if the
-    caller has them.
+    if not, there is no other_out on tensor cores. planes: all rows of a and other_a, and a part of b and
+    other_b, in planes, if the caller has them.
     """
     kernels = _LocalGradients(call, counts, bytes, of_other)
     read = as_kernels_read(call.operands, kernels.plan)
@@ -310,8 +314,8 @@ class _LocalGradients:
     ) -> None:
         """Write the local gradients of all rows and the columns `part`.
 
-        operands, data: those of all rows, and of these columns alone. planes: a and b in planes, if the
-        caller has them.
+        operands, data: those of all rows, and of these columns alone. planes: the operands in planes, if
+        the caller has them.
         """
         _C.statistics_local_gradient(
             *operands,

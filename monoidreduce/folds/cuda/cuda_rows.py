@@ -119,7 +119,7 @@ def _sums(
             d_a,
             d_other_a,
             sums,
-            *planes_of(operands, plan),
+            *planes_of(operands, plan)[:2],
             kernel,
             call.scale,
             call.bytes,

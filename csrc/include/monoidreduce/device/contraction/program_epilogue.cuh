@@ -183,7 +183,7 @@ struct ProgramGradient {
   __device__ __forceinline__ void tile(const Work& work, const float (&dots)[P::kScores][kSize], int row0,
                                        int column0, Memory& memory, int warpgroup) const {
     // With parts of 8 the gradient of one of two scores, which has 192 sums of a thread, spilled 140 bytes.
-    constexpr int kSlabs = kSize / kSlabElements, kPart = P::kScores == 1 ? kPartOfTile<P, kSize> : 4;
+    constexpr int kSlabs = kSize / Slab::kElements, kPart = P::kScores == 1 ? kPartOfTile<P, kSize> : 4;
     const Rows rows = [&] {
       if constexpr (kKeepsRows)
         return work;
@@ -193,14 +193,14 @@ struct ProgramGradient {
     // As a loop over two slabs, gradients of both of two scores spilled 130 bytes.
 #pragma unroll(kSlabs > 2 ? 1 : kSlabs)
     for (int slab = 0; slab < kSlabs; ++slab) {
-      const int column = column0 + slab * kSlab;
+      const int column = column0 + slab * fragment_columns(Slab::kElements);
       Slab slabs[kOuts];
 #pragma unroll
-      for (int first = 0; first < kSlabElements; first += kPart) {
+      for (int first = 0; first < Slab::kElements; first += kPart) {
         float part[P::kScores][kPart];
 #pragma unroll
         for (int n = 0; n < P::kScores; ++n)
-          take_elements<kSlabElements, 0, kSlabs>(part[n], dots[n], slab, first);
+          take_elements<Slab::kElements, 0, kSlabs>(part[n], dots[n], slab, first);
 #pragma unroll
         for (int i = 0; i < kPart; i += 2) {
           const int column_of_part = column + fragment_columns(first);
@@ -213,7 +213,7 @@ struct ProgramGradient {
 #pragma unroll
       for (int n = 0; n < kOuts; ++n) {
         if constexpr (std::is_same_v<E, float>)
-          stores.store_floats(slabs[n].numbers, n, row0, column, memory, warpgroup);
+          stores.store_floats(slabs[n].numbers, n, row0, column, slab * kOuts + n, memory, warpgroup);
         else
           stores.template store<kSlabs * kOuts>(slabs[n].numbers, n, row0, column, slab * kOuts + n, memory,
                                                 warpgroup);
@@ -224,10 +224,11 @@ struct ProgramGradient {
   __device__ __forceinline__ void finish() const { stores.finish(); }
 
  private:
-  // A thread's gradients of a slab: floats, or words of two.
+  // A thread's gradients of a slab: floats, or words of two. A slab has 32 columns of floats, or 64.
   struct Slab {
     static constexpr bool kFloats = std::is_same_v<E, float>;
-    std::conditional_t<kFloats, float, std::uint32_t> numbers[kSlabElements / (kFloats ? 1 : 2)];
+    static constexpr int kElements = kFloats ? kSlabElements / 2 : kSlabElements;
+    std::conditional_t<kFloats, float, std::uint32_t> numbers[kSlabElements / 2];
     __device__ __forceinline__ void set(int i, float even, float odd) {
       if constexpr (kFloats)
         numbers[i] = even, numbers[i + 1] = odd;

@@ -8,10 +8,9 @@
 namespace monoidreduce::planes {
 
 using sm90::contraction_kernel;
-// Programs of one score alone have these kernels.
-template <int, int>
-using ProgramFoldTile = sm90::PlaneTile<>;
-template <int, int>
-using ProgramGradientTile = sm90::PlaneTile<>;
+template <int kScores, int>
+using ProgramFoldTile = sm90::PlaneTile<kScores>;
+template <int kScores, int>
+using ProgramGradientTile = sm90::PlaneTile<kScores>;
 
 }  // namespace monoidreduce::planes

@@ -68,27 +68,31 @@ struct SlabStores {
       arch::commit_stores();
     }
   }
+  // The same for a slab of floats, which has 32 columns. Of a tile there is an even number of these stores.
+  __device__ __forceinline__ void store_floats(const float (&columns)[kElementsOfSlab<float>], int n, int row0,
+                                               int column, int store, Memory& memory, int warpgroup) const {
+    const int line = threadIdx.x / 32 % 4 * kSlabBoxRows;
+    unsigned char* const staging = memory.slabs[warpgroup][store % 2];
+    const bool leads = threadIdx.x % 32 == 0;
+    if (leads) arch::wait_stores_read<1>();
+    __syncwarp();
+    stage<float>(columns, staging);
+    arch::fence_async_shared();
+    __syncwarp();
+    if (leads) {
+      arch::store_streaming(outs[n], {column, row0 + line, 0, 0}, staging + line * kLineBytes);
+      arch::commit_stores();
+    }
+  }
   // The same for 64 columns of floats, in two slabs.
   __device__ __forceinline__ void store_floats(const float (&columns)[kSlabElements], int n, int row0,
                                                int column, Memory& memory, int warpgroup) const {
-    const int line = threadIdx.x / 32 % 4 * kSlabBoxRows;
-    const bool leads = threadIdx.x % 32 == 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      unsigned char* const staging = memory.slabs[warpgroup][half];
-      if (leads) arch::wait_stores_read<1>();
-      __syncwarp();
       float part[kElementsOfSlab<float>];
 #pragma unroll
       for (int i = 0; i < kElementsOfSlab<float>; ++i) part[i] = columns[half * kElementsOfSlab<float> + i];
-      stage<float>(part, staging);
-      arch::fence_async_shared();
-      __syncwarp();
-      if (leads) {
-        arch::store_streaming(outs[n], {column + half * kSlabOf<float>, row0 + line, 0, 0},
-                              staging + line * kLineBytes);
-        arch::commit_stores();
-      }
+      store_floats(part, n, row0, column + half * kSlabOf<float>, half, memory, warpgroup);
     }
   }
   __device__ __forceinline__ void finish() const { arch::wait_stores_read<0>(); }
