@@ -84,7 +84,7 @@ Plan backward_plan(const Call& given, const DeviceFacts& gpu, const Launch& laun
   const Call x = padded(given);
   Choice choice = choose_products(problem_of(x), x.workspace, gpu, launch, planes_of(planes, launch));
   refuse_tensor_cores(x, choice);
-  if (const std::int64_t width = narrowest(problem_of(x));
+  if (const std::int64_t width = problem_of(x).width();
       choice.family == Family::kPlanes && width < tiles::kNarrowestOfPlanes)
     choice = Choice{.both = {"a width of {} is too narrow for products of planes", width}};
   Plan plan = plan_of(given, x, choice, launch);

@@ -87,11 +87,15 @@ Reason contraction_float32_obstacle(const FoldProblem& p, const DeviceFacts& gpu
   const Reason reason = hopper_obstacle(gpu);
   if (reason && planes == Planes::kWanted) return reason;
   if (reason || planes == Planes::kNone) return {"the inputs are float32"};
-  const std::int64_t least = std::min({p.rows(), p.columns(), narrowest(p)});
+  const bool two = p.other_a.present();
+  const std::int64_t width = two ? std::min(p.width(), p.other_width()) : p.width(),
+                     least = std::min({p.rows(), p.columns(), width});
   if (least < tiles::kFewestTerms)
     return {
         "the inputs are float32, and {} rows, columns or elements of a row are too few for planes of float16",
         least};
+  if (two && width < tiles::kNarrowestOfPlanes)
+    return {"the inputs are float32, and a width of {} is too narrow for two scores in planes", width};
   if (planes == Planes::kUnwanted) return {"the inputs are float32, and mr.float32 does not say emulated"};
   return {};
 }

@@ -34,10 +34,6 @@ FoldProblem problem_of(const Call& x) {
 }
 
 PlannedSizes planned_sizes(const FoldProblem& p);
-// The width of the operands, of the narrower ones if there are two scores.
-inline std::int64_t narrowest(const FoldProblem& p) {
-  return p.other_a.present() ? std::min(p.width(), p.other_width()) : p.width();
-}
 
 // Tensor-core kernels take sizes in multiples of 8. The caller pads other sizes with zeros, and the plan is for the padded
 // operands.

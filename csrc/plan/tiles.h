@@ -27,7 +27,8 @@ inline constexpr ContractionSizes kSm90FewLoss{1, kFewRows, 256, 1, 0},
 // the other, on an H200: 8.0e-8 and 5.4e-8 for 8 terms, 9.0e-8 and 1.4e-7 for 64, 1.2e-7 and 4.1e-7 for 512.
 inline constexpr std::int64_t kFewestTerms = 64;
 // Products of stored local gradients of narrower operands take ordinary cores. They have a tile for all of the width, so that few
-// clusters multiply: 32768 rows and columns of width 64 took 25 ms backward on an H200, 24 ms on ordinary cores.
+// clusters multiply: 32768 rows and columns of width 64 took 25 ms backward on an H200, 24 ms on ordinary cores. If one of two
+// scores is narrower, ordinary cores take both passes: their differences show other rounding errors of either score.
 inline constexpr std::int64_t kNarrowestOfPlanes = 128;
 
 // One of three, for widths up to 64, 128 and 256.

@@ -78,7 +78,11 @@ def ours(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
 
 
 def with_gradients(
-    call: Callable[..., Tensor], case: Case | Points, upstream: Tensor, *given: Tensor, dtype: torch.dtype
+    call: Callable[..., Tensor],
+    case: Case | Points | TwoHeads,
+    upstream: Tensor,
+    *given: Tensor,
+    dtype: torch.dtype,
 ) -> list[Tensor]:
     leaves = [t.to(dtype).requires_grad_() for t in case]
     result = call(*leaves, *given)
@@ -435,6 +439,211 @@ def test_slices_do_not_change_the_result() -> None:
         sliced = with_gradients(ours, case, upstream, target, dtype=torch.float32)
     for one, other in zip(whole, sliced, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+# Two scores: a student's and a teacher's
+
+
+class TwoHeads(NamedTuple):
+    """x [N, D], weight [V, D], teacher_x [N, E], teacher_weight [V, E]."""
+
+    x: Tensor
+    weight: Tensor
+    teacher_x: Tensor
+    teacher_weight: Tensor
+
+
+def two_heads(data: Callable[..., Case], rows: int, columns: int, width: int, teacher_width: int) -> TwoHeads:
+    return TwoHeads(*data(rows, columns, width), *data(rows, columns, teacher_width))
+
+
+def divergence(loss: str, student: Tensor, teacher: Tensor) -> Tensor:
+    """Of logits, for each row."""
+    p, q = student.log_softmax(1), teacher.log_softmax(1)
+    if loss == "cross_entropy":
+        return -(q.exp() * p).sum(1)
+    if loss == "forward_kl":
+        return (q.exp() * (q - p)).sum(1)
+    if loss == "reverse_kl":
+        return (p.exp() * (p - q)).sum(1)
+    middle = torch.logaddexp(p, q) - math.log(2)
+    return 0.5 * (q.exp() * (q - middle) + p.exp() * (p - middle)).sum(1)
+
+
+def distilled(loss: str, temperature: float = 1.0) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """Our loss of each token, and torch's."""
+
+    def own(*tensors: Tensor) -> Tensor:
+        options: Any = {"loss": loss, "temperature": temperature, "reduction": "none", "teacher_grad": True}
+        return mr.linear_distillation(*tensors, **options)
+
+    def peer(x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: Tensor) -> Tensor:
+        return divergence(loss, x @ weight.T / temperature, teacher_x @ teacher_weight.T / temperature)
+
+    return own, peer
+
+
+def compare_all(found: list[Tensor], peer: list[Tensor], exact: list[Tensor], bound: float) -> None:
+    """`compare`, for any number of results."""
+    for n, (own, other) in enumerate(zip(errors(found, exact), errors(peer, exact), strict=True)):
+        assert own <= max(bound * other, 2.0**-23), f"result {n}: {own:.3g} beside torch's {other:.3g}"
+
+
+LOSSES = ("cross_entropy", "forward_kl", "reverse_kl", "jsd")
+SIZES_OF_HEADS = [(300, 1000, 128, 192), (257, 515, 203, 131), (512, 2048, 1024, 512), (256, 1024, 640, 4096)]
+
+
+@pytest.mark.parametrize("sizes", SIZES_OF_HEADS, ids=str)
+@pytest.mark.parametrize("data", (normal, heavy_tailed))
+@pytest.mark.parametrize("loss", LOSSES)
+def test_distillation(loss: str, data: Callable[..., Case], sizes: tuple[int, int, int, int]) -> None:
+    heads, upstream = two_heads(data, *sizes), torch.randn(sizes[0], device="cuda")
+    own, peer = distilled(loss, temperature=2.0 if sizes[0] == 300 else 1.0)
+    before = mr._C.path_counts()
+    found = with_gradients(own, heads, upstream, dtype=torch.float32)
+    passes = ("statistics_fold", "statistics_local_gradient")
+    if loss != "jsd":
+        passes = ("distillation_forward", "distillation_backward")
+    assert ran(before) == {f"{name}/cuda/planes/float32" for name in passes}
+    torchs, exact = (
+        with_gradients(peer, heads, upstream, dtype=dtype) for dtype in (torch.float32, torch.float64)
+    )
+    compare_all(found, torchs, exact, BOUND[data.__name__])
+
+
+@pytest.mark.parametrize("which", range(4), ids=TwoHeads._fields)
+@pytest.mark.parametrize("loss", ("forward_kl", "reverse_kl", "jsd"))
+def test_one_gradient_of_distillation(loss: str, which: int) -> None:
+    heads, upstream = two_heads(normal, 300, 1000, 192, 256), torch.randn(300, device="cuda")
+
+    def gradient(call: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
+        tensors = [t.to(dtype) for t in heads]
+        tensors[which].requires_grad_()
+        return [torch.autograd.grad(call(*tensors), tensors[which], upstream.to(dtype))[0]]
+
+    own, peer = distilled(loss)
+    found = gradient(own, torch.float32)
+    compare_all(found, gradient(peer, torch.float32), gradient(peer, torch.float64), BOUND["normal"])
+
+
+@pytest.mark.parametrize("reduction", ("none", "sum", "mean"))
+@pytest.mark.parametrize("loss", ("forward_kl", "jsd"))
+def test_masked_tokens_of_distillation(loss: str, reduction: str) -> None:
+    """They hold NaN, and get a loss and gradients of 0. The teacher is frozen."""
+    heads, mask = two_heads(normal, 400, 1111, 136, 264), torch.rand(400, device="cuda") < 0.6
+    own = [t.clone() for t in heads]
+    own[0][~mask], own[2][~mask] = math.nan, math.nan
+    leaves = [t.requires_grad_() for t in own[:2]]
+    found = mr.linear_distillation(*leaves, *own[2:], loss=loss, mask=mask, reduction=reduction)
+    upstream = torch.randn(found.shape, device="cuda")
+    gradients = torch.autograd.grad(found, leaves, upstream)
+    assert not gradients[0][~mask].any()
+
+    def of_torch(dtype: torch.dtype) -> list[Tensor]:
+        x, weight, *teacher = (t.to(dtype) for t in heads)
+        of_torch = [x.requires_grad_(), weight.requires_grad_()]
+        losses = distilled(loss)[1](*of_torch, *teacher)
+        losses = torch.where(mask, losses, 0)
+        if reduction != "none":
+            losses = losses.sum() / (mask.sum() if reduction == "mean" else 1)
+        return [losses.detach(), *torch.autograd.grad(losses, of_torch, upstream.to(dtype))]
+
+    compare_all(
+        [found.detach(), *gradients], of_torch(torch.float32), of_torch(torch.float64), BOUND["normal"]
+    )
+
+
+def test_hard_labels_of_distillation() -> None:
+    heads, upstream = two_heads(normal, 300, 1000, 128, 192), torch.randn(300, device="cuda")
+    target = torch.randint(1000, (300,), device="cuda")
+
+    def own(*tensors: Tensor) -> Tensor:
+        options: Any = {"loss": "forward_kl", "temperature": 2.0, "hard_weight": 0.3, "reduction": "none"}
+        return mr.linear_distillation(*tensors, target=target, teacher_grad=True, **options)
+
+    def peer(*tensors: Tensor) -> Tensor:
+        x, weight, *_ = tensors
+        hard = torch.nn.functional.cross_entropy(x @ weight.T, target, reduction="none")
+        return 0.7 * distilled("forward_kl", 2.0)[1](*tensors) + 0.3 * hard
+
+    found, torchs, exact = (
+        with_gradients(call, heads, upstream, dtype=dtype)
+        for call, dtype in ((own, torch.float32), (peer, torch.float32), (peer, torch.float64))
+    )
+    compare_all(found, torchs, exact, BOUND["normal"])
+
+
+def test_distillation_repeats_its_bits() -> None:
+    heads, upstream = two_heads(normal, 512, 4096, 640, 384), torch.randn(512, device="cuda")
+    for loss in ("forward_kl", "jsd"):
+        own, _ = distilled(loss)
+        first, again = (with_gradients(own, heads, upstream, dtype=torch.float32) for _ in range(2))
+        assert all(torch.equal(one, two) for one, two in zip(first, again, strict=True))
+
+
+def test_slices_of_distillation() -> None:
+    """With the smallest workspace many slices of classes are added up."""
+    heads, upstream = two_heads(normal, 256, 3000, 128, 192), torch.randn(256, device="cuda")
+    for loss in ("forward_kl", "jsd"):
+        own, _ = distilled(loss)
+        whole = with_gradients(own, heads, upstream, dtype=torch.float32)
+        before = mr._C.path_counts()
+        with mr.workspace(2 * 8 * 256 * 256):
+            sliced = with_gradients(own, heads, upstream, dtype=torch.float32)
+        assert all("/planes/" in path for path in ran(before))
+        for one, other in zip(whole, sliced, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("value", (math.inf, math.nan))
+@pytest.mark.parametrize("which", ("x", "teacher_x"))
+def test_nan_of_one_token_stays_there(which: str, value: float) -> None:
+    heads, upstream = two_heads(normal, 300, 500, 192, 256), torch.randn(300, device="cuda")
+    getattr(heads, which)[17, 5] = value
+    own, _ = distilled("forward_kl")
+    loss, dx, _, dteacher_x, _ = with_gradients(own, heads, upstream, dtype=torch.float32)
+    others = torch.arange(300, device="cuda") != 17
+    assert loss[17].isnan()
+    assert all(t[others].isfinite().all() for t in (loss, dx, dteacher_x))
+
+
+@mr.statistics
+def agreement(score: Any, other: Any, column: Any, label: Any, weight: Any) -> Any:
+    p = mr.stat.softmax(score)
+    return dict(
+        lse=p.logsumexp,
+        mean=p.mean(torch.tanh(other)),
+        total=mr.stat.total(weight * torch.sin(score - other)),
+        target=mr.stat.total(torch.where(column == label, score * other, 0.0)),
+    )
+
+
+@pytest.mark.parametrize("sizes", SIZES_OF_HEADS[:3], ids=str)
+def test_folds_of_two_scores(sizes: tuple[int, int, int, int]) -> None:
+    rows, columns, *_ = sizes
+    heads, upstream = two_heads(normal, *sizes), torch.randn(rows, device="cuda")
+    label, of_column = torch.randint(columns, (rows,), device="cuda"), torch.rand(columns, device="cuda")
+
+    def own(x: Tensor, weight: Tensor, other_x: Tensor, other_weight: Tensor) -> Tensor:
+        found = agreement(
+            x, weight, other_a=other_x, other_b=other_weight, label=label, column={"weight": of_column}
+        )
+        return found.lse + found.mean + found.total / columns + found.target
+
+    def peer(x: Tensor, weight: Tensor, other_x: Tensor, other_weight: Tensor) -> Tensor:
+        score, other = x @ weight.T, other_x @ other_weight.T
+        total = (of_column.to(x.dtype) * torch.sin(score - other)).sum(1) / columns
+        target = (score * other).gather(1, label[:, None])[:, 0]
+        return score.logsumexp(1) + (score.softmax(1) * other.tanh()).sum(1) + total + target
+
+    before = mr._C.path_counts()
+    found = with_gradients(own, heads, upstream, dtype=torch.float32)
+    paths = "statistics_fold", "statistics_local_gradient"
+    assert ran(before) == {f"{path}/cuda/planes/float32" for path in paths}
+    torchs, exact = (
+        with_gradients(peer, heads, upstream, dtype=dtype) for dtype in (torch.float32, torch.float64)
+    )
+    compare_all(found, torchs, exact, BOUND["normal"])
 
 
 # A mean or a sum: gradients in the forward pass, some tokens at a time

@@ -584,6 +584,7 @@ struct LinearDistillation {
   DType dtype = kBFloat16;
   std::int64_t rows = 2048, classes = 32000, width = 512, teacher_width = 1024;
   bool masked = false, transposed = false, deterministic = false, of_teacher = false, of_rank = false;
+  bool planes = false;
   DistillationLoss loss = DistillationLoss::kForwardKL;
   std::int64_t kept = 0;
   std::int64_t workspace = 64 << 20;
@@ -606,12 +607,25 @@ void pad_distillation(const Tensors& t, const Plan& plan, Arguments& x) {
   x.teacher_x = t.padded("teacher_x", x.teacher_x);
   x.teacher_weight = t.padded("teacher_weight", x.teacher_weight);
 }
+// Lines of x in planes.
+TensorView planes_of(const Tensors& t, const char* name, const TensorView& x) {
+  return t(name, kFloat16, {x.size[0], planes_width(x.size[1])});
+}
+// Gives a call its operands in planes, if the plan's kernels read them.
+template <class Arguments>
+void split_distillation(const Tensors& t, const Plan& plan, Arguments& x) {
+  if (!plan.can().planes) return;
+  x.row_planes = planes_of(t, "row_planes", x.x);
+  x.column_planes = planes_of(t, "column_planes", x.weight);
+  x.other_row_planes = planes_of(t, "other_row_planes", x.teacher_x);
+  x.other_column_planes = planes_of(t, "other_column_planes", x.teacher_weight);
+}
 
 Plan forward(const LinearDistillation& c, const Tensors& t) {
   DistillationForward x;
   fill_distillation(c, t, x);
   x.loss = t("loss", accumulation(c.dtype), {c.rows});
-  const Launch launch = launch_of(c.deterministic);
+  const Launch launch = launch_of(c.deterministic, false, c.planes);
   x.saved_columns = c.kept;
   const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
   if (plan.saved.columns > 0) {
@@ -620,6 +634,7 @@ Plan forward(const LinearDistillation& c, const Tensors& t) {
     if (!c.of_rank) x.kept_upstream = t("kept_upstream", accumulation(c.dtype), {1});
   }
   if (plan.can().tensor_cores) pad_distillation(t, plan, x);
+  split_distillation(t, plan, x);
   x.scratch = t.scratch(plan, c.dtype);
   x.order = ordered(c.masked, plan, t, {}, x.mask, c.rows);
   if (x.order.present()) {
@@ -644,7 +659,7 @@ Plan backward(const LinearDistillation& c, const Tensors& t) {
   fill_distillation(c, t, x);
   const DType sums = accumulation(c.dtype);
   x.grad_loss = t("grad_loss", sums, {c.rows});
-  const Launch launch = launch_of(c.deterministic);
+  const Launch launch = launch_of(c.deterministic, false, c.planes);
   const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
   if (!plan.can().tensor_cores) {
     x.d_x = t("d_x", sums, {c.rows, c.width});
@@ -661,20 +676,25 @@ Plan backward(const LinearDistillation& c, const Tensors& t) {
   const TensorView rows = gathered_rows(t, x.x, order), teacher_rows = gathered_rows(t, x.teacher_x, order);
   const std::int64_t count = columns_in(c.workspace, c.rows, c.classes);
   const TensorView local = t.lines("local", c.dtype, c.rows, count), columns = part_of(x.weight, 0, 0, count);
-  run(DistillationLocalGradient{.grad_loss = x.grad_loss,
-                                .x = rows,
-                                .weight = columns,
-                                .teacher_x = teacher_rows,
-                                .teacher_weight = part_of(x.teacher_weight, 0, 0, count),
-                                .mask = x.mask,
-                                .stats = x.stats,
-                                .out = local,
-                                .teacher_out = c.of_teacher ? t.lines("teacher_local", c.dtype, c.rows, count)
-                                                            : TensorView{},
-                                .order = order,
-                                .options = x.options},
-      launch, &plan);
-  if (plan.can().multiplies) multiply(t, local, rows, columns, order);
+  DistillationLocalGradient of_slice{
+      .grad_loss = x.grad_loss,
+      .x = rows,
+      .weight = columns,
+      .teacher_x = teacher_rows,
+      .teacher_weight = part_of(x.teacher_weight, 0, 0, count),
+      .mask = x.mask,
+      .stats = x.stats,
+      .out = local,
+      .teacher_out = c.of_teacher ? t.lines("teacher_local", c.dtype, c.rows, count) : TensorView{},
+      .order = order,
+      .row_planes = {},
+      .column_planes = {},
+      .other_row_planes = {},
+      .other_column_planes = {},
+      .options = x.options};
+  split_distillation(t, plan, of_slice);
+  run(of_slice, launch, &plan);
+  if (plan.can().multiplies && !plan.can().planes) multiply(t, local, rows, columns, order);
   return plan;
 }
 
@@ -705,6 +725,15 @@ std::vector<LinearDistillation> distillation_calls() {
     add("kept, cross entropy", {.loss = DistillationLoss::kCrossEntropy, .kept = 32000});
     add("kept by a rank", {.masked = true, .of_rank = true, .kept = 8192});
   }
+  const auto add_planes = [&](const char* what, LinearDistillation call) {
+    call.name = message("float32 planes", *what ? " " : "", what), call.dtype = kFloat32, call.planes = true;
+    calls.push_back(call);
+  };
+  add_planes("", {});
+  add_planes("odd sizes", {.rows = 1001, .classes = 5003, .width = 250, .teacher_width = 131});
+  add_planes("mask, teacher", {.masked = true, .of_teacher = true});
+  add_planes("reverse KL, kept", {.loss = kReverseKL, .kept = 8192});
+  add_planes("narrow teacher", {.teacher_width = 72});
   return calls;
 }
 

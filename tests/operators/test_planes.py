@@ -11,7 +11,7 @@ from torch import Tensor
 
 from monoidreduce._ops.dlogits import UNIT_UPSTREAM, HeadGradients, HeadSlice, Upstream, multiply_dlogits
 from monoidreduce._ops.engine import _C, streams
-from monoidreduce._ops.planes import PlaneHead, split_rows
+from monoidreduce._ops.planes import FrozenPlaneHead, PlaneHead, split_rows
 from monoidreduce._ops.slices import TILE_COLUMNS, Needed
 
 ROWS, CLASSES, WIDTH = 130, 1290, 136
@@ -139,3 +139,27 @@ def test_planes_of_the_weight_are_split_once(monkeypatch: pytest.MonkeyPatch) ->
     assert found.rows is not None
     assert (found.rows - given.exact[0]).norm() <= 1e-6 * given.exact[0].norm()
     assert (ROWS, WIDTH) in count and not any(width == WIDTH and n != ROWS for n, width in count)
+
+
+def test_dlogits_that_depend_on_a_frozen_head() -> None:
+    """Kernels get its planes too, those of its rows once."""
+    given = Given()
+    other_rows, other_columns = torch.randn(ROWS, 200), torch.randn(CLASSES, 200)
+    frozen = FrozenPlaneHead(other_rows, other_columns)
+    head = PlaneHead(
+        given.x, given.weight, Needed(True, True), clusters=66, workspace=8 * ROWS * 2 * TILE_COLUMNS
+    )
+
+    def store(part: slice, heads: Sequence[HeadSlice]) -> None:
+        student, teacher = heads
+        assert student.dlogits is not None and teacher.dlogits is None
+        assert teacher.row_planes is frozen.row_planes and teacher.column_planes is not None
+        scales = teacher.column_planes.view(torch.float32)[:, -4:-3]
+        found = whole(teacher.column_planes, 200) * scales
+        torch.testing.assert_close(found, other_columns[part].double(), rtol=0, atol=1e-6)
+        student.dlogits.copy_(given.grad[:, None] * given.dlogits[:, part])
+
+    (found,) = multiply_dlogits([head, frozen], store)
+    for of, exact in zip((found.rows, found.columns), given.exact, strict=True):
+        assert of is not None
+        assert (of - exact).norm() <= 1e-6 * exact.norm()

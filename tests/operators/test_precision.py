@@ -164,6 +164,49 @@ def test_gradients_that_read_many_numbers_take_other_kernels(width: int, which: 
     assert found.backward == f"statistics_{which}/cuda/{'simt' if width == 64 else 'planes'}/float32"
 
 
+@pytest.mark.parametrize("loss", ("cross_entropy", "forward_kl", "reverse_kl", "jsd"))
+@pytest.mark.parametrize(
+    ("widths", "tier"), (((128, 192), "planes"), ((192, 120), "simt"), ((48, 192), "simt"))
+)
+def test_distillation(widths: tuple[int, int], tier: str, loss: str) -> None:
+    """Both passes take the same kernels, by the width of the narrower operands."""
+    x, weight, teacher_x, teacher_weight = (torch.zeros(n, width) for width in widths for n in (300, 500))
+    student = x.requires_grad_(), weight.requires_grad_()
+    with mr.float32("emulated"):
+        found = mr.explain(
+            "linear_distillation", *student, teacher_x, teacher_weight, loss=loss, hardware="h100"
+        )
+    passes = "distillation_forward", "distillation_backward"
+    if loss == "jsd":
+        passes = "statistics_fold", "statistics_local_gradient"
+    assert (found.forward, found.backward) == tuple(f"{name}/cuda/{tier}/float32" for name in passes)
+    reason = "is too narrow for two scores in planes" if tier == "simt" else "float32 as planes of float16"
+    few = "are too few for planes of float16" if 48 in widths else reason
+    assert any(few in text for text in found.reasons), found.reasons
+
+
+@pytest.mark.parametrize("teacher_grad", (False, True))
+def test_cost_of_distillation(teacher_grad: bool) -> None:
+    """Both scores forward and again backward, and the products for the gradients; each is three products."""
+    rows, classes, widths = 4096, 32000, (2048, 1024)
+    x, weight, teacher_x, teacher_weight = (
+        torch.empty(n, width, device="meta", requires_grad=True) for width in widths for n in (rows, classes)
+    )
+    with mr.float32("emulated"):
+        found = mr.cost(
+            "linear_distillation",
+            x,
+            weight,
+            teacher_x,
+            teacher_weight,
+            teacher_grad=teacher_grad,
+            hardware="h100",
+        )
+    score, other = (3 * 2 * rows * classes * width for width in widths)
+    products = 2 * (score + teacher_grad * other)
+    assert found.flops == pytest.approx(2 * (score + other) + products, rel=0.03)
+
+
 def paths_of_attention(tier: str) -> tuple[str, str]:
     return f"attention_forward/cuda/{tier}/float32", f"attention_backward/cuda/{tier}/float32"
 

@@ -242,7 +242,7 @@ HOPPER = {
         ),
     ),
     "sm90 contraction of planes": Kernel(
-        "contraction_sm90 saving_epilogue_sm90 gradient_epilogue product_epilogue_sm90",
+        "contraction_sm90 saving_epilogue_sm90 gradient_epilogue product_epilogue_sm90 payload_epilogue",
         (
             "sm90::contraction_kernel<__half, sm90::ContractionTile<128, 3, 1, false, 2>, "
             "FoldEpilogue<M, S, FoldRows<M>>>",
@@ -252,6 +252,8 @@ HOPPER = {
             "GradientEpilogue<float, M, S, GradientRows<M>, sm90::SlabStores<1>>>",
             "sm90::contraction_kernel<__half, sm90::ContractionTile<128, 3, 1, true, 2>, "
             "sm90::AddEpilogue<sm90::RowFactors>>",
+            "sm90::contraction_kernel<__half, sm90::ContractionTile<128, 3, 2, false, 2>, "
+            "PayloadEpilogue<__half, Q, B, sm90::SlabStores<2>>>",
         ),
     ),
     "sm90 gradients of rows of planes": Kernel(
