@@ -32,6 +32,7 @@ from bench import (
     attention,
     captured,
     cross_entropy,
+    distillation,
     first_call,
     folds,
     harness,
@@ -618,6 +619,12 @@ def test_float32_mlps_are_measured_in_planes_on_a_gpu() -> None:
     case = mlp.case(torch.float32, torch.device("cuda"), B=32, K=32, d=16)
     compiled = {"torch.compile", "torch.compile, max-autotune"}
     assert set(case.contenders) == {"monoidreduce", "monoidreduce, emulated", "torch", *compiled}
+
+
+@pytest.mark.parametrize("loss", ("forward_kl", "jsd"))
+def test_float32_distillation_is_measured_in_planes_on_a_gpu(loss: str) -> None:
+    case = distillation.case(torch.float32, torch.device("cuda"), N=64, V=100, D=16, E=24, loss=loss)
+    assert set(case.contenders) == {"monoidreduce", "monoidreduce, emulated", "torch", "torch.compile"}
 
 
 def test_the_machine_is_named() -> None:

@@ -40,7 +40,8 @@ struct DistillationForward {
   // of the same size: the teacher's softmax weights, from which these are also computed.
   TensorView kept, teacher_kept, kept_upstream;
   TensorView order, gathered, teacher_gathered;  // as for cross entropy
-  TensorView row_planes, column_planes, other_row_planes, other_column_planes;  // of the student's operands, the teacher's
+  TensorView row_planes, column_planes, other_row_planes,
+      other_column_planes;  // of the student's operands, the teacher's
   bool mean = false;
   DistillationOptions options;
   std::int64_t saved_columns = 0;  // as for cross entropy
@@ -118,13 +119,13 @@ struct DistillationLocalGradient {
 };
 template <std::same_as<DistillationLocalGradient> X>
 constexpr auto describe(const X*) {
-  return part<DistillationBackward>("distillation_local_gradient", kSm80 | kSm90 | kPlanes, distillation_operands<X>(),
-                                    tensor("grad_loss", &X::grad_loss, "N", Type::kAccumulation),
-                                    tensor("stats", &X::stats, "statistics=6 N", Type::kAccumulation).dense(),
-                                    result("out", &X::out, "N V").strided(),
-                                    result("teacher_out", &X::teacher_out, "N V").strided().maybe(),
-                                    order_of(&X::order, "N"), planes_of_operands<X>("N", "V", "D"),
-                                    planes_of_other_operands<X>("N", "V", "E"), options(&X::options));
+  return part<DistillationBackward>(
+      "distillation_local_gradient", kSm80 | kSm90 | kPlanes, distillation_operands<X>(),
+      tensor("grad_loss", &X::grad_loss, "N", Type::kAccumulation),
+      tensor("stats", &X::stats, "statistics=6 N", Type::kAccumulation).dense(),
+      result("out", &X::out, "N V").strided(),
+      result("teacher_out", &X::teacher_out, "N V").strided().maybe(), order_of(&X::order, "N"),
+      planes_of_operands<X>("N", "V", "D"), planes_of_other_operands<X>("N", "V", "E"), options(&X::options));
 }
 
 template <class Call>

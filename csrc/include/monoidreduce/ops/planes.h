@@ -99,7 +99,8 @@ constexpr auto planes_of_other_operands(std::string_view rows, std::string_view 
                                         std::string_view width) {
   return fields(
       optional("other_row_planes", &Call::other_row_planes, plane_lines(rows, width), Type::kFloat16),
-      optional("other_column_planes", &Call::other_column_planes, plane_lines(columns, width), Type::kFloat16));
+      optional("other_column_planes", &Call::other_column_planes, plane_lines(columns, width),
+               Type::kFloat16));
 }
 // Sets the planes of a call's problem, if it has any.
 template <class Call>

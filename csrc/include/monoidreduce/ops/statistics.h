@@ -63,7 +63,8 @@ struct StatisticsFold {
   TensorView a, b, other_a, other_b, row, column, row_index, column_index, table, table_index;
   TensorView values, low, indices;
   TensorView scratch;  // size: Plan::scratch
-  TensorView row_planes, column_planes, other_row_planes, other_column_planes;  // of a and b, of other_a and other_b
+  TensorView row_planes, column_planes, other_row_planes,
+      other_column_planes;  // of a and b, of other_a and other_b
   // kernels: handle of the first kernel. state_words: how many numbers a state has; 0 for a user's monoid in C++. finds_most:
   // the kernels also find the k largest values of each row (launch/most_sizes.h); not those for SIMT.
   std::int64_t kernels = 0, state_words = 0;
@@ -77,8 +78,8 @@ constexpr auto describe(const X*) {
               result("low", &X::low, "L N", Type::kAccumulation),
               result("indices", &X::indices, "P N", Type::kInt64), scratch("scratch", &X::scratch),
               planes_of_operands<X>("N", "V", "D"), planes_of_other_operands<X>("N", "V", "E"),
-              option("kernels", &X::kernels), option("state_words", &X::state_words), option("finds_most", &X::finds_most),
-              option("scale", &X::scale));
+              option("kernels", &X::kernels), option("state_words", &X::state_words),
+              option("finds_most", &X::finds_most), option("scale", &X::scale));
 }
 
 // The same on Hopper for a program with payload sums, or for several batches: in one pass all statistics, and some of the payload
@@ -123,7 +124,8 @@ constexpr auto describe(const X*) {
               result("out", &X::out, "N V", Type::kSameOrAccumulation).strided(),
               result("other_out", &X::other_out, "N V", Type::kSameOrAccumulation).strided().maybe(),
               planes_of_operands<X>("N", "V", "D"), planes_of_other_operands<X>("N", "V", "E"),
-              option("kernels", &X::kernels), option("first_column", &X::first_column), option("scale", &X::scale), workspace(&X::workspace));
+              option("kernels", &X::kernels), option("first_column", &X::first_column),
+              option("scale", &X::scale), workspace(&X::workspace));
 }
 
 // For narrow programs, in which threads, or in planes blocks, own rows (Plan::owned_rows): the gradients of the rows' operands

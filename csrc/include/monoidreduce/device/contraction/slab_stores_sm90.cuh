@@ -69,8 +69,9 @@ struct SlabStores {
     }
   }
   // The same for a slab of floats, which has 32 columns. Of a tile there is an even number of these stores.
-  __device__ __forceinline__ void store_floats(const float (&columns)[kElementsOfSlab<float>], int n, int row0,
-                                               int column, int store, Memory& memory, int warpgroup) const {
+  __device__ __forceinline__ void store_floats(const float (&columns)[kElementsOfSlab<float>], int n,
+                                               int row0, int column, int store, Memory& memory,
+                                               int warpgroup) const {
     const int line = threadIdx.x / 32 % 4 * kSlabBoxRows;
     unsigned char* const staging = memory.slabs[warpgroup][store % 2];
     const bool leads = threadIdx.x % 32 == 0;
