@@ -197,7 +197,7 @@ def fold_cross_entropy(
         losses, loss_weights = found.unbind()
     lse, lse_low = torch.empty_like(losses), torch.empty_like(losses)
     plan = scratch = classes_saved = unit = order = gathered = weights = None
-    planes: Sequence[Tensor | None] = (None, None)
+    row_planes = None
     saved, class_weights = no_dlogits(x), with_mean(class_weight, options.label_smoothing)
     mean = options.reduction == "mean" and class_weight is None
     numbers, saved_columns = options[1:8], 0  # logit_scale to classes
@@ -221,7 +221,8 @@ def fold_cross_entropy(
         if plan.skips_rows and not options.lse_of_ignored:
             order = order_rows(x, target=target, ignore_index=options.ignore_index)
         prepared = prepare_forward(plan, (x,), (weight,), order, column_planes)
-        (x,), (weight,), scratch, saved, saved_by_head, gathered_rows, planes = prepared
+        (x,), (weight,), scratch, saved, saved_by_head, gathered_rows, *planes = prepared
+        (row_planes,), (column_planes,) = planes
         if saved_by_head is not None:
             (classes_saved,), unit = saved_by_head, lse.new_full((1,), UNIT_UPSTREAM)
         if gathered_rows is not None:
@@ -243,7 +244,8 @@ def fold_cross_entropy(
         None if of_rank else unit,
         order,
         gathered,
-        *planes,
+        row_planes,
+        column_planes,
         mean,
         *numbers,
         saved_columns,

@@ -128,7 +128,7 @@ def fold_distillation(
     weight = in_dtype_of(x, weight)
     losses, stats = empty_statistics(x, x.shape[0]), empty_statistics(x, 6, x.shape[0])
     plan = scratch = classes_saved = teacher_saved = unit = None
-    planes: Sequence[Tensor | None] = (None,) * 4
+    row_planes = column_planes = other_row_planes = other_column_planes = None
     order = gathered = teacher_gathered = None
     to_gradients: Callable[[Tensor], None] | None = None
     saved, saved_columns = no_dlogits(x), 0
@@ -150,9 +150,10 @@ def fold_distillation(
         if plan.skips_rows and mask is not None:
             order = order_rows(x, mask=mask)
         prepared = prepare_forward(plan, (x, teacher_x), (weight, teacher_weight), order)
-        (x, teacher_x), (weight, teacher_weight), scratch, saved, saved_by_head, gathered_rows, planes = (
+        (x, teacher_x), (weight, teacher_weight), scratch, saved, saved_by_head, gathered_rows, *planes = (
             prepared
         )
+        (row_planes, other_row_planes), (column_planes, other_column_planes) = planes
         if saved_by_head is not None:
             classes_saved, teacher_saved = saved_by_head
             unit = losses.new_full((1,), UNIT_UPSTREAM)
@@ -175,7 +176,10 @@ def fold_distillation(
         order,
         gathered,
         teacher_gathered,
-        *planes,
+        row_planes,
+        column_planes,
+        other_row_planes,
+        other_column_planes,
         mean,
         *loss_options,
         saved_columns,

@@ -172,7 +172,7 @@ class LinearForward(NamedTuple):
     saved_by_head: [N, V'] for each head: a view of `saved`; and for the teacher a buffer that only this pass
         uses. None if nothing is saved.
     gathered: a buffer for each head, for some gathered rows at a time. None: the rows are not gathered.
-    planes: x and weight of each head in turn, in planes (planes.split_rows); None each, if the plan's kernels
+    row_planes, column_planes: xs and weights in planes (planes.split_rows); None each, if the plan's kernels
         do not read planes.
     """
 
@@ -182,7 +182,8 @@ class LinearForward(NamedTuple):
     saved: Tensor
     saved_by_head: Sequence[Tensor] | None
     gathered: Sequence[Tensor] | None
-    planes: Sequence[Tensor | None]
+    row_planes: Sequence[Tensor | None]
+    column_planes: Sequence[Tensor | None]
 
 
 def prepare_forward(
@@ -206,12 +207,13 @@ def prepare_forward(
         xs, weights = [padded(t) for t in xs], [padded_weight(t, plan) for t in weights]
         scratch = empty_statistics(x, plan.scratch)
     gathered = None if order is None else new_gather_buffers(*xs)
-    planes: list[Tensor | None] = [None] * (2 * len(xs))
+    absent: list[Tensor | None] = [None] * len(xs)
+    row_planes = of_columns = absent
     if plan.planes:
-        of_weight = split_rows(weights[0]) if column_planes is None else column_planes
-        of_others = [split_rows(t) for head in zip(xs[1:], weights[1:], strict=True) for t in head]
-        planes = [split_rows(xs[0]), of_weight, *of_others]
-    return LinearForward(xs, weights, scratch, saved, saved_by_head, gathered, planes)
+        row_planes = [split_rows(t) for t in xs]
+        known = zip(weights, [column_planes, *absent[1:]], strict=True)
+        of_columns = [split_rows(t) if planes is None else planes for t, planes in known]
+    return LinearForward(xs, weights, scratch, saved, saved_by_head, gathered, row_planes, of_columns)
 
 
 # Backward on tensor cores

@@ -186,8 +186,7 @@ def log_probs_forward(
     log_probs, entropy, lse_low = torch.empty_like(lse), torch.empty_like(lse), torch.empty_like(lse)
     best = target.new_empty(x.shape[:1]) if options.top1 else None
     words = mask_words(mask)
-    plan = scratch = weights_saved = order = gathered = None
-    planes: Sequence[Tensor | None] = (None, None)
+    plan = scratch = weights_saved = order = gathered = row_planes = column_planes = None
     saved, saved_columns = no_dlogits(x), 0
     if x.is_cuda:
         if options.keep and weights_can_be_saved(bias, options.softcap, options.top1):
@@ -206,7 +205,8 @@ def log_probs_forward(
         if plan.skips_rows:
             order = order_rows(x, target=target, ignore_index=options.ignore_index)
         prepared = prepare_forward(plan, (x,), (weight,), order)
-        (x,), (weight,), scratch, saved, saved_by_head, gathered_rows, planes = prepared
+        (x,), (weight,), scratch, saved, saved_by_head, gathered_rows, *planes = prepared
+        (row_planes,), (column_planes,) = planes
         if saved_by_head is not None:
             (weights_saved,) = saved_by_head
         if gathered_rows is not None:
@@ -227,7 +227,8 @@ def log_probs_forward(
         weights_saved,
         order,
         gathered,
-        *planes,
+        row_planes,
+        column_planes,
         *options.loss_options,
         options.first_class,
         options.classes,

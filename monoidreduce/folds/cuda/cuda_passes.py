@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 # Of a, b, other_a and other_b; those of a second score are None if there is none.
-_Planes: TypeAlias = Sequence[Tensor | None]
+_Planes: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 _LEAST_COLUMNS = 256  # smallest slice of columns without tensor cores
 
@@ -62,7 +62,8 @@ def as_kernels_read(operands: Operands, plan: _C.Plan) -> Operands:
 
 def planes_of(operands: Operands, plan: _C.Plan) -> _Planes:
     """The operands in planes, if the plan's kernels read them."""
-    return [split_rows(t) if plan.planes and t is not None else None for t in operands]
+    a, b, other_a, other_b = (split_rows(t) if plan.planes and t is not None else None for t in operands)
+    return a, b, other_a, other_b
 
 
 def widths_of(operands: Operands) -> tuple[int, int]:
@@ -152,10 +153,12 @@ def backward(
             heads.append(FrozenPlaneHead(other_a, other_b))
 
     def store_for_heads(part: slice, slices: list[HeadSlice]) -> None:
-        planes = [t for of_head in slices for t in (of_head.row_planes, of_head.column_planes)]
-        planes += [None] * (4 - len(planes))
-        dlogits = slices[0].dlogits, slices[1].dlogits if of_other else None
-        store(part, *dlogits, planes if factors is None else None)
+        first, second = slices[0], slices[1] if len(slices) > 1 else None
+        planes = None
+        if plan.planes and factors is None:
+            of_second = (None, None) if second is None else (second.row_planes, second.column_planes)
+            planes = (first.row_planes, first.column_planes, *of_second)
+        store(part, first.dlogits, None if second is None else second.dlogits, planes)
 
     found = [
         t for of_head in multiply_dlogits(heads, store_for_heads) for t in (of_head.rows, of_head.columns)
