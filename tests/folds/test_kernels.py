@@ -43,16 +43,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+def dtype_of(tier: str) -> torch.dtype:
+    return torch.float32 if tier == "planes" else torch.bfloat16
+
+
 @pytest.mark.parametrize("which", ("fold", "gradient", "gradient of first"))
 @pytest.mark.parametrize(
     ("name", "tier"),
     sampled(
-        (*(("token_stats", tier) for tier in ("sm90", "sm80", "simt")), ("reference_kl", "sm90")),
+        (
+            *(("token_stats", tier) for tier in ("sm90", "sm80", "simt", "planes")),
+            *(("reference_kl", tier) for tier in ("sm90", "planes")),
+        ),
         (("token_stats", "sm90"),),
     ),
 )
 def test_compiles_and_hardly_spills(nvrtc: Compiler, name: str, tier: str, which: str) -> None:
-    image = kernels.compiled(which, *program_of(name), torch.bfloat16, tier, (9, 0))
+    image = kernels.compiled(which, *program_of(name), dtype_of(tier), tier, (9, 0))
     assert image.code.startswith(b"\x7fELF")
     assert all(name.encode() in image.code for name in image.names)
     spills = [int(bytes) for bytes in SPILLS.findall(image.log)]
@@ -94,7 +101,10 @@ def program_of_example(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str,
 @pytest.mark.parametrize(
     ("name", "tier"),
     sampled(
-        (*((name, "sm90") for name in EXAMPLES), ("divergences.pieces", "sm80")),
+        (
+            *((name, "sm90") for name in EXAMPLES),
+            *(("divergences.pieces", tier) for tier in ("sm80", "planes")),
+        ),
         (("policy_gradient.token_stats", "sm90"),),
     ),
 )
@@ -102,9 +112,9 @@ def test_examples_hardly_spill(
     nvrtc: Compiler, name: str, tier: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program, counts = program_of_example(name, monkeypatch)
-    capability = (9, 0) if tier == "sm90" else (8, 0)
+    capability = (8, 0) if tier == "sm80" else (9, 0)
     for which in ("fold", "gradient"):
-        image = kernels.compiled(which, program, counts, torch.bfloat16, tier, capability)
+        image = kernels.compiled(which, program, counts, dtype_of(tier), tier, capability)
         assert max(int(bytes) for bytes in SPILLS.findall(image.log)) <= 64, image.log
 
 
@@ -129,15 +139,16 @@ def test_gradients_of_rows_in_planes_do_not_spill(
 
 
 @pytest.mark.release
+@pytest.mark.parametrize("tier", ("sm90", "planes"))
 @pytest.mark.parametrize("loss", distillation.LOSSES)
-def test_losses_of_distillation_hardly_spill(nvrtc: Compiler, loss: str) -> None:
+def test_losses_of_distillation_hardly_spill(nvrtc: Compiler, loss: str, tier: str) -> None:
     """Without biases and hard labels."""
     function = distillation._FOLDS[loss, (False, False)]._function
     rows = {argument: "real" for argument in arguments(function) if argument not in ARGUMENTS}
     traced = trace(function, rows, {})
     counts: Any = [len(traced.sources[kind]) for kind in ("row", "row_index", "column", "column_index")]
     for which in ("fold", "gradient", "gradient of first"):
-        image = kernels.compiled(which, traced.text, counts, torch.bfloat16, "sm90", (9, 0))
+        image = kernels.compiled(which, traced.text, counts, dtype_of(tier), tier, (9, 0))
         assert max(int(bytes) for bytes in SPILLS.findall(image.log)) <= 64, image.log
 
 
