@@ -15,10 +15,9 @@ static_assert(kSizesOf<Tile> == tiles::kPlanesLoss);
 template <>
 void run(const DistillationForward& x, const Plan&, const Launch& launch) {
   const FoldProblem problem = distillation_problem(x);
-  distillation_forward_pass<Tile>(
-      x, [&](auto element, const auto& m, const auto& scores, const auto& results) {
-        fold_contraction<decltype(element), Tile>(m, scores, problem, results, x.scratch.data, launch);
-      });
+  distillation_forward_pass<Tile>(x, [&](auto element, const auto& m, const auto& scores, const auto& rows) {
+    fold_contraction<decltype(element), Tile>(m, scores, problem, rows, x.scratch.data, launch);
+  });
 }
 template <>
 void run(const DistillationLocalGradient& x, const Plan&, const Launch& launch) {

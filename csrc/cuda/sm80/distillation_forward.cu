@@ -14,11 +14,10 @@ static_assert(kStateFloats<NamedDistillation<Bits>> == kStateFloats<NamedDistill
 
 template <>
 void run(const DistillationForward& x, const Plan&, const Launch& launch) {
-  distillation_forward_pass<Tile>(x,
-                                  [&](auto element, const auto& m, const auto& scores, const auto& results) {
-                                    fold_contraction<decltype(element), Tile>(
-                                        m, scores, distillation_problem(x), results, x.scratch.data, launch);
-                                  });
+  distillation_forward_pass<Tile>(x, [&](auto element, const auto& m, const auto& scores, const auto& rows) {
+    fold_contraction<decltype(element), Tile>(m, scores, distillation_problem(x), rows, x.scratch.data,
+                                              launch);
+  });
 }
 
 }  // namespace monoidreduce::cuda::sm80

@@ -47,24 +47,23 @@ Kept kept_of(const Call& x, float* frames) {
 template <>
 void run(const DistillationForward& x, const Plan& plan, const Launch& launch) {
   const FoldProblem problem = distillation_problem(x);
-  distillation_forward_pass<Tile>(
-      x, [&](auto element, const auto& m, const auto& scores, const auto& results) {
-        using E = decltype(element);
-        if (!x.kept.present()) {
-          return in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
-            fold_contraction<E, Tile>(m, scores, part, results, x.scratch.data, launch);
-          });
-        }
-        const Kept kept = kept_of(x, static_cast<float*>(x.scratch.data) + plan.saved.frames);
-        in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
-          fold_and_save<E, KeepingTile>(m, scores, part, results, x.scratch.data, kept.from(part.first_place),
-                                        launch);
-        });
-        if (x.kept_upstream.present())
-          weights_to_gradients<E>(kept, DistillationTerms{rows_of(x)}, problem, launch);
-        // The forward pass has done a part of the backward pass.
-        count_path("distillation_backward", "cuda", "sm90", false, name(x.x.dtype));
+  distillation_forward_pass<Tile>(x, [&](auto element, const auto& m, const auto& scores, const auto& rows) {
+    using E = decltype(element);
+    if (!x.kept.present()) {
+      return in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
+        fold_contraction<E, Tile>(m, scores, part, rows, x.scratch.data, launch);
       });
+    }
+    const Kept kept = kept_of(x, static_cast<float*>(x.scratch.data) + plan.saved.frames);
+    in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
+      fold_and_save<E, KeepingTile>(m, scores, part, rows, x.scratch.data, kept.from(part.first_place),
+                                    launch);
+    });
+    if (x.kept_upstream.present())
+      weights_to_gradients<E>(kept, DistillationTerms{rows_of(x)}, problem, launch);
+    // The forward pass has done a part of the backward pass.
+    count_path("distillation_backward", "cuda", "sm90", false, name(x.x.dtype));
+  });
 }
 
 template <>
