@@ -163,13 +163,6 @@ BOUND = {
         ),
         ("_C.rows_product", "csrc/include/monoidreduce/ops/rows.h", 'helper("rows_product",'),
     ),
-    "_rows_product": (
-        (
-            "self.rows_product",
-            "monoidreduce/_ops/dlogits.py",
-            "self.rows_product = _rows_product_by_torch if idle else _rows_product",
-        ),
-    ),
     "cross_entropy_backward": (
         ("backend", "monoidreduce/_ops/cross_entropy.py", "    backward=cross_entropy_backward,"),
     ),
