@@ -343,9 +343,11 @@ def multiply_dlogits(
         for part in slices([head.space for head in trained], trained[0].clusters):
             head_slices = [head.slice_at(part) for head in heads]
             store(part, head_slices)
-            for head, head_slice in zip(trained, head_slices, strict=False):
-                assert head_slice.dlogits is not None
-                head.add_products(part, head_slice.dlogits, head_slice.columns)
+            operands = [(of.dlogits, of.columns) for of in head_slices[: len(trained)]]
+            del head_slices  # and with them planes, which only `store` reads
+            for head, (dlogits, columns) in zip(trained, operands, strict=True):
+                assert dlogits is not None
+                head.add_products(part, dlogits, columns)
         return [head.gradients() for head in trained]
 
 

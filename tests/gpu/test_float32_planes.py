@@ -17,7 +17,7 @@ pytestmark = pytest.mark.tiers("sm90")
 
 # Of ours to torch's norm of the error (docs/numerics.md). With heavy tails a few large numbers make up a dot
 # product, as if it had few terms.
-BOUND = {"normal": 1.25, "scaled_rows": 1.4, "heavy_tailed": 2.0}
+BOUND = {"normal": 1.25, "scaled_rows": 1.4, "heavy_tailed": 2.0, "jsd_heavy_tailed": 2.8}
 ROW_GRADIENT = "statistics_row_gradient/cuda/planes/float32"
 
 
@@ -510,6 +510,16 @@ def test_distillation(loss: str, sizes: tuple[int, int, int, int]) -> None:
     compare_all(found, torchs, exact, BOUND["normal"])
 
 
+@pytest.fixture
+def in_planes() -> Iterator[None]:
+    """Asserts that no pass of the test takes other kernels."""
+    before = mr._C.path_counts()
+    yield
+    paths = ran(before)
+    assert paths and all("/planes/" in path for path in paths), paths
+
+
+@pytest.mark.usefixtures("in_planes")
 @pytest.mark.parametrize("sizes", SIZES_OF_HEADS, ids=str)
 @pytest.mark.parametrize("data", (scaled_rows, heavy_tailed))
 @pytest.mark.parametrize("loss", LOSSES)
@@ -530,10 +540,11 @@ def test_distillation_of_uneven_numbers(
         ratios.append([error / max(of_torch, 2.0**-24) for error, of_torch in pairs])
     value, *gradients = torch.tensor(ratios).median(0).values.tolist()
     bound = BOUND[data.__name__]
-    assert max(gradients) <= bound, ratios
-    assert value <= (3.2 if loss == "jsd" and data is heavy_tailed else bound), ratios
+    assert all(ratio <= bound for ratio in gradients), ratios
+    assert value <= (BOUND["jsd_heavy_tailed"] if loss == "jsd" and data is heavy_tailed else bound), ratios
 
 
+@pytest.mark.usefixtures("in_planes")
 @pytest.mark.parametrize("which", range(4), ids=TwoHeads._fields)
 @pytest.mark.parametrize("loss", ("forward_kl", "reverse_kl", "jsd"))
 def test_one_gradient_of_distillation(loss: str, which: int) -> None:
@@ -549,6 +560,7 @@ def test_one_gradient_of_distillation(loss: str, which: int) -> None:
     compare_all(found, gradient(peer, torch.float32), gradient(peer, torch.float64), BOUND["normal"])
 
 
+@pytest.mark.usefixtures("in_planes")
 @pytest.mark.parametrize("reduction", ("none", "sum", "mean"))
 @pytest.mark.parametrize("loss", ("forward_kl", "jsd"))
 def test_masked_tokens_of_distillation(loss: str, reduction: str) -> None:
@@ -576,6 +588,7 @@ def test_masked_tokens_of_distillation(loss: str, reduction: str) -> None:
     )
 
 
+@pytest.mark.usefixtures("in_planes")
 def test_hard_labels_of_distillation() -> None:
     heads, upstream = two_heads(normal, 300, 1000, 128, 192), torch.randn(300, device="cuda")
     target = torch.randint(1000, (300,), device="cuda")
@@ -596,6 +609,7 @@ def test_hard_labels_of_distillation() -> None:
     compare_all(found, torchs, exact, BOUND["normal"])
 
 
+@pytest.mark.usefixtures("in_planes")
 def test_distillation_repeats_its_bits() -> None:
     heads, upstream = two_heads(normal, 512, 4096, 640, 384), torch.randn(512, device="cuda")
     for loss in ("forward_kl", "jsd"):
@@ -618,6 +632,7 @@ def test_slices_of_distillation() -> None:
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.usefixtures("in_planes")
 @pytest.mark.parametrize("value", (math.inf, math.nan))
 @pytest.mark.parametrize("which", ("x", "teacher_x"))
 def test_nan_of_one_token_stays_there(which: str, value: float) -> None:
@@ -639,6 +654,25 @@ def agreement(score: Any, other: Any, column: Any, label: Any, weight: Any) -> A
         total=mr.stat.total(weight * torch.sin(score - other)),
         target=mr.stat.total(torch.where(column == label, score * other, 0.0)),
     )
+
+
+@pytest.mark.parametrize("sizes", SIZES_OF_HEADS[:3], ids=str)
+def test_largest_of_two_scores(sizes: tuple[int, int, int, int]) -> None:
+    """The k largest values of a function of both scores, and their columns."""
+
+    @mr.statistics
+    def best(score: Any, other: Any) -> Any:
+        return dict(best=mr.stat.largest(score - 0.5 * other, 5))
+
+    heads = two_heads(normal, *sizes)
+    before = mr._C.path_counts()
+    found = best(heads.x, heads.weight, other_a=heads.teacher_x, other_b=heads.teacher_weight).best
+    assert ran(before) == {"statistics_fold/cuda/planes/float32"}
+    x, weight, other_x, other_weight = (t.double() for t in heads)
+    scores = x @ weight.T - 0.5 * other_x @ other_weight.T
+    expected = scores.topk(5).values
+    torch.testing.assert_close(found.values.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(scores.gather(1, found.indices), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("sizes", SIZES_OF_HEADS[:3], ids=str)

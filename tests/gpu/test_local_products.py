@@ -1,7 +1,5 @@
 """Products of local gradients on Hopper against float64: tails, rows left out, weights stored transposed."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from calls import HALVES
@@ -10,6 +8,8 @@ from torch import Tensor
 
 from monoidreduce import _C
 from monoidreduce._ops import dlogits
+from monoidreduce._ops.products import SUMS_IN_FLOAT32
+from monoidreduce._ops.slices import Needed
 
 pytestmark = pytest.mark.tiers("sm90")
 
@@ -38,10 +38,6 @@ def _close(actual: Tensor, expected: Tensor, by: float) -> None:
     torch.testing.assert_close(actual.double(), expected, rtol=by, atol=by * largest)
 
 
-ROWS_PRODUCTS = {"own": dlogits._rows_product, "torch": dlogits._rows_product_by_torch}
-
-
-@pytest.mark.parametrize("rows_product", ROWS_PRODUCTS.values(), ids=ROWS_PRODUCTS)
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("rows, columns, width, counted", SIZES)
@@ -52,7 +48,6 @@ def test_rows_product(
     counted: int,
     transposed: bool,
     dtype: torch.dtype,
-    rows_product: Callable[..., None],
     gpu: torch.device,
 ) -> None:
     local, order = _problem(rows, columns, counted, dtype, gpu)
@@ -70,10 +65,10 @@ def test_rows_product(
     # Of rows that are not active it is not said what they get.
     sums = torch.randn(rows, width, device=gpu)
     expected = sums.double() + product
-    rows_product(local, weight, factor, sums, order, True)
+    dlogits._rows_product(local, weight, factor, sums, order, True)
     _close(sums[:counted], expected[:counted], 1e-5)
     expected = sums.double() + local.double() @ weight.double()
-    rows_product(local, weight, None, sums, order, True)
+    dlogits._rows_product(local, weight, None, sums, order, True)
     _close(sums[:counted], expected[:counted], 1e-5)
 
     places = order[:counted]
@@ -81,9 +76,42 @@ def test_rows_product(
     others[places] = False
     for of_result, error in ((dtype, float(torch.finfo(dtype).eps)), (torch.float32, 1e-5)):
         out = torch.full((rows, width), 7.0, dtype=of_result, device=gpu)
-        rows_product(local, weight, factor, out, order, False)
+        dlogits._rows_product(local, weight, factor, out, order, False)
         _close(out[places], product[:counted], error)
         assert (out[others] == 0).all()
+
+
+@pytest.mark.skipif(not SUMS_IN_FLOAT32, reason="torch before 2.8")
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("unrounded", (False, True))
+@pytest.mark.parametrize("uniform", (False, True))
+@pytest.mark.parametrize("counted", (0, 200, 256))
+def test_rows_that_torch_multiplies(
+    counted: int, uniform: bool, unrounded: bool, dtype: torch.dtype, gpu: torch.device
+) -> None:
+    """All dlogits were saved. Those of rows that are not active hold NaN."""
+    local, order = _problem(256, 2048, counted, dtype, gpu)
+    local[counted:] = torch.nan
+    x, weight = (torch.randn(n, 512, device=gpu).to(dtype) for n in (256, 2048))
+    grad = torch.full((1,), -3.0, device=gpu).expand(256) if uniform else torch.randn(256, device=gpu)
+    head = dlogits.Head(
+        x,
+        weight,
+        Needed(True, False),
+        clusters=66,
+        own_columns=256,
+        saved=local,
+        order=order,
+        upstream=dlogits.Upstream(grad, 2.0, uniform),
+        unrounded=unrounded,
+    )
+    assert head.rows_by_torch
+    ((found, _, _),) = dlogits.multiply_dlogits([head], lambda *_: None)
+    assert found is not None and found.dtype == (torch.float32 if unrounded else dtype)
+    places, expected = order[:counted], torch.zeros(256, 512, dtype=torch.float64, device=gpu)
+    factor = grad[places, None].double() * 2 / dlogits.UNIT_UPSTREAM
+    expected[places] = factor * (local[:counted].double() @ weight.double())
+    _close(found, expected, 1e-5 if unrounded else float(torch.finfo(dtype).eps))
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)

@@ -323,12 +323,14 @@ def test_the_deterministic_mode_takes_the_kernel_for_any_dx() -> None:
 
 @pytest.mark.skipif(not SUMS_IN_FLOAT32, reason="torch before 2.8")
 @pytest.mark.parametrize("counted", (0, 5, 9))
-@pytest.mark.parametrize("saved_columns", (0, 8, 20))
+@pytest.mark.parametrize(
+    ("saved_columns", "uniform"), ((0, True), (8, True), (20, True), (20, False)), ids=str
+)
 @pytest.mark.parametrize("unrounded", (False, True))
 def test_rows_that_torch_multiplies(
-    counted: int, saved_columns: int, unrounded: bool, monkeypatch: pytest.MonkeyPatch
+    counted: int, saved_columns: int, uniform: bool, unrounded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one factor of all rows comes last. Dlogits of rows that are not active may be NaN."""
+    """Factors come last. Dlogits of rows that are not active, or have the factor 0, may be NaN."""
 
     def scale_rows(
         rows: Tensor, factor: Tensor | None, out: Tensor, order: Tensor, *, scatters: bool = False
@@ -346,7 +348,14 @@ def test_rows_that_torch_multiplies(
     rows, weight, local = torch.randn(9, 16), torch.randn(20, 16), torch.randn(9, 20)
     order = torch.cat([torch.randperm(9), torch.tensor([counted])])
     local[counted:] = torch.nan
+    product = torch.zeros(9, 16, dtype=torch.float64)
+    product[order[:counted]] = local[:counted].double() @ weight.double()
+    uneven = torch.randn(9)
+    uneven[order[1]] = 0
+    if not uniform:
+        local[1] = product[order[1]] = torch.nan
     for upstream in (-3.0, 0.0):
+        grad = torch.tensor(upstream).expand(9) if uniform else upstream * uneven
         head = Head(
             rows,
             weight,
@@ -354,13 +363,12 @@ def test_rows_that_torch_multiplies(
             clusters=66,
             own_columns=TILE,
             saved=local[:, :saved_columns],
-            upstream=Upstream(torch.tensor(upstream).expand(9), 2.0, True),
+            upstream=Upstream(grad, 2.0, uniform),
             order=order,
             unrounded=unrounded,
         )
         ((found, _, _),) = multiply_dlogits([head], lambda part, heads: written(heads).copy_(local[:, part]))
         assert found is not None
-        expected = torch.zeros(9, 16, dtype=torch.float64)
-        product = local[:counted].double() @ weight.double()
-        expected[order[:counted]] = upstream * 2.0 / UNIT_UPSTREAM * product
+        factor = grad[:, None].double() * 2.0 / UNIT_UPSTREAM
+        expected = torch.where(factor == 0, 0, factor * product)
         torch.testing.assert_close(found, expected.float())
