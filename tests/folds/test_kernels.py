@@ -16,6 +16,7 @@ import torch
 from folds import FOLDS, program_of
 from sampled import sampled
 
+import monoidreduce as mr
 from monoidreduce import get_include
 from monoidreduce.folds import decoding, distillation
 from monoidreduce.folds.cuda import compiler, kernels
@@ -116,6 +117,17 @@ def test_examples_hardly_spill(
     for which in ("fold", "gradient"):
         image = kernels.compiled(which, program, counts, dtype_of(tier), tier, capability)
         assert max(int(bytes) for bytes in SPILLS.findall(image.log)) <= 64, image.log
+
+
+@mr.statistics
+def largest_of_both(score: Any, other: Any) -> Any:
+    return dict(best=mr.stat.largest(score - 0.5 * other, 5))
+
+
+def test_the_largest_of_two_scores_in_planes_hardly_spill(nvrtc: Compiler) -> None:
+    text = trace(largest_of_both._function, {}, {}).text
+    image = kernels.compiled("fold", text, (0, 0, 0, 0), torch.float32, "planes", (9, 0))
+    assert max(int(bytes) for bytes in SPILLS.findall(image.log)) <= 64, image.log
 
 
 @pytest.mark.parametrize("width", (64, 128))
