@@ -1,5 +1,8 @@
 #include "attention.h"
 
+#include <algorithm>
+#include <cstdlib>
+
 #include "monoidreduce/launch/dense_lines.h"
 #include "monoidreduce/launch/job_split.h"
 #include "monoidreduce/launch/packing.h"
@@ -62,8 +65,12 @@ Reason planes_obstacle(const FoldProblem& p, const DeviceFacts& gpu) {
   if (width == 0) return {"the inputs are float32, and all widths are 0"};
   if (width > tiles::kWidestPlanes)
     return {"the inputs are float32, and a width is {}, more than {}", width, tiles::kWidestPlanes};
-  if (p.bias.present()) return {"the inputs are float32, and there is a bias of scores"};
-  if (p.score.softcap != 0) return {"the inputs are float32, and there is a softcap"};
+  if (p.bias.present() && p.bias.size[3] > 1 && p.bias.stride[3] == 0)
+    return {"the inputs are float32, and the bias of scores is the same for all columns"};
+  // Kernels compute with strides of 32 bits.
+  const std::int64_t apart = std::max(std::abs(p.bias.stride[2]), std::abs(p.bias.stride[3]));
+  if (p.bias.present() && apart * item_size(p.bias.dtype) >= std::int64_t{1} << 31)
+    return {"the inputs are float32, and rows or columns of the bias of scores are 2^31 bytes apart or more"};
   if (pack_few_rows(p, 64, gpu.multiprocessors)) return {"the inputs are float32, and there are few rows"};
   return {};
 }

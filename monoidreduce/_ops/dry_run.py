@@ -36,10 +36,11 @@ _BLOCK = 512  # bytes; torch's CUDA allocator rounds sizes up to it
 
 
 class Operand(NamedTuple):
-    """Shape and dtype of a tensor."""
+    """Shape and dtype of a tensor, and whether several of its indices refer to one element."""
 
     shape: torch.Size
     dtype: torch.dtype
+    repeats: bool
 
     @property
     def bytes(self) -> int:
@@ -113,7 +114,10 @@ class DryRun:
 
 
 def _described(value: Any) -> Any:
-    return Operand(value.shape, value.dtype) if isinstance(value, Tensor) else value
+    if not isinstance(value, Tensor):
+        return value
+    repeats = any(n > 1 and step == 0 for n, step in zip(value.shape, value.stride(), strict=True))
+    return Operand(value.shape, value.dtype, repeats)
 
 
 class _OnGpu(Tensor):

@@ -118,7 +118,8 @@ struct Attention {
   bool biased = false;
   DType bias = kBool;
   bool shared_by_batches = false, shared_by_heads = false, shared_by_rows = false, shared_by_columns = false;
-  bool tf32 = false, deterministic = false, of_lse = false, of_lse_alone = false, whole = true;
+  bool tf32 = false, planes = false, deterministic = false, of_lse = false, of_lse_alone = false,
+       whole = true;
   bool wants_d_k = true;  // false: nobody wants the gradient of k, and kernels that may leave it out do
 };
 
@@ -159,7 +160,7 @@ void add_statistics(const Attention& c, const Tensors& t, Arguments& x) {
 Plan forward(const Attention& c, const Tensors& t) {
   AttentionForward x;
   fill_attention(c, t, x);
-  const Launch launch = launch_of(c.deterministic, c.tf32);
+  const Launch launch = launch_of(c.deterministic, c.tf32, c.planes);
   const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
   if (plan.can().tensor_cores) pad_attention(t, x);
   add_statistics(c, t, x);
@@ -177,7 +178,7 @@ Plan backward(const Attention& c, const Tensors& t) {
   if (c.of_lse || c.of_lse_alone) x.grad_lse = t("grad_lse", sums, {c.batch, c.heads, c.rows});
   if (c.biased && is_floating(c.bias)) x.d_bias = attention_bias(c, t, "d_bias", sums);
   if (!c.wants_d_k) x.d_q = x.q, x.d_v = x.v;
-  const Launch launch = launch_of(c.deterministic, c.tf32);
+  const Launch launch = launch_of(c.deterministic, c.tf32, c.planes);
   const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
   const bool simt = !plan.can().tensor_cores;
   if (!simt) pad_attention(t, x), x.grad_out = t.padded("grad_out", x.grad_out);
@@ -234,6 +235,25 @@ std::vector<Attention> attention_calls() {
       add("few rows, mask", {.batch = 1, .rows = 48, .columns = 8192, .biased = true});
       add("many heads", {.batch = 16, .heads = 32, .key_heads = 32, .right = 0});
     }
+  }
+  for (const std::int64_t width : {64, 128, 192}) {
+    const auto add = [&](const char* what, Attention call) {
+      call.name = message("float32 planes width ", width, what);
+      call.dtype = kFloat32, call.planes = true, call.width = call.payload_width = width;
+      calls.push_back(call);
+    };
+    add("", {});
+    add(" causal", {.right = 0});
+    add(" softcap", {.softcap = 30});
+    add(" mask", {.biased = true});
+    add(" bias", {.biased = true, .bias = kFloat32});
+    add(" bias, softcap", {.softcap = 30, .biased = true, .bias = kFloat32, .shared_by_heads = true});
+    add(" bias of columns", {.biased = true, .bias = kFloat32, .shared_by_rows = true});
+    add(" bias of rows", {.biased = true, .bias = kFloat32, .shared_by_columns = true});
+    add(" shared bias deterministic",
+        {.biased = true, .bias = kFloat32, .shared_by_heads = true, .deterministic = true});
+    add(" few keys", {.columns = 64});
+    add(" few rows", {.batch = 1, .rows = 48, .columns = 8192});
   }
   calls.push_back({.name = "only lse", .of_lse_alone = true});
   calls.push_back({.name = "some columns", .of_lse = true, .whole = false});

@@ -4,6 +4,7 @@
 #include "../../plan/tiles.h"
 #include "../attention_passes.cuh"
 #include "../engine.h"
+#include "attention_scores.cuh"
 #include "monoidreduce/launch/fold_backward_planes_sm90.cuh"
 #include "monoidreduce/launch/fold_forward_planes_sm90.cuh"
 #include "monoidreduce/launch/row_prologue.cuh"
@@ -56,9 +57,8 @@ void run(const AttentionBackward& x, const Plan& plan, const Launch& launch) {
   check_cuda(cudaMemsetAsync(scratch.part[3], 0, parts.floats[3] * sizeof(float), stream),
              "cudaMemsetAsync for fold_backward_planes_sm90");
 
-  const FoldGradients wanted{.grad_out = x.grad_out, .d_a = x.d_q, .d_b = x.d_k, .d_payload = x.d_v};
-  const LogSumExp<Full> m;
-  const ScaledScores<Full> scores(problem.score, 1);
+  const FoldGradients wanted{
+      .grad_out = x.grad_out, .d_a = x.d_q, .d_b = x.d_k, .d_payload = x.d_v, .d_bias = x.d_bias};
   const auto all = [&]<int kWidth>(std::integral_constant<int, kWidth>) {
     float* at = scratch.part[4];
     const auto split = [&](const TensorView& t) {
@@ -69,11 +69,17 @@ void run(const AttentionBackward& x, const Plan& plan, const Launch& launch) {
     const SplitOperands operands{split(problem.a), split(problem.b), split(problem.payload),
                                  split(x.grad_out)};
     const auto pass = [&]<GradientOf kOf>(std::integral_constant<GradientOf, kOf>) {
-      fold_backward_planes<Tile<kOf, kWidth>>(m, scores, problem, operands, wanted, scratch.residuals,
-                                              scratch.marks, launch);
+      with_scores(problem, x.d_bias, [&](const auto& scores) {
+        fold_backward_planes<Tile<kOf, kWidth>>(LogSumExp<Full>{}, scores, problem, operands, wanted,
+                                                scratch.residuals, scratch.marks, launch);
+      });
     };
-    if (plan.computed.rows) pass(std::integral_constant<GradientOf, GradientOf::kRows>{});
-    if (plan.computed.columns) pass(std::integral_constant<GradientOf, GradientOf::kColumns>{});
+    // The pass of the rows adds the gradient of a bias; that of the columns does, if rows share the bias.
+    const bool of_bias = x.d_bias.present(), shared = rows_share(x.d_bias);
+    if (plan.computed.rows || (of_bias && !shared))
+      pass(std::integral_constant<GradientOf, GradientOf::kRows>{});
+    if (plan.computed.columns || (of_bias && shared))
+      pass(std::integral_constant<GradientOf, GradientOf::kColumns>{});
     if (plan.computed.payload) pass(std::integral_constant<GradientOf, GradientOf::kPayload>{});
   };
   if (std::max(problem.width(), problem.payload_width()) <= 64)

@@ -3,23 +3,14 @@
 #include "../../plan/tiles.h"
 #include "../attention_passes.cuh"
 #include "../engine.h"
+#include "attention_scores.cuh"
+#include "forward_tiles.h"
 #include "monoidreduce/launch/fold_forward_planes_sm90.cuh"
 #include "monoidreduce/ops/planes.h"
 
 namespace monoidreduce::cuda::planes {
-namespace {
 
 using namespace monoidreduce::sm90;
-
-using Width64 = PlanesTile<64, 3, 4>;
-using Width128 = PlanesTile<128, 2, 2>;
-
-template <class Tile>
-constexpr bool kPlanned = tiles::resident_planes(Tile::kWidth).rows == Tile::kRows &&
-                          tiles::resident_planes(Tile::kWidth).columns == Tile::kColumns;
-static_assert(kPlanned<Width64> && kPlanned<Width128>);
-
-}  // namespace
 
 template <>
 void run(const AttentionForward& x, const Plan&, const Launch& launch) {
@@ -29,8 +20,10 @@ void run(const AttentionForward& x, const Plan&, const Launch& launch) {
   const FullAttentionRows rows{data<float>(x.lse), data<float>(x.lse_low), data<const float>(x.sinks)};
   const auto fold = [&]<class Tile>(Tile) {
     static_assert(planes_width(Tile::kWidth) * sizeof(__half) == PlanesMemory<Tile>::Operand::kLineOfBoth);
-    fold_forward_planes<Tile>(LogSumExp<Full>{}, ScaledScores<Full>(problem.score, 1), problem, rows,
-                              {x.out, x.out_low}, scratch + tiles::kCounterFloats, counter, launch);
+    with_scores(problem, {}, [&](const auto& scores) {
+      fold_forward_planes<Tile>(LogSumExp<Full>{}, scores, problem, rows, {x.out, x.out_low},
+                                scratch + tiles::kCounterFloats, counter, launch);
+    });
   };
   if (std::max(problem.width(), problem.payload_width()) <= 64)
     fold(Width64{});

@@ -1,9 +1,9 @@
 #include <algorithm>
 
 #include "../../plan/mlp.h"
-#include "../../plan/tiles.h"
 #include "../engine.h"
 #include "../mlp_passes.cuh"
+#include "forward_tiles.h"
 #include "monoidreduce/launch/fold_forward_planes_sm90.cuh"
 #include "monoidreduce/launch/repair.cuh"
 
@@ -11,14 +11,6 @@ namespace monoidreduce::cuda::planes {
 namespace {
 
 using namespace monoidreduce::sm90;
-
-using Width64 = PlanesTile<64, 3, 4>;
-using Width128 = PlanesTile<128, 2, 2>;
-
-template <class Tile>
-constexpr bool kPlanned = tiles::resident_planes(Tile::kWidth).rows == Tile::kRows &&
-                          tiles::resident_planes(Tile::kWidth).columns == Tile::kColumns;
-static_assert(kPlanned<Width64> && kPlanned<Width128>);
 
 // The rows of an MLP's output. A row that is not finite gets a mark, and repair_forward computes marked rows again.
 struct MarkedMlpRows : MlpRows<float> {

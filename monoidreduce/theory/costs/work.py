@@ -220,10 +220,8 @@ class _Problem:
     @property
     def scores(self) -> str:
         """Suffix of the kernel name for operands and score options that make attention slower."""
-        a = self.launch.arguments
-        if self.plan.planes:
-            return "/planes"
-        return "/bias" if "bias" in a else "/softcap" if a.get("softcap") else ""
+        a, planes = self.launch.arguments, "/planes" * self.plan.planes
+        return planes + ("/bias" if "bias" in a else "/softcap" if a.get("softcap") else "")
 
     def packed(self, packing: tuple[int, int, int], columns: int) -> Counter[int]:
         """Jobs of split-KV plans for few rows: a tile packs rows of several query heads, and its columns are

@@ -34,7 +34,7 @@ void fold_backward_planes(const M& m, const Scores& scores, const FoldProblem& p
       .staying = {split.columns, split.payload},
       .streamed = {split.rows, split.grad_out},
       .gradient = gradient_rows,
-      .d_column_bias = static_cast<float*>(wanted.d_bias.data),
+      .d_column_bias = kBiasedByColumn<Scores> ? static_cast<float*>(wanted.d_bias.data) : nullptr,
       .residuals = residuals,
       .marks = marks,
       .shape = fold_shape(p, section_of(p, streamed * kLineBytes, Tile::kOfRows ? group : 1))};

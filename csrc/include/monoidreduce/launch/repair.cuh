@@ -39,20 +39,24 @@ void repair_forward(const M& m, const FoldProblem& p, const Rows& rows, const Fo
                 kRepairThreads, 0, launch.stream, arguments, m, Score<typename M::Real>(p.score), rows);
 }
 
-// Recomputes the gradients of marked rows and columns. wanted.d_bias: [columns], of a bias per column; or absent.
+// Recomputes the gradients of marked rows and columns. wanted.d_bias: [columns], of a bias per column; or of a bias per row and
+// column, which is left as it is if scores share biases; or absent.
 template <class M, class Rows>
 void repair_backward(const M& m, const FoldProblem& p, const Rows& rows, const FoldGradients& wanted,
                      const RowMarks& marks, const Launch& launch) {
-  const RepairArguments arguments{.rows = device_tensor(p.a),
-                                  .columns = device_tensor(p.b),
-                                  .payload = device_tensor(p.payload),
-                                  .bias = device_tensor(p.bias),
-                                  .grad_out = device_tensor(wanted.grad_out),
-                                  .d_rows = device_tensor(wanted.d_a),
-                                  .d_columns = device_tensor(wanted.d_b),
-                                  .d_payload = device_tensor(wanted.d_payload),
-                                  .d_column_bias = static_cast<float*>(wanted.d_bias.data),
-                                  .range = p.range};
+  const bool by_column = wanted.d_bias.rank == 1;
+  const RepairArguments arguments{
+      .rows = device_tensor(p.a),
+      .columns = device_tensor(p.b),
+      .payload = device_tensor(p.payload),
+      .bias = device_tensor(p.bias),
+      .grad_out = device_tensor(wanted.grad_out),
+      .d_rows = device_tensor(wanted.d_a),
+      .d_columns = device_tensor(wanted.d_b),
+      .d_payload = device_tensor(wanted.d_payload),
+      .d_bias = by_column || repeats(wanted.d_bias) ? Tensor{} : device_tensor(wanted.d_bias),
+      .d_column_bias = by_column ? static_cast<float*>(wanted.d_bias.data) : nullptr,
+      .range = p.range};
   const DeviceGuard device(p.a.cuda_device);
   const std::int64_t looks =
       p.a.size[0] * std::max(p.a.size[1] * marks.row_units, p.b.size[1] * marks.column_units);

@@ -125,21 +125,26 @@ struct SoftcappedScores {
 };
 
 // A score before its bias, without its last factor: tanh(scale * dot / softcap), to be multiplied by the
-// softcap; or, without a softcap, the dot product, to be multiplied by the scale.
-template <class R>
+// softcap; or, without a softcap, the dot product, to be multiplied by the scale. A kernel that is compiled
+// with or without a softcap takes fewer registers than one that asks (kUnknown).
+enum class Softcap { kUnknown, kAbsent, kPresent };
+template <class R, Softcap kSoftcap = Softcap::kUnknown>
 struct SoftcapOrScale {
   // before: the factor inside the tanh, 0 for no softcap. after: the last factor, in units of R.
   float before, after;
   SoftcapOrScale(const ScoreOptions& o, double units)
       : before(o.softcap == 0 ? 0.f : float(o.scale / o.softcap)),
         after(float((o.softcap == 0 ? o.scale : o.softcap) * units)) {}
+  __device__ __forceinline__ bool caps() const {
+    return kSoftcap == Softcap::kUnknown ? before != 0.f : kSoftcap == Softcap::kPresent;
+  }
   template <int kSize>
   __device__ __forceinline__ void operator()(float (&tile)[kSize]) const {
-    if (before == 0.f) return;
+    if (!caps()) return;
 #pragma unroll
     for (float& x : tile) x = tanh(R(x * before)).x;
   }
-  __device__ __forceinline__ R chain(R g, R x) const { return before == 0.f ? g : g * (R(1) - x * x); }
+  __device__ __forceinline__ R chain(R g, R x) const { return caps() ? g * (R(1) - x * x) : g; }
 };
 
 // softcap tanh(scale * dot / softcap) + bias, or scale * dot + bias, with a bias for each row and column that
@@ -233,10 +238,10 @@ inline constexpr bool kScoresOfElements<ElementBiasedScores<R>> = true;
 // softcap tanh(scale * dot / softcap) + bias, or scale * dot + bias, with biases of element type B in tiles
 // in shared memory (bias_tile.cuh). folded and pulled give the policy of a tile in the forward and in the
 // backward pass.
-template <class R, class B>
+template <class R, class B, Softcap kSoftcap = Softcap::kUnknown>
 struct TileBiasedScores {
   using BiasElement = B;
-  SoftcapOrScale<R> cap;
+  SoftcapOrScale<R, kSoftcap> cap;
   float units, natural_scale;
   bool rows_share;   // all rows of a head have the same biases
   bool owns_d_bias;  // d_bias is not broadcast: each row and column of a head has an element of its own

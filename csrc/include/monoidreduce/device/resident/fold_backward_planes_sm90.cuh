@@ -6,6 +6,7 @@
 // so its bits are the same in every run. Consumers take turns, as in fold_forward_planes_sm90.cuh.
 #pragma once
 
+#include "monoidreduce/device/block/bias_fragment.cuh"
 #include "monoidreduce/device/block/planes_sm90.cuh"
 #include "monoidreduce/device/resident/fold_backward_pass_sm90.cuh"
 #include "monoidreduce/device/resident/row_fragment.cuh"
@@ -54,6 +55,7 @@ struct PlanesPassMemory {
   float residuals[Tile::kStages][PlaneResiduals::kValues][kPlaneLines];  // of the rows that stream
   Ring<Tile::kStages, ReadBy::kThreads> first_ring, second_ring;
   arch::Mbarrier stayed;
+  PassJob<Tile> job;
 };
 
 // The producer: loads the tiles of the job. Called by one thread.
@@ -90,7 +92,27 @@ __device__ __forceinline__ void produce_planes(const PlanesPassArguments& p, con
   }
 }
 
-template <class Tile, TileMonoid M, PassScores<M> Scores>
+// Adds factor * g to the gradients of biases in global memory. g: of the elements of a fragment whose lines
+// are rows, 0 where they are masked. owned: each bias is that of one score, so that no atomic is needed.
+template <int kSize>
+__device__ __forceinline__ void add_bias_gradient(const Matrix<float>& to, bool owned, float factor,
+                                                  const float (&g)[kSize], int row0, int column0) {
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) {
+    const int row = row0 + fragment_row(row_of_element(i)), column = column0 + fragment_column(i);
+    if (row >= to.rows() || column >= to.width()) continue;
+    float* const element = reinterpret_cast<float*>(to.at(row, column));
+    if (owned)
+      *element = g[i] * factor;
+    else
+      atomicAdd(element, g[i] * factor);
+  }
+}
+
+template <class S, class M>
+concept PlanesPassScores = PassScores<S, M> || kBiasedInMemory<S>;
+
+template <class Tile, TileMonoid M, PlanesPassScores<M> Scores>
 struct PlanesPassConsumer {
   using R = typename M::Real;
   using Memory = PlanesPassMemory<Tile>;
@@ -102,6 +124,12 @@ struct PlanesPassConsumer {
   static constexpr int kTilesOfSum = 64;
   static constexpr bool kResiduals = !std::is_empty_v<typename M::Frame>;
   static constexpr bool kSumsBias = Tile::kOf == GradientOf::kColumns && kBiasedByColumn<Scores>;
+  // Whether biases of scores are read before the tile's product: it takes registers that the others lack.
+  static constexpr bool kReadsAhead = Tile::kOfPayload || kWidth == 64;
+  // The pass of the rows adds the gradients of biases of scores. If all rows of a head share a bias, the pass
+  // of the columns sums them first.
+  static constexpr bool kAddsBiases = Tile::kOfRows && kHasBiasGradient<Scores>;
+  static constexpr bool kSumsSharedBiases = Tile::kOf == GradientOf::kColumns && kHasBiasGradient<Scores>;
 
   const M& m;
   const Scores& scores_of;
@@ -110,9 +138,8 @@ struct PlanesPassConsumer {
   Memory& memory;
 
   float scores[kStreamed / 2], u[kStreamed / 2], sums[kWidth / 2];
-  float own_scale[2][2];  // of the operands that stay, and the thread's two rows of each
   float own_residuals[PlaneResiduals::kValues][2];  // of the rows that stay
-  float d_bias[2] = {0.f, 0.f};                     // of the columns that stay
+  float d_bias[2] = {0.f, 0.f};                     // sums of the columns that stay
   bool stored = false;                              // whether the gradient has the sums of tiles before
 
   // The number of this consumer; every lane of a warp must call it. A shuffle computes it anew in each tile. If a
@@ -126,6 +153,11 @@ struct PlanesPassConsumer {
     arch::arrive_threads(kTurns + (warpgroup() + 1) % Tile::kConsumers, 2 * kWarpgroup);
   }
 
+  // The scale of one of the thread's two lines of an operand that stays.
+  __device__ __forceinline__ float own_scale(int which, int r) const {
+    return memory.staying[warpgroup()][which].scales[fragment_row(r)].scale;
+  }
+
   // dots = this consumer's staying lines . streamed^T
   __device__ __forceinline__ void multiply(float (&dots)[kStreamed / 2], int which, const Operand& streamed) {
     PlaneDots<kWidth> product;
@@ -133,11 +165,19 @@ struct PlanesPassConsumer {
     product.multiply(memory.staying[warpgroup()][which], streamed);
     end_turn();
     arch::wait_wgmma<0>();
-    product.scaled(dots, own_scale[which], streamed.scales);
+    product.scaled(dots, {own_scale(which, 0), own_scale(which, 1)}, streamed.scales);
   }
 
-  // Replaces scores and u by weights and dz, the derivative with respect to the dot product.
-  __device__ __forceinline__ void pull_tile(int stage, int line) {
+  // The scores of a tile of the lines that stream past.
+  __device__ __forceinline__ decltype(auto) scores_of_tile(int head, int line) const {
+    return pulled_with_biases<!Tile::kOfRows, kStreamed / 2, kReadsAhead>(
+        scores_of, job.batch, Tile::kOfRows ? job.staying_head : head, own_line(), line);
+  }
+
+  // Replaces scores and u by weights and dz, the derivative with respect to the dot product. scores_here: of
+  // this tile.
+  template <class ScoresHere>
+  __device__ __forceinline__ void pull_tile(const ScoresHere& scores_here, int stage, int line) {
     if constexpr (Tile::kOfPayload) {
 #pragma unroll
       for (float& x : u) x = 0.f;
@@ -155,12 +195,26 @@ struct PlanesPassConsumer {
       }
     };
     const FoldShape& shape = p.shape;
+    [[maybe_unused]] float of_scores[kStreamed / 2];  // derivatives with respect to the scores
     if constexpr (Tile::kOfRows) {
-      scores_of.prepare(scores, own_line(), line);
+      scores_here.prepare(scores, own_line(), line);
     } else {
-      scores_of.prepare_transposed(scores, line, own_line());
+      scores_here.prepare_transposed(scores, line, own_line());
     }
-    pull_fragment(m, scores_of, residual, scores, u);
+    if constexpr (kAddsBiases) {
+      pull_fragment(m, scores_here, residual, scores, u, [&](int i, float g) { of_scores[i] = g; });
+    } else if (sums_shared_biases()) {
+      Kept kept[2];
+      float of_tile[2] = {0.f, 0.f};
+      find_unmasked_rows(kept, shape, line, own_line());
+      pull_fragment(m, scores_here, residual, scores, u, [&](int i, float g) {
+        const int r = row_of_element(i);
+        if (kept[r](i)) of_tile[r] += g;
+      });
+      d_bias[0] += of_tile[0], d_bias[1] += of_tile[1];
+    } else {
+      pull_fragment(m, scores_here, residual, scores, u);
+    }
     const bool full = Tile::kOfRows ? shape.keeps_all(own_line(), kFragmentRows, line, kStreamed)
                                     : shape.keeps_all(line, kStreamed, own_line(), kFragmentRows);
     if (!full) {
@@ -171,13 +225,41 @@ struct PlanesPassConsumer {
         find_unmasked_rows(kept, shape, line, own_line());
       }
       clear_fragment(kept, Tile::kOfPayload ? scores : u);
+      if constexpr (kAddsBiases) clear_fragment(kept, of_scores);
     }
-    scores_of.finish_transposed(scores, u, line, own_line());
+    scores_here.finish_transposed(scores, u, line, own_line());
+    if constexpr (kAddsBiases) {
+      const auto& biases = scores_of.with_biases;
+      if (biases.d_bias.data && !biases.rows_share)
+        add_bias_gradient(Matrix<float>(biases.d_bias, job.batch, job.staying_head), biases.owns_d_bias,
+                          1.f / biases.natural_scale, of_scores, own_line(), line);
+    }
     if constexpr (kSumsBias) {
       float of_tile[2] = {0.f, 0.f};
 #pragma unroll
       for (int i = 0; i < kStreamed / 2; ++i) of_tile[row_of_element(i)] += u[i];
       d_bias[0] += of_tile[0], d_bias[1] += of_tile[1];
+    }
+  }
+
+  __device__ __forceinline__ bool sums_shared_biases() const {
+    if constexpr (kSumsSharedBiases)
+      return scores_of.with_biases.d_bias.data && scores_of.with_biases.rows_share;
+    return false;
+  }
+  // Adds the sums of the gradients of biases that the rows of a head share to global memory.
+  __device__ __forceinline__ void add_shared_biases(int head) {
+    if constexpr (kSumsSharedBiases) {
+      const auto& biases = scores_of.with_biases;
+      const Matrix<float> to(biases.d_bias, job.batch, head);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float sum = reduce_lanes<kLanesOfRow>(d_bias[r], [](float a, float b) { return a + b; });
+        const int column = own_line() + fragment_row(r);
+        if (threadIdx.x % kLanesOfRow == 0 && column < to.width())
+          atomicAdd(reinterpret_cast<float*>(to.at(0, column)), sum * (1.f / biases.natural_scale));
+        d_bias[r] = 0.f;
+      }
     }
   }
 
@@ -197,12 +279,6 @@ struct PlanesPassConsumer {
 #pragma unroll
     for (float& sum : sums) sum = 0.f;
     arch::wait(&memory.stayed, 0);
-#pragma unroll
-    for (int n = 0; n < Memory::kOperands; ++n) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-        own_scale[n][r] = memory.staying[warpgroup()][n].scales[fragment_row(r)].scale;
-    }
     if constexpr (kResiduals && Tile::kOfRows) {
       const float* const own =
           p.residuals.of(std::int64_t{job.batch} * p.shape.heads + job.staying_head, own_line());
@@ -220,15 +296,18 @@ struct PlanesPassConsumer {
       for (int tile = job.first_tile; tile < job.end_tile; ++tile, at.advance()) {
         if (tiles++ == kTilesOfSum) {
           store_sums();
+          if (sums_shared_biases()) add_shared_biases(head);
 #pragma unroll
           for (float& sum : sums) sum = 0.f;
           stored = true, tiles = 1;
         }
         const Operand &first = memory.first[at.stage], &second = memory.second[at.stage];
+        const int line = tile * kStreamed;
         if constexpr (Tile::kOfPayload) {
+          const auto& scores_here = scores_of_tile(head, line);
           memory.first_ring.wait(at);
           multiply(scores, 0, first);
-          pull_tile(at.stage, tile * kStreamed);
+          pull_tile(scores_here, at.stage, line);
           memory.first_ring.release(at);
           memory.second_ring.wait(at);
           accumulate(scores, second);
@@ -237,13 +316,15 @@ struct PlanesPassConsumer {
           memory.second_ring.wait(at);
           multiply(u, 1, second);
           memory.second_ring.release(at);
+          const auto& scores_here = scores_of_tile(head, line);
           memory.first_ring.wait(at);
           multiply(scores, 0, first);
-          pull_tile(at.stage, tile * kStreamed);
+          pull_tile(scores_here, at.stage, line);
           accumulate(u, first);
           memory.first_ring.release(at);
         }
       }
+      if (sums_shared_biases()) add_shared_biases(head);
     }
   }
 
@@ -281,7 +362,8 @@ struct PlanesPassConsumer {
     // Sums may be finite though a line that stays is not: relu of a NaN score has the derivative 1.
     bool finite = is_finite(sums) && is_finite(d_bias);
 #pragma unroll
-    for (int n = 0; n < Memory::kOperands; ++n) finite = finite && is_finite(own_scale[n]);
+    for (int n = 0; n < Memory::kOperands; ++n)
+      finite = finite && is_finite({own_scale(n, 0), own_scale(n, 1)});
     if (!finite && own < lines) {
       const int heads = Tile::kOfRows ? p.shape.heads : p.shape.heads / p.shape.group;
       const std::int64_t head = std::int64_t{job.batch} * heads + job.staying_head;
@@ -308,6 +390,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   auto& memory = *reinterpret_cast<typename Consumer::Memory*>(
       shared_bytes + (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
   if (threadIdx.x == 0) {
+    memory.job = PassJob<Tile>(p.shape, blockIdx.x);
     memory.first_ring.init(Tile::kConsumers);
     memory.second_ring.init(Tile::kConsumers);
     arch::init(&memory.stayed, 1);
@@ -316,16 +399,13 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   __syncthreads();
 
   const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
-  // A job in each branch: one for both would be live through the producer's few registers, and be spilled.
   if (warpgroup == Tile::kConsumers) {
     arch::setmaxnreg_dec<24>();
-    const PassJob<Tile> job(p.shape, blockIdx.x);
     if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect())
-      produce_planes<Consumer::kResiduals>(p, job, memory);
+      produce_planes<Consumer::kResiduals>(p, memory.job, memory);
   } else {
     arch::setmaxnreg_inc<240>();
-    const PassJob<Tile> job(p.shape, blockIdx.x);
-    Consumer consumer{m, scores, p, job, memory};
+    Consumer consumer{m, scores, p, memory.job, memory};
     consumer.run();
     consumer.finish();
   }

@@ -6,6 +6,7 @@
 // multiply.
 #pragma once
 
+#include "monoidreduce/device/block/bias_fragment.cuh"
 #include "monoidreduce/device/block/planes_sm90.cuh"
 #include "monoidreduce/device/block/ring.cuh"
 #include "monoidreduce/device/resident/row_fragment.cuh"
@@ -82,8 +83,11 @@ __device__ __forceinline__ void produce_planes(const PlanesArguments& p, const S
     memory.row_ring.acquire(row_at, 0, [&] { memory.job[w].tiles = -1; });
 }
 
+template <class S, class M>
+concept PlanesScores = FragmentScores<S, M> || kBiasedInMemory<S>;
+
 // A consumer warpgroup: folds its 64 rows of one job after another.
-template <class Tile, TileMonoid M, FragmentScores<M> Scores, PayloadRows<M> Rows>
+template <class Tile, TileMonoid M, PlanesScores<M> Scores, PayloadRows<M> Rows>
 struct PlanesConsumer {
   using R = typename M::Real;
   static constexpr int kColumns = Tile::kColumns, kWidth = Tile::kWidth;
@@ -102,7 +106,7 @@ struct PlanesConsumer {
   typename M::State state[2];
   float row_scale[2];
 
-  __device__ __forceinline__ RowJob receive() {
+  __device__ __forceinline__ const RowJob& receive() {
     memory.row_ring.wait(row_at);
     return memory.job[warpgroup];
   }
@@ -130,13 +134,16 @@ struct PlanesConsumer {
   }
 
   // Replaces the scores of a tile by the payload's weights. A tile's mass is summed by itself, so that no
-  // mass is a long sequential sum. scale: by which the payload's sums so far must be multiplied.
-  __device__ __forceinline__ void fold(const RowJob& job, int tile, R (&scale)[2]) {
+  // mass is a long sequential sum. scores_here: of this tile. scale: by which the payload's sums so far must
+  // be multiplied.
+  template <FragmentScores<M> ScoresHere>
+  __device__ __forceinline__ void fold(const ScoresHere& scores_here, const RowJob& job, int tile,
+                                       R (&scale)[2]) {
     typename M::State of_tile[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) of_tile[r] = m.reframe(m.identity(), m.frame_of(state[r]));
     const bool whole = memory.whole[warpgroup].have(tile * kColumns, kColumns);
-    fold_rows(m, of_tile, scores, scores_of, shape, job, warpgroup * kFragmentRows, tile * kColumns, whole,
+    fold_rows(m, of_tile, scores, scores_here, shape, job, warpgroup * kFragmentRows, tile * kColumns, whole,
               scale);
 #pragma unroll
     for (int r = 0; r < 2; ++r) state[r] = m.add(m.reframe(state[r], m.frame_of(of_tile[r])), of_tile[r]);
@@ -169,8 +176,10 @@ struct PlanesConsumer {
 #pragma unroll 1
     for (int tile = job.first_tile; tile < job.first_tile + job.tiles; ++tile, at.advance()) {
       R scale[2];
+      const auto& scores_here = folded_with_biases<kColumns / 2>(
+          scores_of, job.batch, job.head, job.row_of(warpgroup * kFragmentRows), tile * kColumns);
       multiply_scores();
-      fold(job, tile, scale);
+      fold(scores_here, job, tile, scale);
       add_payload(scale);
     }
     join_lanes(m, state);
@@ -208,7 +217,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     Worker consumer{m, scores, p.shape, memory, warpgroup};
     if (warpgroup == Tile::kConsumers - 1) arch::arrive_threads(Worker::kTurns, 2 * kWarpgroup);
     while (true) {
-      const RowJob job = consumer.receive();
+      const RowJob& job = consumer.receive();
       if (job.tiles < 0) break;
       consumer.run(job);
       consumer.store(job, rows, p.out);

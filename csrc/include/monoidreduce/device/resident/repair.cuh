@@ -78,7 +78,8 @@ struct WarpRow {
 struct RepairArguments {
   Tensor rows, columns, payload, bias, out_bias, out, low;  // forward pass
   Tensor grad_out, d_rows, d_columns, d_payload;            // backward pass
-  float* d_column_bias;                                     // [columns], or null
+  Tensor d_bias;         // the gradient of biases that no scores share; or absent
+  float* d_column_bias;  // [columns], or null
   ColumnRange range;
 };
 
@@ -168,15 +169,17 @@ __global__ void __launch_bounds__(kRepairThreads)
     const Matrix<float> columns_of(p.columns, batch, head / group), payload(p.payload, batch, head / group);
     const WarpRow a = WarpRow::read(Matrix<float>(p.rows, batch, head), row);
     const WarpRow g = WarpRow::read(Matrix<float>(p.grad_out, batch, head), row);
-    const Matrix<float> bias(p.bias, batch, head);
+    const Matrix<float> bias(p.bias, batch, head), d_bias(p.d_bias, batch, head);
     WarpRow d_row = WarpRow::zero();
 #pragma unroll 1
     for (std::int64_t j = p.range.begin(row); j < p.range.end(row, columns); ++j) {
       if (!leaves(bias, row, j)) continue;
       const WarpRow b = WarpRow::read(columns_of, j), v = WarpRow::read(payload, j);
       const std::int64_t flat_row = (batch * heads + head) * row_count + row;
-      d_row.add(1.f, pull_one(flat_row, score_bias(bias, row, j), a, g, b, v).dot, b);
-      if (d_row.is_lost(p.rows.size[3])) break;
+      const Pulled pulled = pull_one(flat_row, score_bias(bias, row, j), a, g, b, v);
+      d_row.add(1.f, pulled.dot, b);
+      if (p.d_bias.data && threadIdx.x % kWarp == 0) d_bias.write(row, j, pulled.score);
+      if (p.d_bias.data == nullptr && d_row.is_lost(p.rows.size[3])) break;
     }
     d_row.write(Matrix<float>(p.d_rows, batch, head), row);
   };

@@ -1,0 +1,17 @@
+// The tiles of the resident forward passes in planes, of attention and of MLPs.
+#pragma once
+
+#include "../../plan/tiles.h"
+#include "monoidreduce/device/resident/fold_forward_planes_sm90.cuh"
+
+namespace monoidreduce::cuda::planes {
+
+using Width64 = monoidreduce::sm90::PlanesTile<64, 3, 4>;
+using Width128 = monoidreduce::sm90::PlanesTile<128, 2, 2>;
+
+template <class Tile>
+constexpr bool kPlanned = tiles::resident_planes(Tile::kWidth).rows == Tile::kRows &&
+                          tiles::resident_planes(Tile::kWidth).columns == Tile::kColumns;
+static_assert(kPlanned<Width64> && kPlanned<Width128>);
+
+}  // namespace monoidreduce::cuda::planes
