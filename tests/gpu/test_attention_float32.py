@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_calls import ALL_SIZES, OPTIONS
+from attention_calls import ALL_SIZES, OPTIONS, biased_inputs
 from calls import assert_same_bits, results, upstreams
 from paths import takes
 from specimens import Inputs, Specimen, attention_inputs, varlen_inputs
@@ -22,7 +22,6 @@ pytestmark = pytest.mark.tiers("sm90")
 FORWARD, BACKWARD = (f"attention_{way}/cuda/planes/float32" for way in ("forward", "backward"))
 IN_ORDER = BACKWARD.replace("planes", "planes/deterministic")
 PASSES = {FORWARD, BACKWARD}
-MASKS = {name: options for name, options in OPTIONS.items() if "softcap" not in name}
 # Sizes for the kernels for planes. Two have widths that are padded, two have unequal ones.
 SIZES = (
     "one_tile",
@@ -99,10 +98,11 @@ def error_norm(found: Tensor, exact: Tensor) -> float:
 
 
 def outputs_and_gradients(call: Callable[..., Any], inputs: Inputs, options: dict[str, Any]) -> list[Tensor]:
-    leaves = [t.detach().requires_grad_() for t in inputs.values()]
-    out = call(*leaves, **options)
+    """The output, and the gradients of the floating inputs."""
+    leaves = {name: t.detach().requires_grad_(t.is_floating_point()) for name, t in inputs.items()}
+    out = call(**leaves, **options)
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out)
-    return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+    return [out.detach(), *torch.autograd.grad(out, [t for t in leaves.values() if t.requires_grad], grad)]
 
 
 @pytest.mark.parametrize("mask", ("full", "causal", "window"))
@@ -126,6 +126,122 @@ def test_error_norms(width: int, drawn: str, mask: str, gpu: torch.device) -> No
         assert ours <= BOUND * theirs, f"{name}: error norm {ours:.3g}, torch's {theirs:.3g}"
 
 
+# Biases of scores: the shape for 2 batches, 12 heads, 500 queries and 700 keys.
+BIASES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "full": {"bias": (2, 12, 500, 700)},
+    "of_heads": {"bias": (12, 500, 700)},
+    "of_batches": {"bias": (2, 1, 500, 700)},
+    "of_columns": {"bias": (2, 1, 1, 700)},
+    "keep": {"keep": (2, 1, 500, 700)},
+}
+
+
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("option", ("full", "causal", "softcap", "causal_softcap"))
+@pytest.mark.parametrize("width", (64, 128))
+def test_error_norms_of_softcaps_and_biases(width: int, option: str, bias: str, gpu: torch.device) -> None:
+    """At most 1.25 times those of torch's products in float32, for normal numbers."""
+    inputs = attention_inputs(
+        2, 12, 4, 500, 700, width, width, dtype=torch.float32, device=gpu, **BIASES[bias]
+    )
+    with takes(PASSES):
+        found = outputs_and_gradients(mr.attention, inputs, OPTIONS[option])
+    exact = outputs_and_gradients(reference.attention, _in_double(inputs), OPTIONS[option])
+    base = outputs_and_gradients(reference.attention, inputs, OPTIONS[option])
+    for name, y, ref, of_torch in zip(("out", *inputs), found, exact, base, strict=False):
+        ours, theirs = error_norm(y, ref), error_norm(of_torch, ref)
+        assert ours <= 1.25 * theirs, f"{name}: error norm {ours:.3g}, torch's {theirs:.3g}"
+
+
+# Names of `biased_inputs`. A bias that all keys share (of_rows) is added to the log-sum-exp instead.
+KINDS = (
+    "full",
+    "of_rows_and_columns",
+    "of_heads",
+    "of_columns",
+    "of_columns_in_float",
+    "keep",
+    "keep_rows_and_columns",
+    "keep_columns",
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("option", ("full", "causal", "window", "causal_softcap"))
+@pytest.mark.parametrize("size", ("ragged", "grouped", "one_column_head", "padded_59"))
+def test_biases(size: str, option: str, kind: str, gpu: torch.device) -> None:
+    inputs = biased_inputs(size, kind, torch.float32, gpu)
+    with takes(PASSES):
+        check_operator("attention", inputs, {"return_lse": True, **OPTIONS[option]})
+
+
+@pytest.mark.parametrize("kind", ("full", "of_rows_and_columns", "keep"))
+@pytest.mark.parametrize("option", ("full", "softcap"))
+@pytest.mark.parametrize("size", ("ragged", "one_column_head"))
+def test_rows_that_a_bias_leaves_nothing(size: str, option: str, kind: str, gpu: torch.device) -> None:
+    """Output 0, log-sum-exp -inf, no gradient; and a whole tile of keys without a query."""
+    inputs = biased_inputs(size, kind, torch.float32, gpu)
+    nothing = False if inputs["bias"].dtype == torch.bool else -torch.inf
+    inputs["bias"][..., 70:90, :] = nothing
+    inputs["bias"][..., 64:128] = nothing
+    with takes(PASSES):
+        found = check_operator("attention", inputs, {"return_lse": True, **OPTIONS[option]})
+    assert (found["out0"][..., 70:90, :] == 0).all() and (found["out1"][..., 70:90] == -torch.inf).all()
+    assert (found["d_k"][..., 64:128, :] == 0).all()
+
+
+@pytest.mark.parametrize("layout", ("transposed", "unaligned", "every_third"))
+@pytest.mark.parametrize("boolean", (False, True), ids=("float32", "bool"))
+def test_biases_of_any_strides(boolean: bool, layout: str, gpu: torch.device) -> None:
+    inputs = inputs_of("ragged", gpu)
+    drawn = torch.randn(2, 18, 333, 1005, device=gpu)
+    bias = {
+        "transposed": drawn[..., :201].mT,
+        "unaligned": drawn[:, :, :201, 1:334],
+        "every_third": drawn[:, :, :201, :999:3],
+    }[layout]
+    with takes(PASSES):
+        check_operator("attention", {**inputs, "bias": bias > -1 if boolean else bias}, {"causal": True})
+
+
+@pytest.mark.parametrize("wanted", (["q"], ["k"], ["v"], ["bias"], ["k", "bias"], ["q", "bias"]), ids=str)
+@pytest.mark.parametrize("kind", ("full", "of_rows_and_columns", "of_columns"))
+def test_some_gradients_with_a_bias(kind: str, wanted: list[str], gpu: torch.device) -> None:
+    inputs = biased_inputs("grouped", kind, torch.float32, gpu)
+    with takes(PASSES):
+        check_operator("attention", inputs, {"softcap": 5.0, "causal": True}, differentiate=wanted)
+
+
+@pytest.mark.parametrize("kind", ("full", "of_columns"))
+def test_sinks_beside_a_bias(kind: str, gpu: torch.device) -> None:
+    inputs = biased_inputs("grouped", kind, torch.float32, gpu)
+    inputs["sinks"] = torch.randn(inputs["q"].shape[1], device=gpu)
+    with takes(PASSES):
+        check_operator("attention", inputs, {"return_lse": True, "softcap": 5.0})
+
+
+@pytest.mark.parametrize("kind", ("full", "of_columns", "keep"))
+def test_same_bits_with_a_bias(kind: str, gpu: torch.device) -> None:
+    """Only the gradient of a bias that scores share may differ by rounding."""
+    inputs = biased_inputs("ragged", kind, torch.float32, gpu)
+    with takes(PASSES):
+        first, again = (outputs_and_gradients(mr.attention, inputs, {"causal": True}) for _ in range(2))
+    repeated = first[:-1] if kind == "of_columns" else first
+    for x, y in zip(repeated, again, strict=False):
+        assert torch.equal(x, y)
+
+
+def test_deterministic_mode_with_a_bias(gpu: torch.device, deterministic: None) -> None:
+    """Has the same kernels and bits, if no scores share the bias."""
+    inputs = biased_inputs("ragged", "full", torch.float32, gpu)
+    with takes({FORWARD, IN_ORDER}):
+        found = outputs_and_gradients(mr.attention, inputs, {"causal": True})
+    torch.use_deterministic_algorithms(False)
+    for x, y in zip(found, outputs_and_gradients(mr.attention, inputs, {"causal": True}), strict=True):
+        assert torch.equal(x, y)
+
+
 def test_small_rows_of_v_keep_their_digits(gpu: torch.device) -> None:
     """A query that sees one key returns its value, beside keys with values 2^40 times as large."""
     inputs = attention_inputs(2, 40, 40, 256, 256, 64, 64, dtype=torch.float32, device=gpu)
@@ -136,9 +252,9 @@ def test_small_rows_of_v_keep_their_digits(gpu: torch.device) -> None:
     assert bool(((out - v).abs() <= allowed).all())
 
 
-@pytest.mark.parametrize("options", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("size", SIZES)
-def test_masks_and_sizes(size: str, options: dict[str, Any], gpu: torch.device) -> None:
+def test_options_and_sizes(size: str, options: dict[str, Any], gpu: torch.device) -> None:
     inputs = inputs_of(size, gpu)
     with takes(PASSES):
         check_operator("attention", inputs, {"return_lse": True, **options})
@@ -212,15 +328,18 @@ def test_strides(layout: str, gpu: torch.device) -> None:
     ids=("inf", "-inf", "nan", "both"),
 )
 @pytest.mark.parametrize("place", ("q", "k", "v"))
+@pytest.mark.parametrize("bias", (None, "full", "keep"))
 @pytest.mark.parametrize("option", ("full", "causal"))
-def test_what_is_not_finite(option: str, place: str, values: list[float], gpu: torch.device) -> None:
+def test_what_is_not_finite(
+    option: str, bias: str | None, place: str, values: list[float], gpu: torch.device
+) -> None:
     """In its place: an element of v that is not finite spoils one column of the output.
 
     Errors are compared with the reference's for the finite numbers that were there. For numbers that are not
     finite the reference switches to elementwise products under a mask, whose error is half as large.
     """
     options = OPTIONS[option]
-    finite = inputs_of("small", gpu)
+    finite = biased_inputs("small", bias, torch.float32, gpu) if bias else inputs_of("small", gpu)
     inputs = {name: t.clone() for name, t in finite.items()}
     for line in ((1, 2, 100), (0, 1, 60)):
         inputs[place][line][7 : 7 + len(values)] = torch.tensor(values)
@@ -237,7 +356,7 @@ def test_what_is_not_finite(option: str, place: str, values: list[float], gpu: t
 
 
 def _in_double(inputs: Inputs) -> Inputs:
-    return {name: t.double() for name, t in inputs.items()}
+    return {name: t.double() if t.is_floating_point() else t for name, t in inputs.items()}
 
 
 @pytest.mark.parametrize("size", ("one_column_head", "long"))
@@ -272,8 +391,7 @@ def test_stages_are_released_after_they_are_read(gpu: torch.device) -> None:
     ("change", "options", "reason"),
     (
         ({"width": 192, "value_width": 192}, {}, "a width is 192, more than 128"),
-        ({"bias": (200, 300)}, {}, "there is a bias of scores"),
-        ({}, {"softcap": 5.0}, "there is a softcap"),
+        ({"keep": (200, 1)}, {}, "the bias of scores is the same for all columns"),
         ({"m": 1}, {}, "there are few rows"),
     ),
 )

@@ -58,11 +58,68 @@ def test_attention_says_which_mode_has_tensor_cores(width: int) -> None:
     assert (explanation.forward, explanation.backward) == paths_of_attention("planes")
 
 
+@pytest.mark.parametrize("width", (64, 128))
+@pytest.mark.parametrize("softcap", (None, 30.0))
+@pytest.mark.parametrize("bias", (None, (256, 256), (64, 1, 256), "mask"))
+def test_attention_in_planes_takes_softcaps_and_biases(
+    bias: tuple[int, ...] | str | None, softcap: float | None, width: int
+) -> None:
+    q = torch.zeros(1, 64, 256, width)
+    options: dict[str, Any] = {} if softcap is None else {"softcap": softcap}
+    if bias == "mask":
+        options["bias"] = torch.ones(256, 256, dtype=torch.bool)
+    elif bias is not None:
+        options["bias"] = torch.zeros(bias, requires_grad=True)
+    with mr.float32("emulated"):
+        explanation = mr.explain("attention", q, q, q, hardware="h100", **options)
+    assert (explanation.forward, explanation.backward) == paths_of_attention("planes")
+
+
+@pytest.mark.parametrize(
+    ("bias", "reason"),
+    (
+        (torch.ones(256, 1, dtype=torch.bool), "is the same for all columns"),
+        (torch.empty_strided((256, 256), (1 << 29, 1), device="meta"), "are 2^31 bytes apart or more"),
+    ),
+    ids=("of_rows", "far_apart"),
+)
+def test_attention_in_planes_says_which_biases_it_does_not_take(bias: torch.Tensor, reason: str) -> None:
+    q = torch.zeros(1, 64, 256, 64, device=bias.device)
+    with mr.float32("emulated"):
+        explanation = mr.explain("attention", q, q, q, bias=bias, hardware="h100")
+    assert (explanation.forward, explanation.backward) == paths_of_attention("simt")
+    assert any("the inputs are float32, and" in text and reason in text for text in explanation.reasons)
+
+
+@pytest.mark.parametrize(
+    ("shape", "shared"), (((64, 256, 256), False), ((256, 256), True), ((64, 1, 256), True))
+)
+@pytest.mark.parametrize("wanted", (False, True), ids=("constant", "learned"))
+def test_attention_in_planes_adds_shared_biases_in_any_order(
+    shape: tuple[int, ...], shared: bool, wanted: bool
+) -> None:
+    """So in the deterministic mode other kernels add its gradient, if that is wanted."""
+    q, bias = torch.zeros(1, 64, 256, 64), torch.zeros(shape, requires_grad=wanted)
+    with mr.float32("emulated"):
+        by_default = mr.explain("attention", q, q, q, bias=bias, hardware="h100")
+        torch.use_deterministic_algorithms(True)
+        try:
+            in_order = mr.explain("attention", q, q, q, bias=bias, hardware="h100")
+        finally:
+            torch.use_deterministic_algorithms(False)
+    elsewhere = wanted and shared
+    assert by_default.backward == "attention_backward/cuda/planes/float32"
+    assert by_default.deterministic != elsewhere
+    family = "simt" if elsewhere else "planes"
+    assert in_order.backward == f"attention_backward/cuda/{family}/deterministic/float32"
+    assert any("scores share a bias" in text for text in in_order.reasons) == elsewhere
+
+
 def test_attention_does_not_name_a_mode_that_would_not_help() -> None:
-    q, bias = torch.zeros(1, 64, 256, 64), torch.zeros(256, 256)
+    q = torch.zeros(1, 64, 256, 64)
     wide = torch.zeros(1, 64, 256, 192)
     for explanation in (
-        mr.explain("attention", q, q, q, bias=bias, hardware="h100"),
+        mr.explain("attention", q, q, q, bias=torch.ones(256, 1, dtype=torch.bool), hardware="h100"),
         mr.explain("attention", wide, wide, wide, hardware="h100"),
         mr.explain("attention", q, q, q, hardware="a100-80gb"),
     ):

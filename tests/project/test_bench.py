@@ -613,6 +613,10 @@ def test_float32_attention_is_measured_in_planes_on_a_gpu() -> None:
     case = attention.case(torch.float32, torch.device("cuda"), B=1, H=2, L=32, d=16)
     names = {"monoidreduce", "monoidreduce, emulated", "torch", "math", "efficient"}
     assert set(case.contenders) == set(accuracy.float32_contenders(case)) == names
+    biased = attention.case(torch.float32, torch.device("cuda"), B=1, H=2, L=32, d=16, bias=True)
+    assert set(biased.contenders) == names
+    capped = attention.case(torch.float32, torch.device("cuda"), B=1, H=2, L=32, d=16, softcap=3.0)
+    assert set(capped.contenders) == {"monoidreduce", "monoidreduce, emulated", "torch", "torch.compile"}
 
 
 def test_float32_mlps_are_measured_in_planes_on_a_gpu() -> None:

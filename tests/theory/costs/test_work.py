@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -195,6 +196,32 @@ def test_launches_are_those_of_a_profile(op: str, given: dict[str, int], launche
     tensors, options = call_of(op, given, torch.bfloat16)
     passes = [backward for backward, _ in works(op, *tensors, **options)]
     assert (passes.count(False), passes.count(True)) == launches
+
+
+@pytest.mark.parametrize(
+    ("options", "scores"),
+    (
+        ({}, "planes"),
+        ({"softcap": 30.0}, "planes/softcap"),
+        ({"bias": torch.empty(512, 512, device="meta")}, "planes/bias"),
+        ({"softcap": 30.0, "bias": torch.empty(512, 512, device="meta", dtype=torch.bool)}, "planes/bias"),
+    ),
+    ids=("plain", "softcap", "bias", "mask"),
+)
+def test_float32_attention_in_planes(options: dict[str, Any], scores: str) -> None:
+    q = meta(2, 64, 512, 64).float()
+    with mr.float32("emulated"):
+        found = works("attention", q, q, q, **options)
+    assert [work.name for _, work in found] == [
+        "split_heads",
+        f"attention_forward/{scores}",
+        "repair_forward",
+        "prepare_rows",
+        "clear_marks",
+        "split_heads",
+        *(f"attention_backward/{scores}/{gradient} alone" for gradient in ("dq", "dk", "dv")),
+        "repair_backward",
+    ]
 
 
 def test_float32_mlps_in_planes_multiply_three_times() -> None:
