@@ -153,8 +153,11 @@ def case(
     theirs = torch_attention(L, causal, window, softcap, grouped=Hkv is not None)
     contenders = {"monoidreduce": own, "torch": theirs}
     if device.type == "cuda" and dtype == torch.float32:
-        contenders["efficient"] = through(SDPBackend.EFFICIENT_ATTENTION, theirs)
-        contenders["math"] = through(SDPBackend.MATH, theirs)
+        if softcap is None:
+            contenders["efficient"] = through(SDPBackend.EFFICIENT_ATTENTION, theirs)
+            contenders["math"] = through(SDPBackend.MATH, theirs)
+        else:
+            contenders["torch.compile"] = torch.compile(theirs, dynamic=False)
         if tf32:
             contenders["FlexAttention"] = flex_attention(L, causal, window, softcap)
         else:
@@ -221,6 +224,11 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
         ]
         long = {"B": 2, "H": 16, "L": 8192, "d": 128}
         with_options = [case(torch.bfloat16, device, **long, **option) for option in options]
+        with_options += [
+            case(torch.float32, device, B=8, H=16, L=2048, d=d, **option)
+            for d in (64, 128)
+            for option in ({"softcap": 30.0}, {"bias": True})
+        ]
         with_options += [  # groups of 2, 4, 8 and 16 query heads
             case(torch.bfloat16, device, B=2, H=32, Hkv=32 // group, L=L, d=128, causal=True)
             for L in (4096, 8192)
