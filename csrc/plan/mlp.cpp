@@ -86,16 +86,20 @@ std::int64_t fitting(std::int64_t bytes, std::int64_t line_bytes, std::int64_t l
   return std::min(lines, parts_of(tiles, parts_of(tiles, tiles_at_once)) * tile);
 }
 
+// Tensor cores take parts of float32 operands in planes alone. Then an operand of a product is held in planes too, which take as
+// many bytes as the float32 numbers.
+bool in_planes(const FoldProblem& p) { return p.a.dtype == DType::kFloat32; }
+
 TileSize forward_part(const FoldProblem& p, std::int64_t workspace) {
-  return {fitting(workspace, p.columns() * item_size(p.a.dtype), p.rows(), tiles::kHiddenGradient.rows),
-          p.columns()};
+  const std::int64_t bytes = item_size(p.a.dtype) * (in_planes(p) ? 2 : 1);
+  return {fitting(workspace, p.columns() * bytes, p.rows(), tiles::kHidden.rows), p.columns()};
 }
 TileSize backward_part(const FoldProblem& p, std::int64_t workspace) {
   // Each hidden unit of a row takes a hidden value and the derivative with respect to it.
-  const std::int64_t bytes = 2 * item_size(p.a.dtype),
-                     rows = fitting(workspace, p.columns() * bytes, p.rows(), tiles::kHiddenGradient.rows),
-                     units =
-                         fitting(workspace, p.rows() * bytes, p.columns(), tiles::kHiddenGradient.columns);
+  const std::int64_t bytes = item_size(p.a.dtype) * (in_planes(p) ? 3 : 2);
+  const TileSize& tile = in_planes(p) ? tiles::kHiddenPlanes : tiles::kHiddenGradient;
+  const std::int64_t rows = fitting(workspace, p.columns() * bytes, p.rows(), tile.rows),
+                     units = fitting(workspace, p.rows() * bytes, p.columns(), tile.columns);
   const bool fewer_rows = p.rows() * p.width() <= p.columns() * (p.width() + p.payload_width());
   if (rows == 0 || (fewer_rows && units > 0)) return {p.rows(), units};
   return {rows, p.columns()};
@@ -103,8 +107,15 @@ TileSize backward_part(const FoldProblem& p, std::int64_t workspace) {
 
 Choice choose_parts(const FoldProblem& p, const TileSize& part, std::int64_t workspace,
                     const DeviceFacts& gpu, const Launch& launch) {
-  const Choice choice = choose_multiplied(p, gpu, launch);
-  if (choice.family == Family::kSimt || part.rows * part.columns != 0) return choice;
+  const auto holds_a_tile = [](const TileSize& part) { return part.rows * part.columns != 0; };
+  const bool planes = in_planes(p) && !launch.tf32;  // whose products are kernels of this library
+  const Choice choice =
+      planes ? choose_contraction(p, gpu, launch.planes ? Planes::kWanted : Planes::kUnwanted)
+             : choose_multiplied(p, gpu, launch);
+  // Both passes have the accuracy of planes, or neither.
+  const bool fits = planes ? holds_a_tile(forward_part(p, workspace)) && holds_a_tile(backward_part(p, workspace))
+                           : holds_a_tile(part);
+  if (choice.family == Family::kSimt || fits) return choice;
   return {.both = {"the workspace of {} bytes holds no tile of hidden values", workspace}};
 }
 
@@ -115,6 +126,7 @@ Plan parts_plan(const Call& given, const Call& padded, const Choice& choice, con
   plan.whole = whole;
   if (choice.family != Family::kSimt) plan.part = part;
   if (choice.family == Family::kSm90) plan.tile = tile;
+  if (choice.family == Family::kPlanes) plan.tile = tiles::kHiddenPlanes;
   return plan;
 }
 

@@ -116,7 +116,8 @@ constexpr TileSize modified_backward(std::int64_t width, bool lean) { return at_
 // Hopper's backward kernels for one gradient: lines that stay on chip, and lines that stream past them.
 inline constexpr StreamedTile kPass{128, 64};
 // The hidden values of an MLP in parts, forward and backward. (dlogits of losses have the tiles of their forward passes.)
-inline constexpr TileSize kHidden{256, 256}, kHiddenGradient{256, 192};
+// Those of float32 operands in planes have one tile for both.
+inline constexpr TileSize kHidden{256, 256}, kHiddenGradient{256, 192}, kHiddenPlanes{256, 128};
 constexpr std::int64_t fixup_quads(std::int64_t width) { return width <= 64 ? 16 : 32; }
 
 }  // namespace monoidreduce::tiles

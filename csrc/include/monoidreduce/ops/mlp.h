@@ -6,6 +6,7 @@
 #include "monoidreduce/error.h"
 #include "monoidreduce/fold.h"
 #include "monoidreduce/ops/matrix.h"
+#include "monoidreduce/ops/planes.h"
 
 namespace monoidreduce {
 
@@ -57,13 +58,14 @@ constexpr auto describe(const X*) {
 // result is the product of out with w2.
 struct MlpHidden {
   TensorView x, w1, bias1, out;
+  TensorView row_planes, column_planes;  // of x and w1, if the plan's kernels read planes
   ActivationKind activation = ActivationKind::kIdentity;
 };
 template <std::same_as<MlpHidden> X>
 constexpr auto describe(const X*) {
-  return part<MlpForward>("mlp_hidden", kSm80 | kSm90, tensor("x", &X::x, "B M"), tensor("w1", &X::w1, "K M"),
+  return part<MlpForward>("mlp_hidden", kSm80 | kSm90 | kPlanes, tensor("x", &X::x, "B M"), tensor("w1", &X::w1, "K M"),
                           optional("bias1", &X::bias1, "K"), result("out", &X::out, "B K").strided(),
-                          activation_of(&X::activation));
+                          planes_of_operands<X>("B", "K", "M"), activation_of(&X::activation));
 }
 
 // Such a part in the backward pass: hidden = act(z), and out, the derivative of the loss with respect to the pre-activations
@@ -73,6 +75,8 @@ struct MlpLocalGradient {
   TensorView out, hidden;
   // out summed over groups of 16 rows, for rows in whole tiles of 256 and hidden units in whole tiles of 192.
   TensorView sums;
+  // Of x and w1, of grad_out and the rows of w2^T; if the plan's kernels read planes.
+  TensorView row_planes, column_planes, other_row_planes, other_column_planes;
   ActivationKind activation = ActivationKind::kIdentity;
 };
 template <std::same_as<MlpLocalGradient> X>
@@ -83,10 +87,11 @@ constexpr auto describe(const X*) {
   constexpr Axis kUnits{.name = "192 ceil(K / 192)", .of = "K", .follows = [](std::int64_t units) {
                           return 192 * ((units + 191) / 192);
                         }};
-  return part<MlpBackward>("mlp_local_gradient", kSm80 | kSm90, mlp_operands<X>(),
+  return part<MlpBackward>("mlp_local_gradient", kSm80 | kSm90 | kPlanes, mlp_operands<X>(),
                            tensor("grad_out", &X::grad_out, "B N"), result("out", &X::out, "B K").strided(),
                            result("hidden", &X::hidden, "B K").strided(),
                            result("sums", &X::sums, {kGroups, kUnits}, Type::kAccumulation).strided().maybe(),
+                           planes_of_operands<X>("B", "K", "M"), planes_of_other_operands<X>("B", "K", "N"),
                            activation_of(&X::activation));
 }
 
@@ -102,20 +107,22 @@ template <class Call>
 
 // The pre-activations of hidden units, as scores that are not folded.
 inline FoldProblem mlp_hidden_problem(const MlpHidden& x) {
-  return {.a = as_rows(x.x),
-          .b = as_rows(x.w1),
-          .bias = as_column_bias(x.bias1, x.x.size[0]),
-          .score = {.bias_inside = true}};
+  return with_planes(x, {.a = as_rows(x.x),
+                         .b = as_rows(x.w1),
+                         .bias = as_column_bias(x.bias1, x.x.size[0]),
+                         .score = {.bias_inside = true}});
 }
 
 // The same with a second score, <grad_out, w2>: the derivative of the loss with respect to the hidden value.
 inline FoldProblem mlp_gradient_problem(const MlpLocalGradient& x) {
-  return {.a = as_rows(x.x),
-          .b = as_rows(x.w1),
-          .other_a = as_rows(x.grad_out),
-          .other_b = as_rows(transposed(x.w2)),
-          .bias = as_column_bias(x.bias1, x.x.size[0]),
-          .score = {.bias_inside = true}};
+  FoldProblem p = with_planes(x, {.a = as_rows(x.x),
+                                  .b = as_rows(x.w1),
+                                  .other_a = as_rows(x.grad_out),
+                                  .other_b = as_rows(transposed(x.w2)),
+                                  .bias = as_column_bias(x.bias1, x.x.size[0]),
+                                  .score = {.bias_inside = true}});
+  if (p.other_b_planes.halves.present()) p.other_b.stride[3] = 1;  // lines of planes are rows of w2^T
+  return p;
 }
 
 }  // namespace monoidreduce

@@ -44,10 +44,14 @@ struct PayloadEpilogue {
 #pragma unroll
         for (int i = 0; i < kSlabElements; ++i) part[i] = dots[n][slab * kSlabElements + i];
         if (n == 1) sums.store(part, row0, column0 + slab * kSlab);
-        std::uint32_t words[kSlabElements / 2];
-        round_fragment<E>(words, part);
-        stores.template store<kSlabs * kProducts>(words, n, row0, column0 + slab * kSlab,
-                                                  slab * kProducts + n, memory, warpgroup);
+        if constexpr (std::is_same_v<E, float>) {
+          stores.store_floats(part, n, row0, column0 + slab * kSlab, memory, warpgroup);
+        } else {
+          std::uint32_t words[kSlabElements / 2];
+          round_fragment<E>(words, part);
+          stores.template store<kSlabs * kProducts>(words, n, row0, column0 + slab * kSlab,
+                                                    slab * kProducts + n, memory, warpgroup);
+        }
       }
     }
   }
