@@ -23,7 +23,14 @@ from monoidreduce._ops.memory import (
     padded,
     rounded_gradients,
 )
-from monoidreduce._ops.mlp_parts import HiddenPart, multiply_hidden, multiply_hidden_gradients
+from monoidreduce._ops.mlp_parts import (
+    GradientProducts,
+    HiddenPart,
+    OutputProduct,
+    multiply_hidden,
+    multiply_hidden_gradients,
+)
+from monoidreduce._ops.mlp_planes import PlaneGradients, PlaneOutput
 from monoidreduce._ops.registry import UNROUNDED, Fold, choices, register
 from monoidreduce.workspace import get_workspace
 
@@ -127,12 +134,15 @@ def mlp_forward(
         if elements := plan.scratch:
             scratch = empty_statistics(x, elements)
     out = new_result(x, w2, unrounded)
-    if part is not None:
+    if plan is not None and part is not None:
 
-        def store(rows: Tensor, hidden: Tensor) -> None:
-            _C.mlp_hidden(rows, w1, bias1, hidden, kind, *launch, plan)
+        def store(
+            rows: Tensor, hidden: Tensor, row_planes: Tensor | None, column_planes: Tensor | None
+        ) -> None:
+            _C.mlp_hidden(rows, w1, bias1, hidden, row_planes, column_planes, kind, *launch, plan)
 
-        multiply_hidden(store, part[0], x, w2, bias2, out)
+        product = PlaneOutput(x, w1, w2, bias2) if plan.planes else OutputProduct(w2, bias2)
+        multiply_hidden(store, part[0], x, w1.shape[0], product, out)
     else:
         _C.mlp_forward(x, w1, w2, bias1, bias2, out, scratch, kind, 0, *launch, plan)
     if out.shape[1] != outputs:
@@ -161,12 +171,19 @@ def mlp_backward(
         x, w1, w2, bias1, _ = _readable_mlp(x, w1, w2, bias1, None)
         grad_out = padded(grad_out)
     dbias2 = grad_out.sum(0) if needed[4] else None  # torch sums 16-bit numbers in float32
-    if any(needed[:4]) and part is not None:
+    if plan is not None and part is not None and any(needed[:4]):
 
         def store(part: HiddenPart) -> None:
             _C.mlp_local_gradient(*part, kind, *launch, plan)
 
-        dx, dw1, dw2, dbias1 = multiply_hidden_gradients(store, part, grad_out, x, w1, w2, bias1, needed)
+        operands = (grad_out, x, w1, w2)
+        products = (
+            PlaneGradients(*operands, needed[:3])
+            if plan.planes
+            else GradientProducts(*operands, needed[:3], part)
+        )
+        gradients = multiply_hidden_gradients(store, part, *operands, bias1, products, needed[3])
+        dx, dw1, dw2, dbias1 = gradients
     elif any(needed[:4]):
         if plan is not None and tensor_cores:
             # These kernels compute all gradients, needed or not. In planes each has a kernel of its own: that

@@ -1,13 +1,15 @@
 """An MLP in parts: hidden values are computed and multiplied for one part at a time, to bound their memory.
 
 A part has all hidden units of some rows, or some hidden units of all rows. `multiply_hidden` and
-`multiply_hidden_gradients` are for tensor-core kernels: all matrices are 16-bit, sums are float32.
+`multiply_hidden_gradients` are for tensor-core kernels. They leave the products of a part to an object: torch
+multiplies 16-bit matrices into float32 sums (`OutputProduct`, `GradientProducts`), kernels of this library
+multiply float32 matrices in planes (mlp_planes.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +17,13 @@ from torch import Tensor
 from monoidreduce._ops.memory import accumulation_dtype, accumulator
 from monoidreduce._ops.products import add_product, multipliable, without_autocast, write_product
 
+if TYPE_CHECKING:
+    from monoidreduce._ops.mlp_planes import PlaneGradients, PlaneOutput
+
 __all__ = [
+    "GradientProducts",
     "HiddenPart",
+    "OutputProduct",
     "Total",
     "columns_of",
     "multiply_hidden",
@@ -45,25 +52,38 @@ def columns_of(matrix: Tensor, part: slice) -> Tensor:
     return matrix if _size(part) == matrix.shape[1] else matrix[:, part]
 
 
+class OutputProduct:
+    """out = hidden @ w2.T + bias2, by torch."""
+
+    def __init__(self, w2: Tensor, bias2: Tensor | None) -> None:
+        self.weight, self.bias2 = multipliable(w2).T, bias2
+
+    def planes_of(self, rows: slice) -> tuple[None, None]:
+        return None, None
+
+    def write(self, out: Tensor, hidden: Tensor) -> None:
+        write_product(out, hidden, self.weight, self.bias2)
+
+
 def multiply_hidden(
-    store: Callable[[Tensor, Tensor], None],
+    store: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], None],
     rows_at_once: int,
     x: Tensor,
-    w2: Tensor,
-    bias2: Tensor | None,
+    units: int,
+    product: OutputProduct | PlaneOutput,
     out: Tensor,
 ) -> None:
-    """Writes out = hidden @ w2.T + bias2, for rows_at_once rows at a time.
+    """Writes the output of all rows, for rows_at_once rows at a time.
 
-    store: store(x, hidden) launches the kernel that computes the hidden values of some rows.
+    store: store(x, hidden, row_planes, column_planes) launches the kernel that computes the hidden values of
+        some rows; the last two are x and w1 in planes, or None.
     """
-    weight = multipliable(w2).T
-    workspace = out.new_empty(rows_at_once, weight.shape[0])
+    workspace = out.new_empty(rows_at_once, units)
     with without_autocast(x):
         for part in parts_of(out.shape[0], rows_at_once):
-            hidden, product = workspace[: _size(part)], rows_of(out, part)
-            store(rows_of(x, part), hidden)
-            write_product(product, hidden, weight, bias2)
+            hidden = workspace[: _size(part)]
+            store(rows_of(x, part), hidden, *product.planes_of(part))
+            product.write(rows_of(out, part), hidden)
 
 
 class HiddenPart(NamedTuple):
@@ -73,6 +93,8 @@ class HiddenPart(NamedTuple):
     hidden: [rows, units], written: the hidden values.
     sums: [rows / 16, units], both sizes rounded up to whole tiles, written: the sum of `out` over each group
         of 16 rows, before it is rounded. None if no bias gradient is needed.
+    row_planes, column_planes, other_row_planes, other_column_planes: x, w1, grad_out and w2.T in planes
+        (planes.split_rows); None if the kernel does not read planes.
     """
 
     x: Tensor
@@ -83,6 +105,10 @@ class HiddenPart(NamedTuple):
     out: Tensor
     hidden: Tensor
     sums: Tensor | None
+    row_planes: Tensor | None
+    column_planes: Tensor | None
+    other_row_planes: Tensor | None
+    other_column_planes: Tensor | None
 
 
 class Total:
@@ -106,6 +132,46 @@ class Total:
             write_product(to, a, b)
 
 
+class GradientProducts:
+    """The gradients of x, w1 and w2 (those that are needed), by torch.
+
+    part: (rows, hidden units) of a part.
+    """
+
+    def __init__(
+        self,
+        grad_out: Tensor,
+        x: Tensor,
+        w1: Tensor,
+        w2: Tensor,
+        needed: Sequence[bool],
+        part: tuple[int, int],
+    ) -> None:
+        row_parts, unit_parts = len(parts_of(x.shape[0], part[0])), len(parts_of(w1.shape[0], part[1]))
+        self.grad_out, self.x, self.w1 = multipliable(grad_out), multipliable(x), multipliable(w1)
+        self.dx = Total(x, unit_parts) if needed[0] else None
+        self.dw1 = Total(w1, row_parts) if needed[1] else None
+        self.dw2 = Total(w2, row_parts) if needed[2] else None
+
+    def planes_of(self, rows: slice, units: slice) -> tuple[None, None, None, None]:
+        return None, None, None, None
+
+    def add(self, rows: slice, units: slice, local: Tensor, hidden: Tensor) -> None:
+        """Adds the products of a part. local: the gradients of its pre-activations (HiddenPart.out)."""
+        if self.dx is not None:
+            self.dx.add(rows_of(self.dx.value, rows), local, rows_of(self.w1, units), first=units.start == 0)
+        if self.dw1 is not None:
+            self.dw1.add(
+                rows_of(self.dw1.value, units), local.T, rows_of(self.x, rows), first=rows.start == 0
+            )
+        if self.dw2 is not None:
+            grad_out = rows_of(self.grad_out, rows)
+            self.dw2.add(columns_of(self.dw2.value, units), grad_out.T, hidden, first=rows.start == 0)
+
+    def gradients(self) -> list[Tensor | None]:
+        return [None if total is None else total.value for total in (self.dx, self.dw1, self.dw2)]
+
+
 def multiply_hidden_gradients(
     store: Callable[[HiddenPart], None],
     part: tuple[int, int],
@@ -114,44 +180,37 @@ def multiply_hidden_gradients(
     w1: Tensor,
     w2: Tensor,
     bias1: Tensor | None,
-    needed: list[bool],
+    products: GradientProducts | PlaneGradients,
+    of_bias: bool,
 ) -> list[Tensor | None]:
     """The gradients of x, w1, w2 and bias1; None where not needed.
 
     store: launches the kernel that writes the results in a HiddenPart. part: (rows, hidden units) of a part.
+    products: of the gradients of x, w1 and w2. of_bias: whether that of bias1 is needed.
     """
-    grad_out, x, w1 = multipliable(grad_out), multipliable(x), multipliable(w1)
-    row_parts, unit_parts = parts_of(x.shape[0], part[0]), parts_of(w1.shape[0], part[1])
     local_workspace, hidden_workspace = x.new_empty(part), x.new_empty(part)
-    dx = Total(x, len(unit_parts)) if needed[0] else None
-    dw1 = Total(w1, len(row_parts)) if needed[1] else None
-    dw2 = Total(w2, len(row_parts)) if needed[2] else None
-    dbias1 = x.new_empty(w1.shape[0], dtype=torch.float32) if needed[3] else None
+    dbias1 = x.new_empty(w1.shape[0], dtype=torch.float32) if of_bias else None
     with without_autocast(x):
-        for units in unit_parts:
+        for units in parts_of(w1.shape[0], part[1]):
             w1_part, w2_part = rows_of(w1, units), columns_of(w2, units)
             bias_part = None if bias1 is None else rows_of(bias1, units)
-            for rows in row_parts:
-                x_part, grad_part = rows_of(x, rows), rows_of(grad_out, rows)
+            for rows in parts_of(x.shape[0], part[0]):
                 local, hidden = (
                     columns_of(rows_of(workspace, slice(0, _size(rows))), slice(0, _size(units)))
                     for workspace in (local_workspace, hidden_workspace)
                 )
                 sums = None if dbias1 is None else _partial_sums(local)
-                store(HiddenPart(x_part, w1_part, w2_part, bias_part, grad_part, local, hidden, sums))
-                if dx is not None:
-                    dx.add(rows_of(dx.value, rows), local, w1_part, first=units.start == 0)
-                if dw1 is not None:
-                    dw1.add(rows_of(dw1.value, units), local.T, x_part, first=rows.start == 0)
-                if dw2 is not None:
-                    dw2.add(columns_of(dw2.value, units), grad_part.T, hidden, first=rows.start == 0)
+                x_part, grad_part = rows_of(x, rows), rows_of(grad_out, rows)
+                operands = (x_part, w1_part, w2_part, bias_part, grad_part)
+                store(HiddenPart(*operands, local, hidden, sums, *products.planes_of(rows, units)))
+                products.add(rows, units, local, hidden)
                 if dbias1 is not None and sums is not None:
                     sums = sums[: -(-_size(rows) // 16), : _size(units)]
                     if rows.start == 0:
                         torch.sum(sums, 0, out=rows_of(dbias1, units))
                     else:
                         rows_of(dbias1, units).add_(sums.sum(0))
-    return [None if total is None else total.value for total in (dx, dw1, dw2)] + [dbias1]
+    return [*products.gradients(), dbias1]
 
 
 def _partial_sums(local: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""float32 operands of linear heads on tensor cores, as two planes of float16 (csrc: ops/planes.h).
+"""float32 operands on tensor cores, as two planes of float16 (csrc: ops/planes.h), and linear heads of them.
 
 A row of numbers is scale * (high + low): a power of two, and float16 numbers that have 22 bits together.
 Three products of planes make one float32 product. In the products with dlogits, dX = dlogits @ W and
@@ -23,7 +23,14 @@ from monoidreduce._ops.engine import _C, streams
 from monoidreduce._ops.mlp_parts import parts_of
 from monoidreduce._ops.slices import TILE_COLUMNS, Needed, Space, columns_at_once, columns_in
 
-__all__ = ["FrozenPlaneHead", "PlaneHead", "split_rows"]
+__all__ = [
+    "FrozenPlaneHead",
+    "PlaneHead",
+    "plane_product",
+    "scales_of",
+    "split_columns",
+    "split_rows",
+]
 
 _STEP = 64  # a plane begins on a multiple of so many elements
 _BYTES_OF_DLOGITS = 8  # float32, and the planes of one product's operand
@@ -44,12 +51,12 @@ def split_rows(x: Tensor, by: Tensor | None = None) -> Tensor:
     return planes
 
 
-def _scales(planes: Tensor) -> Tensor:
+def scales_of(planes: Tensor) -> Tensor:
     """[N], a view: the scales of the rows that split_rows returned."""
     return planes.view(torch.float32)[:, -4]
 
 
-def _split_columns(x: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
+def split_columns(x: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
     """x * by[:, None] in planes [N, 2 * plane], with a scale for each column [D]."""
     rows, width = x.shape
     planes = x.new_empty(rows, 2 * _plane(width), dtype=torch.float16)
@@ -58,8 +65,8 @@ def _split_columns(x: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
     return planes, scales
 
 
-def _add_product(out: Tensor, a: Tensor, b: Tensor, scales: Tensor | None, adds: bool) -> None:
-    """out = a @ b, or out += a @ b. scales: of the columns, where a is from _split_columns and transposed."""
+def plane_product(out: Tensor, a: Tensor, b: Tensor, scales: Tensor | None, adds: bool) -> None:
+    """out = a @ b, or out += a @ b. scales: of the columns, where a is from split_columns and transposed."""
     _C.plane_product(a, b, scales, out, adds, 1, streams.current(out.device.index))
 
 
@@ -109,7 +116,7 @@ class PlaneHead:
         self.row_planes = split_rows(rows)
         self.row_scales: Tensor | None = None
         if self.d_columns is not None:
-            scales = _scales(self.row_planes)
+            scales = scales_of(self.row_planes)
             self.row_scales = scales.contiguous() if self.factors is None else scales * self.factors
         self.column_planes: Tensor | None = None  # of the current slice
         self.begun = False  # whether d_rows has the products of a slice
@@ -125,16 +132,16 @@ class PlaneHead:
         """Adds the products with the dlogits of a slice to the gradients."""
         assert self.column_planes is not None
         if self.d_rows is not None:
-            by_row = split_rows(dlogits, _scales(self.column_planes).contiguous())
+            by_row = split_rows(dlogits, scales_of(self.column_planes).contiguous())
             if self.factors is not None:
-                _scales(by_row).mul_(self.factors)
-            _add_product(self.d_rows, by_row, self.column_planes, None, self.begun)
+                scales_of(by_row).mul_(self.factors)
+            plane_product(self.d_rows, by_row, self.column_planes, None, self.begun)
             self.begun = True
             del by_row
         if self.d_columns is not None:
             assert self.row_scales is not None
-            by_column, scales = _split_columns(dlogits, self.row_scales)
-            _add_product(self.d_columns[part], by_column, self.row_planes, scales, self.adds_columns)
+            by_column, scales = split_columns(dlogits, self.row_scales)
+            plane_product(self.d_columns[part], by_column, self.row_planes, scales, self.adds_columns)
         if self.bias is not None:
             self.bias.add_up(part)
 

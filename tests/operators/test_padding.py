@@ -184,13 +184,23 @@ def test_mlp_in_parts(
     )
     grad, kinds = torch.randn(13, 33), mlp.ACTIVATIONS
 
-    def hidden(x: Tensor, w1: Tensor, bias1: Tensor, out: Tensor, kind: int, *_: Any) -> None:
+    def hidden(
+        x: Tensor,
+        w1: Tensor,
+        bias1: Tensor,
+        out: Tensor,
+        row_planes: None,
+        column_planes: None,
+        kind: int,
+        *_: Any,
+    ) -> None:
         assert kinds[kind] == "sigmoid" and all(size % 8 == 0 for size in (*w1.shape, *bias1.shape))
         out.copy_((x @ w1.T + bias1).sigmoid())
 
     def local(x: Tensor, w1: Tensor, w2: Tensor, bias1: Tensor, grad: Tensor, *rest: Any) -> None:
-        out, values, sums, kind, *_ = rest
-        hidden(x, w1, bias1, values, kind)
+        out, values, sums, *planes, kind = rest[:8]
+        assert planes == [None] * 4
+        hidden(x, w1, bias1, values, None, None, kind)
         out.copy_((grad @ w2) * values * (1 - values))
         sums.zero_()
         sums[0, : out.shape[1]] = out.sum(0)
