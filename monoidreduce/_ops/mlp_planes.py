@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from monoidreduce._ops.memory import aligned
 from monoidreduce._ops.mlp_parts import columns_of, rows_of
 from monoidreduce._ops.planes import plane_product, scales_of, split_columns, split_rows
 
@@ -18,7 +19,7 @@ __all__ = ["PlaneGradients", "PlaneOutput"]
 
 def _split_units(w2: Tensor) -> Tensor:
     """The columns of w2 [N, K] in planes, a line for each hidden unit."""
-    return split_rows(w2.T.contiguous())
+    return split_rows(aligned(w2.T))
 
 
 class PlaneOutput:

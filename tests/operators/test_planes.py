@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from plane_kernels import numbers, replace_plane_kernels
 from torch import Tensor
 
 from monoidreduce._ops.dlogits import UNIT_UPSTREAM, HeadGradients, HeadSlice, Upstream, multiply_dlogits
-from monoidreduce._ops.engine import _C, streams
+from monoidreduce._ops.engine import _C
 from monoidreduce._ops.planes import FrozenPlaneHead, PlaneHead, split_rows
 from monoidreduce._ops.slices import TILE_COLUMNS, Needed
 
@@ -18,54 +19,10 @@ ROWS, CLASSES, WIDTH = 130, 1290, 136
 SLOPE = 0.7
 
 
-def in_planes(x: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The high and the low plane of x, and their scales, of the largest numbers along an axis."""
-    largest = x.abs().amax(axis, keepdim=True)
-    scale = torch.where(largest > 0, torch.exp2(largest.log2().floor() - 13), 1)
-    high = (x / scale).half()
-    return high, (x / scale - high.float()).half(), scale
-
-
-def whole(planes: Tensor, width: int) -> Tensor:
-    """The sum of both planes, which lie behind each other."""
-    plane = -(-width // 64) * 64
-    return planes[:, :width].double() + planes[:, plane : plane + width].double()
-
-
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What the kernels of csrc/cuda/planes/products.cu compute. Lists the classes of each product for dW."""
-    of_columns: list[int] = []
-
-    def split(x: Tensor, by: Tensor | None, out: Tensor, *_: Any) -> None:
-        high, low, scale = in_planes(x if by is None else x * by, 1)
-        plane, width = (out.shape[1] - 8) // 2, x.shape[1]
-        out[:, : 2 * plane] = 0
-        out[:, :width], out[:, plane : plane + width] = high, low
-        out.view(torch.float32)[:, -4] = scale[:, 0]
-
-    def split_columns(x: Tensor, by: Tensor, largest: Tensor, out: Tensor, scales: Tensor, *_: Any) -> None:
-        assert by.is_contiguous() and not largest.any()
-        high, low, scale = in_planes(x * by[:, None], 0)
-        plane, width = out.shape[1] // 2, x.shape[1]
-        out.zero_()
-        out[:, :width], out[:, plane : plane + width] = high, low
-        scales.copy_(scale[0])
-
-    def product(a: Tensor, b: Tensor, scales: Tensor | None, out: Tensor, adds: bool, *_: Any) -> None:
-        (rows, columns), terms = out.shape, len(b)
-        if scales is None:
-            left = whole(a, terms) * a.view(torch.float32)[:, -4:-3]
-        else:
-            of_columns.append(rows)
-            left = whole(a, rows).T * scales[:, None]
-        found = left @ whole(b, columns)
-        out.copy_(out + found if adds else found)
-
-    for name, kernel in (("split_rows", split), ("split_columns", split_columns), ("plane_product", product)):
-        monkeypatch.setattr(_C, name, kernel, raising=False)
-    monkeypatch.setattr(streams, "current", lambda _: 0, raising=False)
-    return of_columns
+    """Lists the classes of each product for dW."""
+    return replace_plane_kernels(monkeypatch)
 
 
 class Given:
@@ -154,8 +111,7 @@ def test_dlogits_that_depend_on_a_frozen_head() -> None:
         student, teacher = heads
         assert student.dlogits is not None and teacher.dlogits is None
         assert teacher.row_planes is frozen.row_planes and teacher.column_planes is not None
-        scales = teacher.column_planes.view(torch.float32)[:, -4:-3]
-        found = whole(teacher.column_planes, 200) * scales
+        found = numbers(teacher.column_planes, 200)
         torch.testing.assert_close(found, other_columns[part].double(), rtol=0, atol=1e-6)
         student.dlogits.copy_(given.grad[:, None] * given.dlogits[:, part])
 
