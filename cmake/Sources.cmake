@@ -101,9 +101,9 @@ set(MONOIDREDUCE_SM90_SOURCES
     csrc/cuda/planes/losses.cu
     csrc/cuda/planes/mlp_backward.cu
     csrc/cuda/planes/mlp_forward.cu
-    csrc/cuda/planes/mlp_parts.cu
     csrc/cuda/planes/row_gradient.cu
     csrc/cuda/planes/statistics.cu
     csrc/cuda/planes/products.cu
     csrc/cuda/planes/log_probs.cu
-    csrc/cuda/planes/distillation.cu)
+    csrc/cuda/planes/distillation.cu
+    csrc/cuda/planes/mlp_parts.cu)

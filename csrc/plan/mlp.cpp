@@ -109,12 +109,13 @@ Choice choose_parts(const FoldProblem& p, const TileSize& part, std::int64_t wor
                     const DeviceFacts& gpu, const Launch& launch) {
   const auto holds_a_tile = [](const TileSize& part) { return part.rows * part.columns != 0; };
   const bool planes = in_planes(p) && !launch.tf32;  // whose products are kernels of this library
-  const Choice choice =
-      planes ? choose_contraction(p, gpu, launch.planes ? Planes::kWanted : Planes::kUnwanted)
-             : choose_multiplied(p, gpu, launch);
+  const Choice choice = planes
+                            ? choose_contraction(p, gpu, launch.planes ? Planes::kWanted : Planes::kUnwanted)
+                            : choose_multiplied(p, gpu, launch);
   // Both passes have the accuracy of planes, or neither.
-  const bool fits = planes ? holds_a_tile(forward_part(p, workspace)) && holds_a_tile(backward_part(p, workspace))
-                           : holds_a_tile(part);
+  const bool fits =
+      planes ? holds_a_tile(forward_part(p, workspace)) && holds_a_tile(backward_part(p, workspace))
+             : holds_a_tile(part);
   if (choice.family == Family::kSimt || fits) return choice;
   return {.both = {"the workspace of {} bytes holds no tile of hidden values", workspace}};
 }

@@ -88,9 +88,10 @@ Reason contraction_float32_obstacle(const FoldProblem& p, const DeviceFacts& gpu
   if (reason && planes == Planes::kWanted) return reason;
   if (reason || planes == Planes::kNone) return {"the inputs are float32"};
   const bool two = p.other_a.present();
-  const std::int64_t other = two ? p.other_width() : p.payload.present() ? p.payload_width() : p.width(),
-                     width = std::min(p.width(), other),
-                     least = std::min({p.rows(), p.columns(), width});
+  const std::int64_t other = two                   ? p.other_width()
+                             : p.payload.present() ? p.payload_width()
+                                                   : p.width(),
+                     width = std::min(p.width(), other), least = std::min({p.rows(), p.columns(), width});
   if (least < tiles::kFewestTerms)
     return {
         "the inputs are float32, and {} rows, columns or elements of a row are too few for planes of float16",

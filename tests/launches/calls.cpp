@@ -874,6 +874,15 @@ void pad_mlp(const Tensors& t, Arguments& x) {
   x.bias1 = t.padded("bias1", x.bias1);
 }
 
+// Rows and columns of a part's scores in planes, if the plan's kernels read them.
+struct MlpPlanes {
+  TensorView rows, columns;
+  MlpPlanes(const Tensors& t, const Plan& plan, const TensorView& of_rows, const TensorView& of_columns) {
+    if (!plan.can().planes) return;
+    rows = planes_of(t, "row_planes", of_rows), columns = planes_of(t, "column_planes", of_columns);
+  }
+};
+
 Plan forward(const Mlp& c, const Tensors& t) {
   MlpForward x;
   fill_mlp(c, t, x);
@@ -883,12 +892,15 @@ Plan forward(const Mlp& c, const Tensors& t) {
   if (plan.can().tensor_cores) pad_mlp(t, x), x.bias2 = t.padded("bias2", x.bias2);
   if (plan.part) {
     const TensorView hidden = t("hidden", c.dtype, {plan.part->rows, x.w1.size[0]});
+    const MlpPlanes planes(t, plan, x.x, x.w1);
     const auto store = [&](std::int64_t first) {
       const std::int64_t count = std::min(plan.part->rows, c.rows - first);
       run(MlpHidden{.x = part_of(x.x, 0, first, count),
                     .w1 = x.w1,
                     .bias1 = x.bias1,
                     .out = part_of(hidden, 0, 0, count),
+                    .row_planes = part_of(planes.rows, 0, first, count),
+                    .column_planes = planes.columns,
                     .activation = c.activation},
           launch, &plan);
     };
@@ -914,6 +926,7 @@ Plan backward(const Mlp& c, const Tensors& t) {
     const auto [rows, units] = *plan.part;
     const TensorView local = t.lines("local", c.dtype, rows, units),
                      hidden = t.lines("hidden", c.dtype, rows, units);
+    const MlpPlanes of_x(t, plan, x.x, x.w1), of_grad(t, plan, x.grad_out, transposed(x.w2));
     const TensorView partial_sums = t("sums", sums, {round_up(rows, 256) / 16, round_up(units, 192)});
     const auto store = [&](std::int64_t row, std::int64_t unit) {
       const std::int64_t count = std::min(rows, c.rows - row), there = std::min(units, x.w1.size[0] - unit);
@@ -931,6 +944,10 @@ Plan backward(const Mlp& c, const Tensors& t) {
                            .out = corner(local),
                            .hidden = corner(hidden),
                            .sums = of_part,
+                           .row_planes = part_of(of_x.rows, 0, row, count),
+                           .column_planes = part_of(of_x.columns, 0, unit, there),
+                           .other_row_planes = part_of(of_grad.rows, 0, row, count),
+                           .other_column_planes = part_of(of_grad.columns, 0, unit, there),
                            .activation = c.activation},
           launch, &plan);
     };
@@ -980,6 +997,11 @@ std::vector<Mlp> mlp_calls() {
   };
   for (const std::int64_t width : {64, 128, 256})
     add_planes(message("width ", width), {.inputs = width, .outputs = width});
+  add_planes("wide, in parts", {.rows = 4096, .inputs = 512, .hidden = 4096, .outputs = 200, .biased = true});
+  add_planes("wide, in parts of rows",
+             {.rows = 9000, .inputs = 300, .hidden = 1001, .outputs = 64, .workspace = 12 << 20});
+  add_planes("wide, deterministic", {.inputs = 512, .deterministic = true});
+  add_planes("wide, no workspace", {.inputs = 512, .workspace = 0});
   add_planes("odd sizes", {.rows = 1001, .inputs = 60, .hidden = 1003, .outputs = 70, .biased = true});
   add_planes("deterministic", {.deterministic = true});
   add_planes("few rows", {.rows = 32, .hidden = 16384});

@@ -454,6 +454,33 @@ const std::vector<Expected> kExpected = {
       {"repair_backward_kernel<NamedSum<float>", 2, 256}}},
     {"H100", "mlp_backward float32 planes few rows", "simt", {{"simt::fold_backward<true,", 256, 256}}},
     {"A100", "mlp_forward float32 planes width 128", "simt", {{"simt::fold_forward<true,", 64, 256}}},
+    // Wider ones are in parts, by clusters with tiles of 256 rows and 128 units.
+    {"H100",
+     "mlp_forward float32 planes wide, in parts",
+     "plan",
+     {{"sm90::contraction_kernel<__half, sm90::ContractionTile<128, 3, 1, false, 2, 2>, "
+       "PayloadEpilogue<float, NamedSum<",
+       132, 384},
+      {"sm90::contraction_kernel<__half, sm90::ContractionTile<128, 3, 1, false, 2, 2>, "
+       "PayloadEpilogue<float, NamedSum<",
+       132, 384}}},
+    {"H100",
+     "mlp_backward float32 planes wide, in parts of rows",
+     "plan",
+     {{"sm90::contraction_kernel<__half, sm90::ContractionTile<128, 3, 2, false, 2, 2>, "
+       "PayloadEpilogue<float, NamedSum<",
+       2 * 4 * 8, 384},
+      {"sm90::contraction_kernel<__half, sm90::ContractionTile<128, 3, 2, false, 2, 2>, "
+       "PayloadEpilogue<float, NamedSum<",
+       2 * 4 * 8, 384}}},
+    {"H100",
+     "mlp_backward float32 planes wide, deterministic",
+     "plan",
+     {{"sm90::contraction_kernel<__half,", 132, 384}, {"sm90::contraction_kernel<__half,", 132, 384}}},
+    {"H100",
+     "mlp_forward float32 planes wide, no workspace",
+     "simt",
+     {{"simt::fold_forward<true,", 64, 256}}},
 
     // The product has 20 x 3 tiles.
     {"H100",

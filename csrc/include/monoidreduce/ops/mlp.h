@@ -63,9 +63,10 @@ struct MlpHidden {
 };
 template <std::same_as<MlpHidden> X>
 constexpr auto describe(const X*) {
-  return part<MlpForward>("mlp_hidden", kSm80 | kSm90 | kPlanes, tensor("x", &X::x, "B M"), tensor("w1", &X::w1, "K M"),
-                          optional("bias1", &X::bias1, "K"), result("out", &X::out, "B K").strided(),
-                          planes_of_operands<X>("B", "K", "M"), activation_of(&X::activation));
+  return part<MlpForward>("mlp_hidden", kSm80 | kSm90 | kPlanes, tensor("x", &X::x, "B M"),
+                          tensor("w1", &X::w1, "K M"), optional("bias1", &X::bias1, "K"),
+                          result("out", &X::out, "B K").strided(), planes_of_operands<X>("B", "K", "M"),
+                          activation_of(&X::activation));
 }
 
 // Such a part in the backward pass: hidden = act(z), and out, the derivative of the loss with respect to the pre-activations
