@@ -105,19 +105,23 @@ TileSize backward_part(const FoldProblem& p, std::int64_t workspace) {
   return {rows, p.columns()};
 }
 
-Choice choose_parts(const FoldProblem& p, const TileSize& part, std::int64_t workspace,
+bool holds_a_tile(const TileSize& part) { return part.rows * part.columns != 0; }
+
+// The family for parts of p, the problem of padded operands. part: of the pass. units: hidden units before they were padded.
+Choice choose_parts(const FoldProblem& p, const TileSize& part, std::int64_t units, std::int64_t workspace,
                     const DeviceFacts& gpu, const Launch& launch) {
-  const auto holds_a_tile = [](const TileSize& part) { return part.rows * part.columns != 0; };
-  const bool planes = in_planes(p) && !launch.tf32;  // whose products are kernels of this library
-  const Choice choice = planes
-                            ? choose_contraction(p, gpu, launch.planes ? Planes::kWanted : Planes::kUnwanted)
-                            : choose_multiplied(p, gpu, launch);
-  // Both passes have the accuracy of planes, or neither.
-  const bool fits =
-      planes ? holds_a_tile(forward_part(p, workspace)) && holds_a_tile(backward_part(p, workspace))
-             : holds_a_tile(part);
-  if (choice.family == Family::kSimt || fits) return choice;
-  return {.both = {"the workspace of {} bytes holds no tile of hidden values", workspace}};
+  const Choice no_room{.both = {"the workspace of {} bytes holds no tile of hidden values", workspace}};
+  if (!in_planes(p) || launch.tf32) {
+    const Choice choice = choose_multiplied(p, gpu, launch);
+    return choice.family == Family::kSimt || holds_a_tile(part) ? choice : no_room;
+  }
+  // Both passes have the accuracy of planes, or neither. Their products are kernels of this library.
+  const bool fits = holds_a_tile(forward_part(p, workspace)) && holds_a_tile(backward_part(p, workspace));
+  FoldProblem terms = p;
+  terms.b.size[2] = units;  // zeros make no sum longer
+  const Choice choice =
+      choose_contraction(terms, gpu, launch.planes || !fits ? Planes::kWanted : Planes::kUnwanted);
+  return choice.family == Family::kSimt || fits ? choice : no_room;
 }
 
 template <class Call>
@@ -192,8 +196,8 @@ Plan plan(const MlpForward& given, const DeviceFacts& gpu, const Launch& launch)
     return plan;
   }
   const TileSize part = forward_part(p, x.workspace);
-  return parts_plan(given, x, choose_parts(p, part, x.workspace, gpu, launch), part, tiles::kHidden, whole,
-                    launch);
+  const Choice parts = choose_parts(p, part, given.w1.size[0], x.workspace, gpu, launch);
+  return parts_plan(given, x, parts, part, tiles::kHidden, whole, launch);
 }
 
 template <>
@@ -216,7 +220,7 @@ Plan plan(const MlpBackward& given, const DeviceFacts& gpu, const Launch& launch
   const Reason obstacle = whole.family == Family::kSimt ? Reason{} : idle(p, plan.adds_rows, gpu);
   if (whole.family != Family::kSimt && !obstacle) return plan;
   const TileSize part = backward_part(p, x.workspace);
-  const Choice parts = choose_parts(p, part, x.workspace, gpu, launch);
+  const Choice parts = choose_parts(p, part, given.w1.size[0], x.workspace, gpu, launch);
   if (obstacle && (parts.family == Family::kSimt || !large(part, p))) return plan;
   if (obstacle) whole.both = obstacle;
   return parts_plan(given, x, parts, part, tiles::kHiddenGradient, whole, launch);

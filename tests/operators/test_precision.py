@@ -131,7 +131,18 @@ def mlp_tensors(rows: int, width: int, hidden: int, outputs: int) -> tuple[torch
     return torch.zeros(rows, width), torch.zeros(hidden, width), torch.zeros(outputs, hidden)
 
 
-@pytest.mark.parametrize("sizes", ((64, 57, 64, 8), (300, 8, 1000, 128), (64, 128, 16384, 128)))
+# Those with a width over 128 run in parts.
+@pytest.mark.parametrize(
+    "sizes",
+    (
+        (64, 57, 64, 8),
+        (300, 8, 1000, 128),
+        (64, 128, 16384, 128),
+        (64, 136, 64, 57),
+        (300, 64, 500, 129),
+        (3000, 4096, 16384, 1024),
+    ),
+)
 @pytest.mark.parametrize("deterministic", (False, True), ids=("default", "deterministic"))
 def test_mlps_say_which_mode_has_tensor_cores(sizes: tuple[int, ...], deterministic: bool) -> None:
     torch.use_deterministic_algorithms(deterministic)
@@ -144,16 +155,22 @@ def test_mlps_say_which_mode_has_tensor_cores(sizes: tuple[int, ...], determinis
     assert named.forward == "mlp_forward/cuda/simt/float32"
     assert any("mr.float32 does not say emulated" in reason for reason in named.reasons)
     assert found.forward == "mlp_forward/cuda/planes/float32"
-    assert found.backward == f"mlp_backward/cuda/planes{'/deterministic' * deterministic}/float32"
+    in_parts = max(sizes[1], sizes[3]) > 128  # by the kernels of the default mode
+    mode = "/deterministic" if deterministic and not in_parts else ""
+    assert found.backward == f"mlp_backward/cuda/planes{mode}/float32"
     assert found.deterministic  # each gradient has a single writer
 
 
 @pytest.mark.parametrize(
     ("sizes", "hardware", "reason"),
     (
-        ((300, 136, 500, 64), "h100", "a width is 136, more than 128"),
+        ((300, 136, 500, 56), "h100", "a width is 136, more than 128; in parts: not sm90 or sm80: the inputs"),
+        ((300, 136, 500, 56), "h100", "56 rows, columns or elements of a row are too few for planes"),
+        ((63, 136, 500, 64), "h100", "63 rows, columns or elements of a row are too few for planes"),
+        ((300, 64, 56, 129), "h100", "56 rows, columns or elements of a row are too few for planes"),
+        ((300, 136, 63, 136), "h100", "63 rows, columns or elements of a row are too few for planes"),
+        ((300, 136, 500, 64), "a100-80gb", "the inputs are float32, not multiplied in tf32"),
         ((300, 0, 500, 64), "h100", "a width is 0"),
-        ((300, 64, 500, 129), "h100", "a width is 129, more than 128"),
         ((300, 56, 500, 8), "h100", "56 rows, hidden units or elements of a row are too few for planes"),
         ((63, 64, 500, 64), "h100", "63 rows, hidden units or elements of a row are too few for planes"),
         ((300, 64, 63, 64), "h100", "63 rows, hidden units or elements of a row are too few for planes"),
@@ -169,6 +186,18 @@ def test_other_mlps_say_why(sizes: tuple[int, ...], hardware: str, reason: str) 
         f"mlp_{way}/cuda/simt/float32" for way in ("forward", "backward")
     }
     assert any(reason in text for text in found.reasons), found.reasons
+
+
+@pytest.mark.parametrize(("tile_bytes", "held"), ((12 * 256 * 1000, True), (12 * 256 * 1000 - 1, False)))
+def test_both_passes_of_a_wide_mlp_need_a_tile_in_the_workspace(tile_bytes: int, held: bool) -> None:
+    """Backward holds two numbers of a hidden value, and planes of one; forward could do with two thirds."""
+    with mr.float32("emulated"), mr.workspace(tile_bytes):
+        found = mr.explain("mlp", *mlp_tensors(9000, 136, 1000, 200), hardware="h100")
+    tier = "planes" if held else "simt"
+    assert found.forward == f"mlp_forward/cuda/{tier}/float32"
+    assert found.backward == f"mlp_backward/cuda/{tier}/float32"
+    reason = "in parts of 256 rows and 1000 hidden units" if held else "bytes holds no tile of hidden values"
+    assert any(text.startswith("backward: ") and reason in text for text in found.reasons), found.reasons
 
 
 def test_a_mode_is_named_only_where_it_would_help() -> None:

@@ -249,6 +249,29 @@ def test_float32_mlps_in_planes_multiply_three_times() -> None:
     assert products == [3 * 2, 3 * 3, 3 * 3, 3 * 2]
 
 
+def test_wide_float32_mlps_multiply_planes_in_parts() -> None:
+    """Seven products: forward two, backward two by one kernel and one for each gradient."""
+    tensors, options = call_of("mlp", {"B": 1024, "K": 2048, "d": 256}, torch.float32)
+    with mr.float32("emulated"):
+        found = [work for _, work in works("mlp", *tensors, **options)]
+    multiplied = [work for work in found if work.kernel]
+    assert [work.kernel for work in multiplied] == [
+        "mlp_hidden/planes",
+        "plane_product/planes",
+        "mlp_local_gradient/planes",
+        *["plane_product/planes"] * 3,
+    ]
+    tiles = [4 * 16, 4 * 2, 4 * 16, 4 * 2, 8 * 2, 1 * 16]  # of 256 x 128
+    assert [work.jobs for work in multiplied] == [{1: n} for n in tiles]
+    assert [work.width for work in multiplied] == [256, 2048, 512, 2048, 1024, 1024]
+    assert {work.flops for work in multiplied} == {3 * 2 * 256 * 128}
+    splits = [work.written for work in found if work.name in ("split_rows", "split_columns")]
+    line = 4 * 256 + 16  # bytes of both planes of a line and its scale
+    of_operands, of_hidden = line * (1024 + 2 * 2048), (4 * 2048 + 16) * 1024
+    of_columns = 4 * 1024 * 2048 + 4 * 2048 + 4 * 1024 * 256 + 4 * 256
+    assert sum(splits) == 2 * of_operands + line * 1024 + 3 * of_hidden + of_columns
+
+
 # Constants of the sources
 
 
