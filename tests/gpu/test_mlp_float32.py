@@ -1,4 +1,7 @@
-"""Float32 MLPs in planes of float16 (`mr.float32("emulated")`), beside torch in float32 and float64."""
+"""Float32 MLPs in planes of float16 (`mr.float32("emulated")`), beside torch in float32 and float64.
+
+Those with a width over 128 run in parts.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from calls import assert_same_bits, results, scaled_mlp_inputs, upstreams
+from calls import (
+    assert_same_bits,
+    check_captured,
+    peak,
+    reset_peak,
+    results,
+    scaled_mlp_inputs,
+    upstreams,
+)
 from mlp_calls import check, many_rows
 from paths import takes
 from specimens import Inputs, Specimen, mlp_inputs
@@ -32,6 +43,17 @@ SIZES = {  # rows, hidden, width in, width out; those of the second half are pad
     "odd": (301, 1003, 59, 100),
     "units": (301, 67, 64, 64),
     "outputs": (301, 1000, 64, 7),
+    "wide": (301, 1000, 520, 392),
+    "wide_tile": (256, 128, 256, 256),
+    "wide_in": (140, 328, 1032, 64),
+    "wide_out": (700, 3000, 64, 264),
+    "wide_deep": (100, 456, 2056, 1032),
+    "wide_odd": (301, 1003, 259, 131),
+    "wide_units": (301, 67, 136, 136),
+}
+PARTS = {  # sizes, and the bytes of a tile of hidden values, their derivatives and planes of one of them
+    "units": ((1100, 600, 264, 320), 12 * 128 * 1100),  # the rows' gradient is the smaller one
+    "rows": ((1500, 200, 320, 264), 12 * 256 * 200),
 }
 
 
@@ -54,7 +76,7 @@ def test_sizes(size: str, biases: bool, gpu: torch.device) -> None:
 
 
 @pytest.mark.parametrize("biases", (False, True), ids=("plain", "biases"))
-@pytest.mark.parametrize("width", (64, 128))
+@pytest.mark.parametrize("width", (64, 128, 264))
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations(activation: str, width: int, biases: bool, gpu: torch.device) -> None:
     inputs = scaled_mlp_inputs((257, 336, width, width), torch.float32, gpu, biases)
@@ -107,7 +129,7 @@ def outputs_and_gradients(call: Callable[..., Any], inputs: Inputs, activation: 
 
 @pytest.mark.parametrize("activation", ("gelu", "gelu_tanh", "silu"))
 @pytest.mark.parametrize("drawn", DRAWN)
-@pytest.mark.parametrize("width", (64, 128))
+@pytest.mark.parametrize("width", (64, 128, 256, 1024))
 def test_error_norms(width: int, drawn: str, activation: str, gpu: torch.device) -> None:
     """Beside those of torch's products in float32."""
     inputs = mlp_inputs(1000, width, 1000, width, dtype=torch.float32, device=gpu)
@@ -125,9 +147,9 @@ def test_error_norms(width: int, drawn: str, activation: str, gpu: torch.device)
 
 
 @pytest.mark.parametrize("wanted", ("x", "w1", "w2", "bias1", "bias2"))
-@pytest.mark.parametrize("size", ("ragged", "odd"))
+@pytest.mark.parametrize("size", ("ragged", "odd", "wide", "wide_odd"))
 def test_one_gradient_alone(size: str, wanted: str, gpu: torch.device) -> None:
-    """Has the bits that it has beside the others: each gradient has a kernel of its own."""
+    """Has the bits that it has beside the others: each gradient has a kernel, or a product, of its own."""
     inputs = inputs_of(size, gpu)
     of_all = dict(zip(inputs, outputs_and_gradients(mr.mlp, inputs, "gelu")[1:], strict=True))
     leaf = inputs[wanted].requires_grad_()
@@ -137,9 +159,10 @@ def test_one_gradient_alone(size: str, wanted: str, gpu: torch.device) -> None:
     assert torch.equal(found, of_all[wanted])
 
 
+@pytest.mark.parametrize("size", ("ragged", "wide"))
 @pytest.mark.parametrize("layout", ("transposed", "every_second"))
-def test_strides(layout: str, gpu: torch.device) -> None:
-    inputs = inputs_of("ragged", gpu)
+def test_strides(layout: str, size: str, gpu: torch.device) -> None:
+    inputs = inputs_of(size, gpu)
     if layout == "transposed":
         laid = {name: t.T.contiguous().T if t.dim() == 2 else t for name, t in inputs.items()}
     else:
@@ -177,9 +200,10 @@ def test_infinities_of_both_signs_in_a_line(activation: str, place: str, gpu: to
         check_operator("mlp", inputs, {"activation": activation})
 
 
-@pytest.mark.parametrize("size", ("ragged", "long"))
-def test_same_bits(size: str, gpu: torch.device) -> None:
-    """In every run, and in the deterministic mode."""
+@pytest.mark.parametrize("size", ("ragged", "long", "wide", "wide_out"))
+def test_same_bits(size: str, gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every run, and in the deterministic mode, which needs no setting of cuBLAS."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     inputs = inputs_of(size, gpu)
     call = Specimen("mlp", "mlp", mlp_inputs)
     grads = upstreams(call, inputs)
@@ -188,13 +212,13 @@ def test_same_bits(size: str, gpu: torch.device) -> None:
         assert_same_bits(results(call, inputs, grads), first)
     torch.use_deterministic_algorithms(True)
     try:
-        with takes({FORWARD, IN_ORDER}):
+        with takes(PASSES if "wide" in size else {FORWARD, IN_ORDER}):
             assert_same_bits(results(call, inputs, grads), first)
     finally:
         torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("width", (64, 128))
+@pytest.mark.parametrize("width", (64, 128, 264))
 def test_stages_are_released_after_they_are_read(width: int, gpu: torch.device) -> None:
     """100 calls have the same bits: a warp reads scales before TMA overwrites them (block/ring.cuh)."""
     inputs = scaled_mlp_inputs((1000, 1000, width, width), torch.float32, gpu, biases=True)
@@ -206,9 +230,94 @@ def test_stages_are_released_after_they_are_read(width: int, gpu: torch.device) 
             assert_same_bits(results(call, inputs, grads), first)
 
 
+# Wide MLPs in parts
+
+
+@pytest.mark.parametrize(
+    ("of", "tiles", "forward", "backward"),
+    (("units", 1, 5, 5), ("units", 2, 3, 3), ("rows", 1, 6, 6), ("rows", 2, 2, 3), ("rows", 3, 2, 2)),
+)
+def test_several_parts(of: str, tiles: int, forward: int, backward: int, gpu: torch.device) -> None:
+    """A workspace of so many tiles: some parts are as large as the last, some are not."""
+    sizes, tile_bytes = PARTS[of]
+    inputs = scaled_mlp_inputs(sizes, torch.float32, gpu, biases=True)
+    before = mr._C.path_counts()
+    with mr.workspace(tiles * tile_bytes):
+        check(inputs, "gelu", "planes", "planes")
+    after = mr._C.path_counts()
+    assert [after[path] - before.get(path, 0) for path in (FORWARD, BACKWARD)] == [forward, backward]
+
+
+@pytest.mark.parametrize("of", PARTS)
+def test_same_bits_of_parts(of: str, gpu: torch.device) -> None:
+    sizes, tile_bytes = PARTS[of]
+    inputs = scaled_mlp_inputs(sizes, torch.float32, gpu, biases=True)
+    call = Specimen("mlp", "mlp", mlp_inputs)
+    grads = upstreams(call, inputs)
+    with mr.workspace(tile_bytes), takes(PASSES):
+        first = results(call, inputs, grads)
+        for _ in range(3):
+            assert_same_bits(results(call, inputs, grads), first)
+
+
+def test_a_workspace_that_holds_no_tile(gpu: torch.device) -> None:
+    sizes, tile_bytes = PARTS["rows"]
+    inputs = scaled_mlp_inputs(sizes, torch.float32, gpu)
+    with mr.workspace(tile_bytes - 1):
+        assert "holds no tile of hidden values" in str(mr.explain("mlp", *inputs.values()))
+        check(inputs, "gelu", "simt", "simt")
+
+
+@pytest.mark.parametrize("value", (torch.nan, torch.inf))
+def test_a_row_that_is_not_finite(value: float, gpu: torch.device) -> None:
+    """Spoils itself alone, and the gradients of the weights."""
+    inputs = inputs_of("wide", gpu)
+    inputs["x"][17, 3] = value
+    x = inputs["x"].requires_grad_()
+    with takes(PASSES):
+        out = mr.mlp(**inputs, activation="gelu")
+        (dx,) = torch.autograd.grad(out, x, torch.ones_like(out))
+    others = torch.arange(len(x), device=gpu) != 17
+    assert not out[17].isfinite().any() and out[others].isfinite().all()
+    assert not dx[17].isfinite().any() and dx[others].isfinite().all()
+
+
+def test_captured_in_a_graph(gpu: torch.device) -> None:
+    sizes, tile_bytes = PARTS["units"]
+    leaves = {
+        name: t.requires_grad_()
+        for name, t in scaled_mlp_inputs(sizes, torch.float32, gpu, biases=True).items()
+    }
+    grad = torch.randn(sizes[0], sizes[3], device=gpu)
+
+    def step() -> tuple[Tensor, ...]:
+        with mr.workspace(tile_bytes):
+            out = mr.mlp(**leaves)
+            return out.detach(), *torch.autograd.grad(out, list(leaves.values()), grad)
+
+    check_captured(step)
+
+
+def test_memory_of_parts(gpu: torch.device) -> None:
+    """The workspace, and planes: of the operands, in the backward pass also twice of the upstream gradient."""
+    rows, hidden, width, workspace = 4096, 16384, 512, 64 << 20
+    inputs = scaled_mlp_inputs((rows, hidden, width, width), torch.float32, gpu)
+    leaves = {name: t.requires_grad_() for name, t in inputs.items()}
+    grad = torch.randn(rows, width, device=gpu)
+    of_rows, of_units = ((4 * width + 16) * lines for lines in (rows, hidden))
+    with mr.workspace(workspace), takes(PASSES):
+        before = reset_peak()
+        out = mr.mlp(**leaves)
+        assert peak() - before <= out.nbytes + workspace + of_rows + 2 * of_units + (1 << 20)
+        before = reset_peak()
+        torch.autograd.grad(out, list(leaves.values()), grad)
+        gradients = sum(t.nbytes for t in leaves.values())
+        assert peak() - before <= gradients + workspace + 3 * of_rows + 2 * of_units + (1 << 20)
+
+
 def test_a_gate_takes_other_kernels(gpu: torch.device) -> None:
     """Products of a gated MLP are torch's (docs/design/mlp.md)."""
-    inputs = mlp_inputs(300, 64, 400, 64, dtype=torch.float32, device=gpu, gate=True)
+    inputs = mlp_inputs(300, 264, 400, 264, dtype=torch.float32, device=gpu, gate=True)
     explanation = mr.explain("mlp", *list(inputs.values())[:3], gate=inputs["gate"])
     assert "planes" not in explanation.forward + explanation.backward
 

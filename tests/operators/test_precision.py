@@ -164,7 +164,11 @@ def test_mlps_say_which_mode_has_tensor_cores(sizes: tuple[int, ...], determinis
 @pytest.mark.parametrize(
     ("sizes", "hardware", "reason"),
     (
-        ((300, 136, 500, 56), "h100", "a width is 136, more than 128; in parts: not sm90 or sm80: the inputs"),
+        (
+            (300, 136, 500, 56),
+            "h100",
+            "a width is 136, more than 128; in parts: not sm90 or sm80: the inputs",
+        ),
         ((300, 136, 500, 56), "h100", "56 rows, columns or elements of a row are too few for planes"),
         ((63, 136, 500, 64), "h100", "63 rows, columns or elements of a row are too few for planes"),
         ((300, 64, 56, 129), "h100", "56 rows, columns or elements of a row are too few for planes"),
