@@ -158,6 +158,7 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
                 for width in (64, 128)
             ]
             + [gated_case(torch.bfloat16, device, B=8192, K=14336, d=4096)]
+            + [case(torch.float32, device, B=4096, K=16384, d=4096)]
         )
     dtypes = (torch.float32, torch.bfloat16)
     return [case(dtype, device, B=8192, K=8192, d=128, target=1.0) for dtype in dtypes] + [

@@ -100,7 +100,7 @@ void check_planes(const Call& x, const Plan& plan) {
     check_presence("row_planes", x.row_planes, plan.can().planes),
         check_presence("column_planes", x.column_planes, plan.can().planes);
   if constexpr (requires { x.other_row_planes; }) {
-    const bool two = plan.can().planes && plan.sizes.other_width != 0;
+    const bool two = plan.can().planes && problem_of(x).other_a.present();
     check_presence("other_row_planes", x.other_row_planes, two);
     check_presence("other_column_planes", x.other_column_planes, two);
   }

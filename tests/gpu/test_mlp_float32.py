@@ -299,7 +299,7 @@ def test_captured_in_a_graph(gpu: torch.device) -> None:
 
 
 def test_memory_of_parts(gpu: torch.device) -> None:
-    """The workspace, and planes: of the operands, in the backward pass also twice of the upstream gradient."""
+    """The workspace, and planes: of the operands, backward also twice of the upstream gradient."""
     rows, hidden, width, workspace = 4096, 16384, 512, 64 << 20
     inputs = scaled_mlp_inputs((rows, hidden, width, width), torch.float32, gpu)
     leaves = {name: t.requires_grad_() for name, t in inputs.items()}
