@@ -671,8 +671,8 @@ def test_largest_of_two_scores(sizes: tuple[int, int, int, int]) -> None:
     x, weight, other_x, other_weight = (t.double() for t in heads)
     scores = x @ weight.T - 0.5 * other_x @ other_weight.T
     expected = scores.topk(5).values
-    torch.testing.assert_close(found.values.double(), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(scores.gather(1, found.indices), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.value.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(scores.gather(1, found.index), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("sizes", SIZES_OF_HEADS[:3], ids=str)
