@@ -77,8 +77,8 @@ def committed() -> list[Row]:
     return [run for run in newest if any(rows for name, rows in run.items() if name != "environment")]
 
 
-def find(documents: list[Row], headline: Headline) -> Row:
-    """The row of a headline; of several, the least favourable one.
+def find(documents: list[Row], headline: Headline, device: str = DEVICE) -> Row:
+    """The row of a headline, measured on a device; of several, the least favourable one.
 
     So a run that lacks a library does not hide an earlier one that has it. Raises LookupError if the case was
     not measured.
@@ -87,12 +87,12 @@ def find(documents: list[Row], headline: Headline) -> Row:
     found = [
         row
         for document in documents
-        if document["environment"]["device"] == DEVICE
+        if document["environment"]["device"] == device
         for row in document["speed"]
         if (row["op"], row["dtype"], row["parameters"]) == case
     ]
     if not found:
-        raise LookupError(f"no result of {headline.op} {headline.parameters} in {DTYPE} on {DEVICE}")
+        raise LookupError(f"no result of {headline.op} {headline.parameters} in {DTYPE} on {device}")
     return max(found, key=lambda row: cost(row, OURS).milliseconds / others(row)[0].milliseconds)
 
 
