@@ -52,8 +52,9 @@ class float32(ContextDecorator):
 
     mode:
         "auto": on ordinary cores. Attention and MLPs use tensor cores, in tf32, if torch allows it.
-        "emulated": on Hopper's tensor cores where there are kernels for it, in planes of float16: several
-            times as fast, with errors of the size of float32's (docs/numerics.md). tf32 is not used.
+        "emulated": on Hopper's tensor cores where there are kernels for it, in planes of float16: about
+            2 to 5 times as fast as torch's float32, with errors of its size (docs/numerics.md). tf32 is not
+            used.
         "simt": on ordinary cores, every product in float32.
 
     The mode is read when an operator runs. A block inside a function that torch.compile traces has no effect.

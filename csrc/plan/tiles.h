@@ -28,7 +28,8 @@ inline constexpr ContractionSizes kSm90FewLoss{1, kFewRows, 256, 1, 0},
 inline constexpr std::int64_t kFewestTerms = 64;
 // Products of stored local gradients of narrower operands take ordinary cores. They have a tile for all of the width, so that few
 // clusters multiply: 32768 rows and columns of width 64 took 25 ms backward on an H200, 24 ms on ordinary cores. If one of two
-// scores is narrower, ordinary cores take both passes: their differences show other rounding errors of either score.
+// scores is narrower, both passes take ordinary cores. A loss of two scores is made of their differences, which show it if the two
+// passes round scores in different ways.
 inline constexpr std::int64_t kNarrowestOfPlanes = 128;
 
 // One of three, for widths up to 64, 128 and 256.

@@ -249,8 +249,8 @@ _TIME_OF_CUBLAS = 1.4
 def leaves_clusters_idle(rows: int, width: int, clusters: int) -> bool:
     """Whether dX [rows, width] has so few tiles that cuBLAS computes the product dlogits @ W faster.
 
-    One cluster sums a tile over all classes, while cuBLAS splits long sums. Of many tiles it would only have
-    less padding in its favour, for a float32 sum as large as dX where all dlogits were saved. clusters: 0 if
+    One cluster sums a tile over all classes, while cuBLAS splits long sums. With many tiles cuBLAS would only
+    save padding, and where all dlogits were saved it would need a float32 sum as large as dX. clusters: 0 if
     torch multiplies in any case.
     """
     row_tiles = -(-rows // TILE_ROWS)
