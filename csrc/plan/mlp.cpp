@@ -119,9 +119,13 @@ Choice choose_parts(const FoldProblem& p, const TileSize& part, std::int64_t uni
   const bool fits = holds_a_tile(forward_part(p, workspace)) && holds_a_tile(backward_part(p, workspace));
   FoldProblem terms = p;
   terms.b.size[2] = units;  // zeros make no sum longer
-  const Choice choice =
-      choose_contraction(terms, gpu, launch.planes || !fits ? Planes::kWanted : Planes::kUnwanted);
-  return choice.family == Family::kSimt || fits ? choice : no_room;
+  const Choice choice = choose_contraction(terms, gpu, launch.planes ? Planes::kWanted : Planes::kUnwanted);
+  if (fits) return choice;
+  if (choice.family != Family::kSimt) return no_room;
+  // A mode that would not help is not named.
+  const bool would_help =
+      !launch.planes && choose_contraction(terms, gpu, Planes::kWanted).family == Family::kPlanes;
+  return would_help ? no_room : choice;
 }
 
 template <class Call>

@@ -91,8 +91,8 @@ class HiddenPart(NamedTuple):
 
     out: [rows, units], written: the gradients of the pre-activations, x @ w1.T + bias1.
     hidden: [rows, units], written: the hidden values.
-    sums: [rows / 16, units], both sizes rounded up to whole tiles, written: the sum of `out` over each group
-        of 16 rows, before it is rounded. None if no bias gradient is needed.
+    sums: [rows / 16, units], rows rounded up to a multiple of 256 and units of 192, written: the sum of `out`
+        over each group of 16 rows, before it is rounded. None if no bias gradient is needed.
     row_planes, column_planes, other_row_planes, other_column_planes: x, w1, grad_out and w2.T in planes
         (planes.split_rows); None if the kernel does not read planes.
     """

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.tiers("sm90")
 FORWARD, BACKWARD = (f"mlp_{way}/cuda/planes/float32" for way in ("forward", "backward"))
 IN_ORDER = BACKWARD.replace("planes", "planes/deterministic")
 PASSES = {FORWARD, BACKWARD}
-SIZES = {  # rows, hidden, width in, width out; those of the second half are padded
+SIZES = {  # rows, hidden, width in, width out; "odd", "units", "outputs", "wide_odd" and "wide_units" are padded
     "one_tile": (128, 128, 64, 64),
     "ragged": (301, 1000, 128, 128),
     "unequal": (140, 328, 104, 40),
@@ -50,6 +50,7 @@ SIZES = {  # rows, hidden, width in, width out; those of the second half are pad
     "wide_deep": (100, 456, 2056, 1032),
     "wide_odd": (301, 1003, 259, 131),
     "wide_units": (301, 67, 136, 136),
+    "wide_sums": (301, 568, 264, 136),  # tiles end behind the partial sums of dbias1
 }
 PARTS = {  # sizes, and the bytes of a tile of hidden values, their derivatives and planes of one of them
     "units": ((1100, 600, 264, 320), 12 * 128 * 1100),  # the rows' gradient is the smaller one

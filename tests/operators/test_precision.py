@@ -204,6 +204,14 @@ def test_both_passes_of_a_wide_mlp_need_a_tile_in_the_workspace(tile_bytes: int,
     assert any(text.startswith("backward: ") and reason in text for text in found.reasons), found.reasons
 
 
+def test_a_workspace_without_room_names_no_mode() -> None:
+    """Nor a device: the mode was not asked for, and would not help."""
+    with mr.workspace(0):
+        found = mr.explain("mlp", *mlp_tensors(300, 136, 500, 64), hardware="a100-80gb")
+    assert not any("emulated" in text or "Hopper" in text for text in found.reasons), found.reasons
+    assert any("the inputs are float32" in text for text in found.reasons), found.reasons
+
+
 def test_a_mode_is_named_only_where_it_would_help() -> None:
     """Not beside what excludes tensor cores in every mode."""
     q = torch.zeros(1, 64, 256, 64)

@@ -74,7 +74,8 @@ constexpr auto describe(const X*) {
 struct MlpLocalGradient {
   TensorView grad_out, x, w1, w2, bias1;  // columns of w2 are dense
   TensorView out, hidden;
-  // out summed over groups of 16 rows, for rows in whole tiles of 256 and hidden units in whole tiles of 192.
+  // out summed over groups of 16 rows, for rows in whole tiles of 256 and hidden units in whole tiles of 192. Kernels with other
+  // tiles leave out slabs of 64 units behind that (PartialSums).
   TensorView sums;
   // Of x and w1, of grad_out and the rows of w2^T; if the plan's kernels read planes.
   TensorView row_planes, column_planes, other_row_planes, other_column_planes;

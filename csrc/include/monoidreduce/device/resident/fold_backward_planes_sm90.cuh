@@ -295,11 +295,14 @@ struct PlanesPassConsumer {
 #pragma unroll 1
       for (int tile = job.first_tile; tile < job.end_tile; ++tile, at.advance()) {
         if (tiles++ == kTilesOfSum) {
-          store_sums();
           if (sums_shared_biases()) add_shared_biases(head);
+          if (p.gradient.data) {  // else the sums stay: finish() must see what is not finite
+            store_sums();
 #pragma unroll
-          for (float& sum : sums) sum = 0.f;
-          stored = true, tiles = 1;
+            for (float& sum : sums) sum = 0.f;
+            stored = true;
+          }
+          tiles = 1;
         }
         const Operand &first = memory.first[at.stage], &second = memory.second[at.stage];
         const int line = tile * kStreamed;

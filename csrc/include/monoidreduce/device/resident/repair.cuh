@@ -6,7 +6,8 @@
 // are not finite. The
 // kernels here run after them and recompute the marked results from the kept elements alone. A warp takes one
 // row or column; its lanes share the width. If all inputs are finite, nothing is marked and the kernels end
-// at once. A row whose result is truly NaN ends at its first NaN.
+// at once. A row whose result is truly NaN ends at its first NaN, unless the gradient of a bias is written, which has an element
+// for each column.
 #pragma once
 
 #include "monoidreduce/device/block/matrix.cuh"
