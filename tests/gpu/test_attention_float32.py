@@ -356,8 +356,8 @@ def test_what_is_not_finite(
 
 
 def test_an_early_infinity_where_queries_need_no_gradient(gpu: torch.device) -> None:
-    """Beside more keys than a sum has before it is stored. The pass of the rows adds the bias's gradient, stores
-    no sums, and marks rows by them."""
+    """Beside more keys than a sum has before it is stored. The pass of the rows adds the bias's gradient. It
+    stores no sums, and marks rows by them."""
     inputs = attention_inputs(1, 12, 12, 300, 4500, 64, 64, dtype=torch.float32, device=gpu)
     inputs["bias"] = torch.randn(1, 12, 300, 4500, device=gpu)
     inputs["k"][0, 5, 60, 7:9] = torch.tensor([torch.inf, -torch.inf])

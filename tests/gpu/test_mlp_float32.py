@@ -34,7 +34,7 @@ pytestmark = pytest.mark.tiers("sm90")
 FORWARD, BACKWARD = (f"mlp_{way}/cuda/planes/float32" for way in ("forward", "backward"))
 IN_ORDER = BACKWARD.replace("planes", "planes/deterministic")
 PASSES = {FORWARD, BACKWARD}
-SIZES = {  # rows, hidden, width in, width out; "odd", "units", "outputs", "wide_odd" and "wide_units" are padded
+SIZES = {  # rows, hidden, width in, width out. Numbers that are no multiple of 8 are padded, but for rows.
     "one_tile": (128, 128, 64, 64),
     "ragged": (301, 1000, 128, 128),
     "unequal": (140, 328, 104, 40),
