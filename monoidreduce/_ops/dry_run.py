@@ -7,6 +7,7 @@ The ops themselves make plans, copy, allocate and loop over slices, so no schedu
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,15 +37,20 @@ _BLOCK = 512  # bytes; torch's CUDA allocator rounds sizes up to it
 
 
 class Operand(NamedTuple):
-    """Shape and dtype of a tensor, and whether several of its indices refer to one element."""
+    """Shape and dtype of a tensor, and the axes along which its elements repeat (their stride is 0)."""
 
     shape: torch.Size
     dtype: torch.dtype
-    repeats: bool
+    repeated: tuple[int, ...] = ()
 
     @property
     def bytes(self) -> int:
+        """With repeated elements counted as often as they are there."""
         return self.shape.numel() * self.dtype.itemsize
+
+    @property
+    def bytes_in_memory(self) -> int:
+        return self.bytes // math.prod(self.shape[axis] for axis in self.repeated)
 
 
 @dataclass(frozen=True)
@@ -116,8 +122,8 @@ class DryRun:
 def _described(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    repeats = any(n > 1 and step == 0 for n, step in zip(value.shape, value.stride(), strict=True))
-    return Operand(value.shape, value.dtype, repeats)
+    steps = enumerate(zip(value.shape, value.stride(), strict=True))
+    return Operand(value.shape, value.dtype, tuple(axis for axis, (n, step) in steps if n > 1 and step == 0))
 
 
 class _OnGpu(Tensor):

@@ -431,16 +431,19 @@ def _gradients(launch: Launch, problem: _Problem, gpu: Hardware) -> Iterator[Wor
         yield problem.work(name, tile, products, False, streamed, stay + stream + biases, written)
         return
     narrow = " alone" * (problem.width <= 128)  # has its own constants: it is not as slow as a width of 256
-    tile, passes = plan.streamed_tile or plan.tile, []
+    tile, passes, adds_bias = plan.streamed_tile or plan.tile, [], None
+    if plan.planes and "dbias" in a:  # this pass adds the bias's gradient, and runs for it alone too
+        adds_bias = columns[0] if 2 in a["dbias"].repeated else rows
     for gradient, products in zip((rows, *columns), (3, 3, 2), strict=True):
-        if gradient not in a:
+        if gradient not in a and gradient != adds_bias:
             continue
         by_rows = gradient == rows
         operands = (of_rows, of_columns) if by_rows else (of_columns, of_rows)
         read = sum(problem.read(by_rows, tile, *operands, gpu)) + biases
         count = products * problem.multiplied
         kernel = f"{name}/{gradient}{narrow}"
-        work = problem.work(kernel, tile, count, by_rows, operands[1], read, _bytes(launch, gradient))
+        written = _bytes(launch, gradient) + (a["dbias"].bytes_in_memory if gradient == adds_bias else 0)
+        work = problem.work(kernel, tile, count, by_rows, operands[1], read, written)
         passes.append((work, count))
     if plan.planes or tile is None:
         yield from (work for work, _ in passes)

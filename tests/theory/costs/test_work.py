@@ -224,6 +224,35 @@ def test_float32_attention_in_planes(options: dict[str, Any], scores: str) -> No
     ]
 
 
+@pytest.mark.parametrize(
+    ("shape", "given", "adds"),
+    (
+        ((2, 64, 512, 512), "kv", "dq"),
+        ((1, 64, 512, 512), "kv", "dq"),
+        ((2, 64, 1, 512), "qv", "dk"),
+        ((2, 64, 1, 512), "qkv", "dk"),
+    ),
+    ids=str,
+)
+def test_a_pass_in_planes_adds_the_gradient_of_a_bias(shape: tuple[int, ...], given: str, adds: str) -> None:
+    """That of the queries, or of the keys if queries share the bias; also if it computes nothing else."""
+    operands = {name: meta(2, 64, 512, 64).float().requires_grad_(name in given) for name in "qkv"}
+    biases = torch.empty(shape, device="meta"), torch.empty(shape, device="meta", requires_grad=True)
+    with mr.float32("emulated"):
+        without, with_gradient = (
+            {
+                work.name.split("/")[-1].removesuffix(" alone"): work
+                for backward, work in works("attention", *operands.values(), bias=bias)
+                if backward and work.name.startswith("attention_backward/")
+            }
+            for bias in biases
+        )
+    assert set(without) == {f"d{name}" for name in given}
+    assert set(with_gradient) == {*without, adds}
+    more = with_gradient[adds].written - (without[adds].written if adds in without else 0)
+    assert more == 4 * biases[0].numel()
+
+
 def test_float32_mlps_in_planes_multiply_three_times() -> None:
     tensors, options = call_of("mlp", {"B": 1024, "K": 2048, "d": 128}, torch.float32)
     with mr.float32("emulated"):
