@@ -74,7 +74,8 @@ void run(const AttentionBackward& x, const Plan& plan, const Launch& launch) {
                                                 scratch.residuals, scratch.marks, launch);
       });
     };
-    // The pass of the rows adds the gradient of a bias; that of the columns does, if rows share the bias.
+    // If all rows share the bias, the pass that computes dK also computes the bias's gradient. Otherwise the
+    // pass that computes dQ does.
     const bool of_bias = x.d_bias.present(), shared = rows_share(x.d_bias);
     if (plan.computed.rows || (of_bias && !shared))
       pass(std::integral_constant<GradientOf, GradientOf::kRows>{});

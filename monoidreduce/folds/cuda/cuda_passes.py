@@ -44,7 +44,8 @@ __all__ = [
     "widths_of",
 ]
 
-# Of a, b, other_a and other_b; those of a second score are None if there is none.
+# The planes of a, b, other_a and other_b. The last two are None if the program has one score. All are None if
+# its kernels do not read planes.
 _Planes: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 _LEAST_COLUMNS = 256  # smallest slice of columns without tensor cores

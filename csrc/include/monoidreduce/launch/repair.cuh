@@ -39,8 +39,8 @@ void repair_forward(const M& m, const FoldProblem& p, const Rows& rows, const Fo
                 kRepairThreads, 0, launch.stream, arguments, m, Score<typename M::Real>(p.score), rows);
 }
 
-// Recomputes the gradients of marked rows and columns. wanted.d_bias: [columns], of a bias per column; or of a bias per row and
-// column, which is left as it is if scores share biases; or absent.
+// Recomputes the gradients of marked rows and columns. wanted.d_bias may be absent. For a bias of each column (the MLP's) it is
+// [columns]. For a bias of each score it is recomputed too, unless several scores share an element: that sum stays as it is.
 template <class M, class Rows>
 void repair_backward(const M& m, const FoldProblem& p, const Rows& rows, const FoldGradients& wanted,
                      const RowMarks& marks, const Launch& launch) {

@@ -92,8 +92,9 @@ __device__ __forceinline__ void produce_planes(const PlanesPassArguments& p, con
   }
 }
 
-// Adds factor * g to the gradients of biases in global memory. g: of the elements of a fragment whose lines
-// are rows, 0 where they are masked. owned: each bias is that of one score, so that no atomic is needed.
+// Adds factor * g to the gradient of the bias of scores, in global memory. g: the thread's derivatives of a tile
+// that begins at row0 and column0, 0 where an element is masked. owned: no two scores share an element of the bias,
+// which is then stored; otherwise the additions are atomic.
 template <int kSize>
 __device__ __forceinline__ void add_bias_gradient(const Matrix<float>& to, bool owned, float factor,
                                                   const float (&g)[kSize], int row0, int column0) {

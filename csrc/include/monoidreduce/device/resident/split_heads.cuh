@@ -7,10 +7,11 @@
 
 namespace monoidreduce {
 
-// data: float32 [batch, heads, rows, width], where width is a multiple of 4. If stride[3] is 1, the elements of a
-// row are adjacent, and rows are 16-byte aligned. If not, elements of different rows are adjacent, as in w2 of an
-// MLP, whose columns are the rows here; neighbouring warps then read them. out: dense, [batch, heads, rows,
-// 2 kWidth + 8].
+// data: float32 [batch, heads, rows, width], where width is a multiple of 4. If stride[3] is 1, the elements of a row
+// are adjacent, and rows are 16-byte aligned. If it is not, data is a transposed matrix, as w2 of an MLP is: its
+// columns are the rows here, so elements that are adjacent in memory belong to different rows, which neighbouring
+// warps read.
+// out: dense, [batch, heads, rows, 2 kWidth + 8].
 struct HeadsToSplit {
   const float* data;
   std::int64_t stride[4];
