@@ -17,8 +17,9 @@ struct SplitOperands {
   PlaneMaps rows, columns, payload, grad_out;
 };
 
-// Computes one gradient, that of Tile::kOf, in float32. If it is the gradient of the columns (w1 of an MLP), the kernel also
-// computes that of a bias for each column (bias1). residuals: read if the monoid is a softmax, not if it is a sum.
+// Computes one gradient in float32; Tile::kOf says which. With the gradient of w1, the kernel for an MLP also computes that of
+// bias1. residuals: the log-sum-exp of each row, and its grad_lse - delta. Attention's kernels read them; an MLP's do not, as it
+// has no softmax.
 template <class Tile, class M, class Scores>
 void fold_backward_planes(const M& m, const Scores& scores, const FoldProblem& p, const SplitOperands& split,
                           const FoldGradients& wanted, const PlaneResiduals& residuals, const RowMarks& marks,

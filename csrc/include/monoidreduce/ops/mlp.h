@@ -58,7 +58,7 @@ constexpr auto describe(const X*) {
 // result is the product of out with w2.
 struct MlpHidden {
   TensorView x, w1, bias1, out;
-  TensorView row_planes, column_planes;  // of x and w1, if the plan's kernels read planes
+  TensorView row_planes, column_planes;  // x and w1 as planes of float16, if the plan's kernels read planes
   ActivationKind activation = ActivationKind::kIdentity;
 };
 template <std::same_as<MlpHidden> X>
@@ -74,10 +74,10 @@ constexpr auto describe(const X*) {
 struct MlpLocalGradient {
   TensorView grad_out, x, w1, w2, bias1;  // columns of w2 are dense
   TensorView out, hidden;
-  // out summed over groups of 16 rows, for rows in whole tiles of 256 and hidden units in whole tiles of 192. Kernels with other
-  // tiles leave out slabs of 64 units behind that (PartialSums).
+  // out summed over groups of 16 rows. There is memory for the rows rounded up to a multiple of 256 and the units to one of 192.
+  // The tiles of planes have 128 units and may reach further: what lies behind the memory is not stored (PartialSums).
   TensorView sums;
-  // Of x and w1, of grad_out and the rows of w2^T; if the plan's kernels read planes.
+  // x, w1, grad_out and w2^T as planes of float16, in this order. Present only if the plan's kernels read planes.
   TensorView row_planes, column_planes, other_row_planes, other_column_planes;
   ActivationKind activation = ActivationKind::kIdentity;
 };

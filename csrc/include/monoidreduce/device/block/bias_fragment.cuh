@@ -1,4 +1,5 @@
-// Biases of scores that each thread reads from global memory, those of its fragment of a tile.
+// The bias of attention's scores, without shared memory: each thread reads the numbers for its own scores of a tile
+// from global memory.
 #pragma once
 
 #include <cmath>
@@ -12,9 +13,9 @@
 
 namespace monoidreduce {
 
-// The biases of a fragment, of element type B, in memory. A bool bias adds 0, or -inf where it masks the
-// score. The fragment's lines are rows of the matrix, from row0 on. Indices are clamped: elements beyond the
-// last row or column weigh nothing, so any bias will do.
+// Reads the bias of a thread's scores, of element type B. A bool bias adds 0, or -inf where it masks the score.
+// The tile begins at row0 and column0 of the matrix. Where a tile reaches beyond the last row or column, the
+// nearest element is read instead: such scores have weights of 0, whatever their bias is.
 template <class B, bool kTransposed>
 struct BiasesInMemory {
   using Stored = std::conditional_t<std::is_same_v<B, bool>, std::uint8_t, B>;

@@ -3,11 +3,10 @@
 // infinity or NaN too, over its whole line.
 //
 // So where a mask excludes some element of a tile, or operands are planes, the fold's kernels mark results that
-// are not finite. The
-// kernels here run after them and recompute the marked results from the kept elements alone. A warp takes one
-// row or column; its lanes share the width. If all inputs are finite, nothing is marked and the kernels end
-// at once. A row whose result is truly NaN ends at its first NaN, unless the gradient of a bias is written, which has an element
-// for each column.
+// are not finite. The kernels here run after them and recompute the marked results from the kept elements alone. A
+// warp takes one row or column; its lanes share the width. If all inputs are finite, nothing is marked and the
+// kernels end at once. The loop over a row's columns stops when its result is NaN, as nothing can change that any
+// more. It goes on if the kernel also writes the gradient of a bias of scores, because each column has a number there.
 #pragma once
 
 #include "monoidreduce/device/block/matrix.cuh"
