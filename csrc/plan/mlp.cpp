@@ -130,11 +130,13 @@ Choice choose_parts(const FoldProblem& p, const TileSize& part, std::int64_t uni
 
 template <class Call>
 Plan parts_plan(const Call& given, const Call& padded, const Choice& choice, const TileSize& part,
-                const TileSize& tile, const Choice& whole, const Launch& launch) {
+                const TileSize& tile, const Choice& whole, const DeviceFacts& gpu, const Launch& launch) {
   Plan plan = plan_of(given, padded, choice, launch);
   plan.whole = whole;
   if (choice.family != Family::kSimt) plan.part = part;
-  if (choice.family == Family::kSm90) plan.tile = tile;
+  const bool narrow =
+      tiles::narrow_is_faster(tiles::kHiddenNarrow.columns, tile.columns, part.rows, part.columns, gpu);
+  if (choice.family == Family::kSm90) plan.tile = narrow ? tiles::kHiddenNarrow : tile;
   if (choice.family == Family::kPlanes) plan.tile = tiles::kHiddenPlanes;
   return plan;
 }
@@ -201,7 +203,7 @@ Plan plan(const MlpForward& given, const DeviceFacts& gpu, const Launch& launch)
   }
   const TileSize part = forward_part(p, x.workspace);
   const Choice parts = choose_parts(p, part, given.w1.size[0], x.workspace, gpu, launch);
-  return parts_plan(given, x, parts, part, tiles::kHidden, whole, launch);
+  return parts_plan(given, x, parts, part, tiles::kHidden, whole, gpu, launch);
 }
 
 template <>
@@ -227,7 +229,7 @@ Plan plan(const MlpBackward& given, const DeviceFacts& gpu, const Launch& launch
   const Choice parts = choose_parts(p, part, given.w1.size[0], x.workspace, gpu, launch);
   if (obstacle && (parts.family == Family::kSimt || !large(part, p))) return plan;
   if (obstacle) whole.both = obstacle;
-  return parts_plan(given, x, parts, part, tiles::kHiddenGradient, whole, launch);
+  return parts_plan(given, x, parts, part, tiles::kHiddenGradient, whole, gpu, launch);
 }
 
 }  // namespace monoidreduce

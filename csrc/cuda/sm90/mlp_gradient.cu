@@ -5,15 +5,29 @@
 #include "monoidreduce/launch/payload_epilogue.cuh"
 
 namespace monoidreduce::cuda::sm90 {
+namespace {
+
+using Wide = monoidreduce::sm90::ContractionTile<192, 4, 2>;
+using Narrow = monoidreduce::sm90::ContractionTile<128, 6, 2>;
+
+template <class Tile>
+constexpr bool is(const TileSize& planned) {
+  return planned.rows == Tile::kRowBlock && planned.columns == Tile::kColumns;
+}
+static_assert(is<Wide>(tiles::kHiddenGradient) && is<Narrow>(tiles::kHiddenNarrow));
+
+}  // namespace
 
 template <>
-void run(const MlpLocalGradient& x, const Plan&, const Launch& launch) {
+void run(const MlpLocalGradient& x, const Plan& plan, const Launch& launch) {
+  require(plan.tile.has_value(), "plan: expected one with a tile, got ", text(plan));
   with_mlp_monoid(x, [&](auto element, const auto& m, const auto& scores) {
-    using Tile = monoidreduce::sm90::ContractionTile<192, 4, 2>;
-    static_assert(Tile::kRowBlock == tiles::kHiddenGradient.rows &&
-                  Tile::kColumns == tiles::kHiddenGradient.columns);
-    payload_weights<decltype(element), Tile>(m, scores, mlp_gradient_problem(x),
-                                             {as_rows(x.hidden), as_rows(x.out)}, x.sums, launch);
+    const auto run_tile = [&](auto tile) {
+      payload_weights<decltype(element), decltype(tile)>(m, scores, mlp_gradient_problem(x),
+                                                         {as_rows(x.hidden), as_rows(x.out)}, x.sums, launch);
+    };
+    if (is<Narrow>(*plan.tile)) return run_tile(Narrow{});
+    run_tile(Wide{});
   });
 }
 
