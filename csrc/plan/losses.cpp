@@ -30,10 +30,7 @@ Call padded(const Call& given) {
 // maxima): for cross entropy one per row and tile, and one more number per row; for distillation two per row and tile.
 void save(Plan& plan, std::int64_t columns) {
   const bool two = plan.sizes.other_width != 0;
-  const ContractionSizes& tile = two                 ? tiles::kSm90Distillation
-                                 : plan.can().planes ? tiles::kPlanesLoss
-                                                     : tiles::kSm90Loss;
-  const std::int64_t frames_of_row = parts_of(columns, tile.columns);
+  const std::int64_t frames_of_row = parts_of(columns, plan.tile->columns);
   plan.saved = {.columns = columns, .frames = plan.scratch};
   plan.scratch += plan.sizes.rows * (two ? 2 * frames_of_row : frames_of_row + 1);
 }
@@ -45,6 +42,12 @@ void refuse_tensor_cores(const Call& x, Choice& choice) {
     if (const char* why = obstacle(x); why != nullptr && choice.family != Family::kSimt)
       choice = Choice{.both = {why}};
   }
+}
+
+// Hopper's tile of kernels of one score that are built for both.
+const ContractionSizes& wide_or_small(const FoldProblem& p, const DeviceFacts& gpu) {
+  const bool small = tiles::small_is_faster(tiles::kSm90Loss.columns, p.rows(), p.columns(), gpu);
+  return small ? tiles::kSm90Small : tiles::kSm90Loss;
 }
 
 // For a call, with `kernels` that read planes or without.
@@ -151,7 +154,10 @@ TensorView matrix(std::int64_t rows, std::int64_t columns) {
 
 template <>
 Plan plan(const CrossEntropyForward& x, const DeviceFacts& gpu, const Launch& launch) {
-  return forward_plan<CrossEntropy<float>::State>(x, tiles::kSm80Loss, tiles::kSm90Loss, gpu, launch);
+  // The kernels that save no dlogits have the wide tile alone.
+  const ContractionSizes& sm90 =
+      x.saved_columns > 0 ? wide_or_small(cross_entropy_problem(x), gpu) : tiles::kSm90Loss;
+  return forward_plan<CrossEntropy<float>::State>(x, tiles::kSm80Loss, sm90, gpu, launch);
 }
 template <>
 Plan plan(const CrossEntropyBackward& x, const DeviceFacts& gpu, const Launch& launch) {
@@ -178,7 +184,7 @@ Plan plan(const LogSumExpForward& given, const DeviceFacts& gpu, const Launch& l
     if (choice.family == Family::kSm90) plan.tile = tiles::kNarrow;
     return plan;
   }
-  return forward_plan<LogSumExp<float>::State>(given, tiles::kSm80Loss, tiles::kSm90Loss, gpu, launch);
+  return forward_plan<LogSumExp<float>::State>(given, tiles::kSm80Loss, wide_or_small(p, gpu), gpu, launch);
 }
 template <>
 Plan plan(const LogSumExpBackward& given, const DeviceFacts& gpu, const Launch& launch) {
@@ -192,7 +198,9 @@ Plan plan(const LogSumExpBackward& given, const DeviceFacts& gpu, const Launch& 
     if (choice.family == Family::kSm90) plan.tile = tiles::kNarrow;
     return plan;
   }
-  return backward_plan(given, gpu, launch, true);
+  Plan plan = backward_plan(given, gpu, launch, true);
+  if (plan.choice.family == Family::kSm90) plan.tile->columns = wide_or_small(p, gpu).columns;
+  return plan;
 }
 template <>
 Plan plan(const LogProbsForward& x, const DeviceFacts& gpu, const Launch& launch) {

@@ -130,13 +130,15 @@ Choice choose_parts(const FoldProblem& p, const TileSize& part, std::int64_t uni
 
 template <class Call>
 Plan parts_plan(const Call& given, const Call& padded, const Choice& choice, const TileSize& part,
-                const TileSize& tile, const Choice& whole, const DeviceFacts& gpu, const Launch& launch) {
+                const TileSize& wide, const Choice& whole, const DeviceFacts& gpu, const Launch& launch) {
   Plan plan = plan_of(given, padded, choice, launch);
   plan.whole = whole;
   if (choice.family != Family::kSimt) plan.part = part;
-  const bool narrow =
-      tiles::narrow_is_faster(tiles::kHiddenNarrow.columns, tile.columns, part.rows, part.columns, gpu);
-  if (choice.family == Family::kSm90) plan.tile = narrow ? tiles::kHiddenNarrow : tile;
+  if (choice.family == Family::kSm90) {
+    plan.tile = wide;
+    if (tiles::small_is_faster(static_cast<int>(wide.columns), part.rows, part.columns, gpu))
+      plan.tile = TileSize{tiles::kSm90Small.row_block, tiles::kSm90Small.columns};
+  }
   if (choice.family == Family::kPlanes) plan.tile = tiles::kHiddenPlanes;
   return plan;
 }
@@ -157,8 +159,10 @@ Plan parts_plan(const Call& given, const Call& padded, const Choice& choice, con
 //
 // With few of both, each pass above width 128 has few blocks. (H200, 2048 rows and units of width 256: 197 us when each pass was
 // a launch; in one part 64. Fewer of both, and all passes in one launch, were not timed.)
-Reason idle(const FoldProblem& p, bool adds_rows, const DeviceFacts& gpu) {
-  constexpr int kUnits = 128, kManyRows = 8192, kRows = 128, kManyUnits = 4096, kShare = 3, kShareOfRows = 5;
+//
+// With fewer rows that holds for Hopper's kernel of all gradients too. (H200: TIMES.)
+Reason idle(Family family, const FoldProblem& p, bool adds_rows, const DeviceFacts& gpu) {
+  constexpr int kUnits = 128, kRows = 128, kManyUnits = 4096, kShare = 3, kShareOfRows = 5;
   constexpr std::int64_t kManyValues = 1 << 22;  // hidden values
   const std::int64_t units = p.columns(), blocks = parts_of(units, kUnits);
   const std::int64_t rows = p.rows(), row_blocks = parts_of(rows, kRows), all = gpu.multiprocessors;
@@ -167,7 +171,8 @@ Reason idle(const FoldProblem& p, bool adds_rows, const DeviceFacts& gpu) {
   const bool few = row_blocks * kShare <= all && blocks * kShare <= all;
   if (!adds_rows && !one_kernel_backward(p) && few && rows * units >= kManyValues)
     return {"{} rows and {} hidden units are few blocks for {} multiprocessors", rows, units, all};
-  if (p.a.dtype == DType::kFloat32 || rows < kManyRows || blocks * kShare > all) return {};
+  const int many_rows = family == Family::kSm90 && adds_rows ? 1024 : 8192;
+  if (p.a.dtype == DType::kFloat32 || rows < many_rows || blocks * kShare > all) return {};
   return {"{} hidden units are {} blocks for {} multiprocessors", units, blocks, all};
 }
 
@@ -223,7 +228,8 @@ Plan plan(const MlpBackward& given, const DeviceFacts& gpu, const Launch& launch
   }
   plan.adds_rows = whole.family != Family::kSm90 || (one_kernel_backward(p) && !launch.deterministic);
   if (whole.family == Family::kSm90) set_backward_tile(plan, p, one_kernel_backward(p));
-  const Reason obstacle = whole.family == Family::kSimt ? Reason{} : idle(p, plan.adds_rows, gpu);
+  const Reason obstacle =
+      whole.family == Family::kSimt ? Reason{} : idle(whole.family, p, plan.adds_rows, gpu);
   if (whole.family != Family::kSimt && !obstacle) return plan;
   const TileSize part = backward_part(p, x.workspace);
   const Choice parts = choose_parts(p, part, given.w1.size[0], x.workspace, gpu, launch);

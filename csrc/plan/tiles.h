@@ -22,19 +22,18 @@ inline constexpr std::int64_t kFewRows = 128;
 inline constexpr ContractionSizes kSm90FewLoss{1, kFewRows, 256, 1, 0},
     kSm90FewDistillation{1, kFewRows, 192, 1, 0};
 
-// Hopper's contractions of 16-bit operands have a narrower tile for calls with few tiles, which would leave most clusters idle.
-// A cluster of two blocks computes kClusterRows rows of either. The narrow tile reads its rows more often for the same results:
-// with equally many columns in all waves it took up to 1.1 times as long (bench/results/compare/nvidia_h200_narrow_tiles.json).
-inline constexpr int kClusterRows = 256;
-inline bool narrow_is_faster(int narrow, int wide, std::int64_t rows, std::int64_t columns,
-                             const DeviceFacts& gpu) {
-  constexpr int kBlocks = 2;
+// The small tile of Hopper's contractions of 16-bit operands, for calls that have too few wide tiles for all clusters. Whether it
+// is faster for a product [rows, columns] follows from the columns that the busiest cluster computes. For as many columns it takes
+// up to 1.1 times as long, because rows are read more often (bench/results/compare/nvidia_h200_small_tiles.json).
+inline constexpr ContractionSizes kSm90Small{2, 256, 128, 1, 0};
+inline bool small_is_faster(int wide, std::int64_t rows, std::int64_t columns, const DeviceFacts& gpu) {
   constexpr double kMoreReads = 1.1;
-  const std::int64_t clusters = gpu.multiprocessors / kBlocks;
-  const auto columns_in_waves = [&](int tile) {
-    return parts_of(parts_of(rows, kClusterRows) * parts_of(columns, tile), clusters) * tile;
+  const std::int64_t row_blocks = parts_of(rows, kSm90Small.row_block),
+                     clusters = gpu.multiprocessors / kSm90Small.blocks;
+  const auto busiest = [&](int tile) {
+    return parts_of(row_blocks * parts_of(columns, tile), clusters) * tile;
   };
-  return columns_in_waves(narrow) * kMoreReads < columns_in_waves(wide);
+  return busiest(kSm90Small.columns) * kMoreReads < busiest(wide);
 }
 
 // Kernels for planes take only products that sum at least this many terms. With fewer, float32 is more accurate: tensor cores align all
@@ -131,10 +130,9 @@ constexpr TileSize modified_forward(std::int64_t width, bool packed) {
 constexpr TileSize modified_backward(std::int64_t width, bool lean) { return at_once(width, lean); }
 // Hopper's backward kernels for one gradient: lines that stay on chip, and lines that stream past them.
 inline constexpr StreamedTile kPass{128, 64};
-// The hidden values of an MLP in parts, forward and backward. (dlogits of losses have the tiles of their forward passes.)
-// The narrow tile is for both (narrow_is_faster), and so is that of float32 operands in planes.
-inline constexpr TileSize kHidden{256, 256}, kHiddenGradient{256, 192}, kHiddenNarrow{256, 128},
-    kHiddenPlanes{256, 128};
+// The hidden values of an MLP in parts, forward and backward, where kSm90Small is not faster. (dlogits of losses have the tiles of their forward passes.)
+// Those of float32 operands in planes have one tile for both.
+inline constexpr TileSize kHidden{256, 256}, kHiddenGradient{256, 192}, kHiddenPlanes{256, 128};
 constexpr std::int64_t fixup_quads(std::int64_t width) { return width <= 64 ? 16 : 32; }
 
 }  // namespace monoidreduce::tiles

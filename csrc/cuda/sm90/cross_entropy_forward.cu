@@ -10,25 +10,35 @@ namespace {
 
 using namespace monoidreduce::sm90;
 
-using Tile = ContractionTile<256, 4>;
-static_assert(kSizesOf<Tile> == tiles::kSm90Loss);
+using Wide = ContractionTile<256, 4>;
+using Small = ContractionTile<128, 6>;
+static_assert(kSizesOf<Wide> == tiles::kSm90Loss && kSizesOf<Small> == tiles::kSm90Small);
 static_assert(kStateFloats<CrossEntropy<Bits>> == kStateFloats<CrossEntropy<float>>);
 static_assert(kStateFloats<LogSumExp<Bits>> == kStateFloats<LogSumExp<float>>);
+
+template <class Run>
+void with_tile(const Plan& plan, Run run) {
+  require(plan.tile.has_value(), "plan: expected one with a tile, got ", text(plan));
+  if (plan.tile->columns == Small::kColumns) return run(Small{});
+  run(Wide{});
+}
 
 }  // namespace
 
 template <>
-void run(const CrossEntropyKeptGradients& x, const Plan&, const Launch& launch) {
-  with_element(x.x.dtype, [&](auto element) {
-    const auto kept = kept_weights<Tile>(x.kept, static_cast<float*>(x.frames.data));
-    to_gradients<decltype(element)>(x, kept, cross_entropy_problem(x), launch);
+void run(const CrossEntropyKeptGradients& x, const Plan& plan, const Launch& launch) {
+  with_tile(plan, [&](auto tile) {
+    with_element(x.x.dtype, [&](auto element) {
+      const auto kept = kept_weights<decltype(tile)>(x.kept, static_cast<float*>(x.frames.data));
+      to_gradients<decltype(element)>(x, kept, cross_entropy_problem(x), launch);
+    });
   });
 }
 
 template <>
 void run(const CrossEntropyForward& x, const Plan& plan, const Launch& launch) {
-  if (!x.kept.present()) return cross_entropy_forward_pass<Tile, true>(x, launch);
-  cross_entropy_forward_saving<Tile>(x, plan, launch);
+  if (!x.kept.present()) return cross_entropy_forward_pass<Wide, true>(x, launch);
+  with_tile(plan, [&](auto tile) { cross_entropy_forward_saving<decltype(tile)>(x, plan, launch); });
   // The forward pass has done a part of the backward pass.
   count_path("cross_entropy_backward", "cuda", "sm90", false, name(x.x.dtype));
 }
@@ -36,7 +46,7 @@ void run(const CrossEntropyForward& x, const Plan& plan, const Launch& launch) {
 template <>
 void run(const LogSumExpForward& x, const Plan& plan, const Launch& launch) {
   if (plan.narrow) return logsumexp_mean(x, launch);
-  logsumexp_forward_pass<Tile>(x, launch);
+  with_tile(plan, [&](auto tile) { logsumexp_forward_pass<decltype(tile)>(x, launch); });
 }
 
 }  // namespace monoidreduce::cuda::sm90

@@ -15,8 +15,8 @@ namespace {
 using namespace monoidreduce::sm90;
 
 using GradientTile = ContractionTile<256, 4>;
-static_assert(GradientTile::kRowBlock == tiles::kSm90Loss.row_block &&
-              GradientTile::kColumns == tiles::kSm90Loss.columns);
+using SmallGradientTile = ContractionTile<128, 6>;
+static_assert(kSizesOf<GradientTile> == tiles::kSm90Loss && kSizesOf<SmallGradientTile> == tiles::kSm90Small);
 
 // Calls run(Tile{}) with the tile of 192 columns if it leaves less of the last wave of tiles empty, otherwise
 // with that of 256. With 9 tiles of 256 columns instead of 12 of 192, 32 row blocks took 1.1 times as long on
@@ -53,7 +53,10 @@ void run(const CrossEntropyLocalGradient& x, const Plan&, const Launch& launch) 
 }
 
 template <>
-void run(const LogSumExpLocalGradient& x, const Plan&, const Launch& launch) {
+void run(const LogSumExpLocalGradient& x, const Plan& plan, const Launch& launch) {
+  require(plan.tile.has_value(), "plan: expected one with a tile, got ", text(plan));
+  if (plan.tile->columns == SmallGradientTile::kColumns)
+    return logsumexp_gradient_pass<SmallGradientTile>(x, launch);
   logsumexp_gradient_pass<GradientTile>(x, launch);
 }
 

@@ -8,13 +8,11 @@ namespace monoidreduce::cuda::sm90 {
 namespace {
 
 using Wide = monoidreduce::sm90::ContractionTile<192, 4, 2>;
-using Narrow = monoidreduce::sm90::ContractionTile<128, 6, 2>;
+using Small = monoidreduce::sm90::ContractionTile<128, 6, 2>;
 
-template <class Tile>
-constexpr bool is(const TileSize& planned) {
-  return planned.rows == Tile::kRowBlock && planned.columns == Tile::kColumns;
-}
-static_assert(is<Wide>(tiles::kHiddenGradient) && is<Narrow>(tiles::kHiddenNarrow));
+static_assert(Wide::kRowBlock == tiles::kHiddenGradient.rows &&
+              Wide::kColumns == tiles::kHiddenGradient.columns);
+static_assert(kSizesOf<Small> == tiles::kSm90Small);
 
 }  // namespace
 
@@ -26,7 +24,7 @@ void run(const MlpLocalGradient& x, const Plan& plan, const Launch& launch) {
       payload_weights<decltype(element), decltype(tile)>(m, scores, mlp_gradient_problem(x),
                                                          {as_rows(x.hidden), as_rows(x.out)}, x.sums, launch);
     };
-    if (is<Narrow>(*plan.tile)) return run_tile(Narrow{});
+    if (plan.tile->columns == Small::kColumns) return run_tile(Small{});
     run_tile(Wide{});
   });
 }

@@ -8,13 +8,10 @@ namespace monoidreduce::cuda::sm90 {
 namespace {
 
 using Wide = monoidreduce::sm90::ContractionTile<256, 4>;
-using Narrow = monoidreduce::sm90::ContractionTile<128, 6>;
+using Small = monoidreduce::sm90::ContractionTile<128, 6>;
 
-template <class Tile>
-constexpr bool is(const TileSize& planned) {
-  return planned.rows == Tile::kRowBlock && planned.columns == Tile::kColumns;
-}
-static_assert(is<Wide>(tiles::kHidden) && is<Narrow>(tiles::kHiddenNarrow));
+static_assert(Wide::kRowBlock == tiles::kHidden.rows && Wide::kColumns == tiles::kHidden.columns);
+static_assert(kSizesOf<Small> == tiles::kSm90Small);
 
 }  // namespace
 
@@ -26,7 +23,7 @@ void run(const MlpHidden& x, const Plan& plan, const Launch& launch) {
       payload_weights<decltype(element), decltype(tile)>(m, scores, mlp_hidden_problem(x), {as_rows(x.out)},
                                                          {}, launch);
     };
-    if (is<Narrow>(*plan.tile)) return run_tile(Narrow{});
+    if (plan.tile->columns == Small::kColumns) return run_tile(Small{});
     run_tile(Wide{});
   });
 }
