@@ -32,6 +32,7 @@ SIZES = {  # rows, hidden, width in, width out
     "long": (700, 3000, 320, 264),
     "many_rows": (3000, 72, 264, 264),
     "deep": (200, 456, 2056, 1032),
+    "wide_tiles": (2000, 1500, 264, 264),
 }
 PARTS = {  # sizes, and the bytes of a tile of hidden values and derivatives
     "units": ((700, 600, 264, 320), 4 * 192 * 700),  # the rows' gradient is the smaller one
@@ -278,3 +279,17 @@ def test_few_rows_and_hidden_units(gpu: torch.device, tier: str) -> None:
     assert launches(inputs, tier) == {"forward": 1, "backward": 1}
     call = [inputs[name] for name in ("x", "w1", "w2")]
     assert "2100 rows and 2000 hidden units are few blocks" in str(mr.explain("mlp", *call))
+
+
+@pytest.mark.tiers("sm90")
+@pytest.mark.parametrize("sizes", ((1024, 264, 64, 72), (1100, 5000, 120, 128)), ids=str)
+def test_few_hidden_units_of_some_rows(
+    sizes: tuple[int, int, int, int], gpu: torch.device, tier: str
+) -> None:
+    """A block of the kernel for all gradients would go through all rows."""
+    inputs = scaled_mlp_inputs(sizes, torch.bfloat16, gpu, biases=True)
+    assert launches(inputs, tier)["backward"] == 1
+    call = [inputs[name] for name in ("x", "w1", "w2")]
+    assert f"{sizes[1]} hidden units are {-(-sizes[1] // 128)} blocks" in str(mr.explain("mlp", *call))
+    fewer = [inputs["x"][:1000], *call[1:]]
+    assert "blocks for" not in str(mr.explain("mlp", *fewer))

@@ -716,10 +716,39 @@ def test_what_forward_saves_is_an_argument_of_planning(plan_forward: Any) -> Non
         plan_forward(x, weight, saved_columns=columns, gpu=HOPPER) for columns in (0, 256, 600)
     )
     assert [plan.saved_columns for plan in (nothing, some, whole)] == [0, 256, 600]
-    # A row maximum for each row and tile of 256 columns, and one more number for each row.
-    assert some.frames == whole.frames == nothing.scratch
-    assert [plan.scratch - nothing.scratch for plan in (some, whole)] == [100 * 2, 100 * 4]
+    # A row maximum for each row and tile, and one more number for each row.
+    assert some.frames == whole.frames
+    for plan in (some, whole):
+        assert plan.scratch - plan.frames == 100 * (-(-plan.saved_columns // plan.tile[1]) + 1)
     assert str(nothing) == str(some) == str(whole)
+
+
+@pytest.mark.parametrize(("rows", "columns"), ((1, 300), (256, 2048), (1024, 5000), (130, 70001)))
+def test_few_tiles_are_small(rows: int, columns: int) -> None:
+    """Wide tiles of 256 columns, 192 for two scores, would leave many clusters without one."""
+    assert tiles_of(rows, columns) == {(256, 128)}
+
+
+@pytest.mark.parametrize(("rows", "columns"), ((2000, 1500), (8192, 1536), (8192, 128256)))
+def test_many_tiles_are_wide(rows: int, columns: int) -> None:
+    assert tiles_of(rows, columns) == {(256, 256), (256, 192)}
+
+
+def tiles_of(rows: int, columns: int) -> set[tuple[int, int] | None]:
+    """The tiles of all kernels that are built for a small one, on Hopper."""
+    x, weight = (torch.empty(n, 512, dtype=torch.bfloat16, device="meta") for n in (rows, columns))
+    mlp = (x, weight, torch.empty(512, columns, dtype=torch.bfloat16, device="meta"))
+    room, options = 1 << 40, {"gpu": HOPPER}
+    plans = [
+        _C.plan_cross_entropy_forward(x, weight, saved_columns=columns, **options),
+        _C.plan_logsumexp_forward(x, weight, **options),
+        _C.plan_logsumexp_backward(x, weight, workspace=room, **options),
+        _C.plan_mlp_forward(*mlp, workspace=room, **options),
+        _C.plan_mlp_backward(*mlp, workspace=room, **options),
+    ]
+    without = _C.plan_cross_entropy_forward(x, weight, **options)  # built for wide tiles alone
+    assert without.tile == (256, 256)
+    return {plan.tile for plan in plans}
 
 
 def test_distillation_saves_row_maxima_of_both_scores() -> None:

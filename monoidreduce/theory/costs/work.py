@@ -512,6 +512,12 @@ def contraction(
     return Work(name, kernel, width, flops, jobs, read, written, workers=workers, overlapped=True, l2=l2)
 
 
+def tile_of(launch: Launch) -> tuple[int, int]:
+    """The tile of a kernel that computes scores by contraction."""
+    assert launch.plan is not None and launch.plan.tile is not None
+    return launch.plan.tile
+
+
 def _local_scores(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     """Kernels that compute scores by contraction: folds, dlogits, hidden values.
 
@@ -537,7 +543,6 @@ def _local_scores(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     if "frames" in a:  # forward saved softmax weights; turn them into dlogits
         yield moves("weights_to_gradients", _bytes(launch, "out frames"), written)
         return
-    assert plan.tile is not None
     at_a_time = a["gathered"].shape[0] if "gathered" in a else rows
     name = launch.name + ("/keeping" if "kept" in a else "")
     for first in range(0, rows, at_a_time):
@@ -546,7 +551,7 @@ def _local_scores(launch: Launch, gpu: Hardware) -> Iterator[Work]:
             moved = x.dtype.itemsize * part * width
             yield moves("scale_rows", moved, moved)
         of_part = written * part // rows
-        yield contraction(name, part, columns, width, plan.tile, gpu, of_part, plan.planes)
+        yield contraction(name, part, columns, width, tile_of(launch), gpu, of_part, plan.planes)
         if launch.name.endswith("_forward"):
             states, results = _bytes(launch, "scratch"), _bytes(launch, _RESULTS)
             yield moves("combine_partial", states * part // rows, results * part // rows)
