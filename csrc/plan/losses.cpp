@@ -8,6 +8,7 @@
 #include "monoidreduce/monoids/log_probs.h"
 #include "monoidreduce/monoids/logsumexp.h"
 #include "plan.h"
+#include "small_tile.h"
 #include "tiles.h"
 
 namespace monoidreduce {

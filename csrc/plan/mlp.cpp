@@ -2,6 +2,7 @@
 
 #include "monoidreduce/launch/packing.h"
 #include "plan.h"
+#include "small_tile.h"
 #include "tiles.h"
 
 namespace monoidreduce {
@@ -136,7 +137,7 @@ Plan parts_plan(const Call& given, const Call& padded, const Choice& choice, con
   if (choice.family != Family::kSimt) plan.part = part;
   if (choice.family == Family::kSm90) {
     plan.tile = wide;
-    if (tiles::small_is_faster(static_cast<int>(wide.columns), part.rows, part.columns, gpu))
+    if (tiles::small_is_faster(wide.columns, part.rows, part.columns, gpu))
       plan.tile = TileSize{tiles::kSm90Small.row_block, tiles::kSm90Small.columns};
   }
   if (choice.family == Family::kPlanes) plan.tile = tiles::kHiddenPlanes;

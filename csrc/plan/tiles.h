@@ -22,20 +22,6 @@ inline constexpr std::int64_t kFewRows = 128;
 inline constexpr ContractionSizes kSm90FewLoss{1, kFewRows, 256, 1, 0},
     kSm90FewDistillation{1, kFewRows, 192, 1, 0};
 
-// The small tile of Hopper's contractions of 16-bit operands, for calls that have too few wide tiles for all clusters. Whether it
-// is faster for a product [rows, columns] follows from the columns that the busiest cluster computes. For as many columns it takes
-// up to 1.1 times as long, because rows are read more often (bench/results/compare/nvidia_h200_small_tiles.json).
-inline constexpr ContractionSizes kSm90Small{2, 256, 128, 1, 0};
-inline bool small_is_faster(int wide, std::int64_t rows, std::int64_t columns, const DeviceFacts& gpu) {
-  constexpr double kMoreReads = 1.1;
-  const std::int64_t row_blocks = parts_of(rows, kSm90Small.row_block),
-                     clusters = gpu.multiprocessors / kSm90Small.blocks;
-  const auto busiest = [&](int tile) {
-    return parts_of(row_blocks * parts_of(columns, tile), clusters) * tile;
-  };
-  return busiest(kSm90Small.columns) * kMoreReads < busiest(wide);
-}
-
 // Kernels for planes take only products that sum at least this many terms. With fewer, float32 is more accurate: tensor cores align all
 // terms of an instruction with the largest one, and cut off the rest. Norms of errors of planes and of float32 products, one after
 // the other, on an H200: 8.0e-8 and 5.4e-8 for 8 terms, 9.0e-8 and 1.4e-7 for 64, 1.2e-7 and 4.1e-7 for 512.
@@ -130,7 +116,7 @@ constexpr TileSize modified_forward(std::int64_t width, bool packed) {
 constexpr TileSize modified_backward(std::int64_t width, bool lean) { return at_once(width, lean); }
 // Hopper's backward kernels for one gradient: lines that stay on chip, and lines that stream past them.
 inline constexpr StreamedTile kPass{128, 64};
-// The hidden values of an MLP in parts, forward and backward, where kSm90Small is not faster. (dlogits of losses have the tiles of their forward passes.)
+// The hidden values of an MLP in parts, forward and backward. (dlogits of losses have the tiles of their forward passes.)
 // Those of float32 operands in planes have one tile for both.
 inline constexpr TileSize kHidden{256, 256}, kHiddenGradient{256, 192}, kHiddenPlanes{256, 128};
 constexpr std::int64_t fixup_quads(std::int64_t width) { return width <= 64 ? 16 : 32; }

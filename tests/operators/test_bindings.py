@@ -723,7 +723,7 @@ def test_what_forward_saves_is_an_argument_of_planning(plan_forward: Any) -> Non
     assert str(nothing) == str(some) == str(whole)
 
 
-@pytest.mark.parametrize(("rows", "columns"), ((1, 300), (256, 2048), (1024, 5000), (130, 70001)))
+@pytest.mark.parametrize(("rows", "columns"), ((1, 300), (256, 2048), (1024, 2048), (130, 8000)))
 def test_few_tiles_are_small(rows: int, columns: int) -> None:
     """Wide tiles of 256 columns, 192 for two scores, would leave many clusters without one."""
     assert tiles_of(rows, columns) == {(256, 128)}

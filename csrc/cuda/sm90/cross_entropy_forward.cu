@@ -1,3 +1,4 @@
+#include "../../plan/small_tile.h"
 #include "../../plan/tiles.h"
 #include "../cross_entropy_passes.cuh"
 #include "../engine.h"

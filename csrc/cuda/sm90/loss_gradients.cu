@@ -1,5 +1,6 @@
 // The backward pass of the losses on Hopper: dlogits of cross entropy and of a log-sum-exp, and the matrix
 // products of any loss's dlogits (dX and dW).
+#include "../../plan/small_tile.h"
 #include "../../plan/tiles.h"
 #include "../cross_entropy_passes.cuh"
 #include "../element.h"

@@ -1,3 +1,4 @@
+#include "../../plan/small_tile.h"
 #include "../../plan/tiles.h"
 #include "../engine.h"
 #include "../mlp_passes.cuh"
