@@ -159,11 +159,14 @@ Plan parts_plan(const Call& given, const Call& padded, const Choice& choice, con
 // 0.78.)
 //
 // With few of both, each pass above width 128 has few blocks. (H200, 2048 rows and units of width 256: 197 us when each pass was
-// a launch; in one part 64. Fewer of both, and all passes in one launch, were not timed.)
+// a launch; in one part 57. Fewer of both, and all passes in one launch, were not timed.)
 //
-// With fewer rows that holds for Hopper's kernel of all gradients too. (H200: TIMES.)
+// With fewer rows that holds for fewer units, in Hopper's kernel of all gradients. (H200, whole and in parts. 1024 units: 1024 rows
+// of width 64 35 and 24 us, of width 128 46 and 25; 4096 rows of width 128 159 and 42. With 5632 units: 1024 rows of width 64 37
+// and 40 us. bench/results/compare/nvidia_h200_mlp_in_parts.json. Parts also take the host longer.)
 Reason idle(Family family, const FoldProblem& p, bool adds_rows, const DeviceFacts& gpu) {
-  constexpr int kUnits = 128, kRows = 128, kManyUnits = 4096, kShare = 3, kShareOfRows = 5;
+  constexpr int kUnits = 128, kManyRows = 8192, kSomeRows = 1024, kRows = 128, kManyUnits = 4096, kShare = 3,
+                kSmallShare = 6, kShareOfRows = 5;
   constexpr std::int64_t kManyValues = 1 << 22;  // hidden values
   const std::int64_t units = p.columns(), blocks = parts_of(units, kUnits);
   const std::int64_t rows = p.rows(), row_blocks = parts_of(rows, kRows), all = gpu.multiprocessors;
@@ -172,8 +175,10 @@ Reason idle(Family family, const FoldProblem& p, bool adds_rows, const DeviceFac
   const bool few = row_blocks * kShare <= all && blocks * kShare <= all;
   if (!adds_rows && !one_kernel_backward(p) && few && rows * units >= kManyValues)
     return {"{} rows and {} hidden units are few blocks for {} multiprocessors", rows, units, all};
-  const int many_rows = family == Family::kSm90 && adds_rows ? 1024 : 8192;
-  if (p.a.dtype == DType::kFloat32 || rows < many_rows || blocks * kShare > all) return {};
+  const bool many_rows = rows >= kManyRows && blocks * kShare <= all,
+             some_rows =
+                 family == Family::kSm90 && adds_rows && rows >= kSomeRows && blocks * kSmallShare <= all;
+  if (p.a.dtype == DType::kFloat32 || !(many_rows || some_rows)) return {};
   return {"{} hidden units are {} blocks for {} multiprocessors", units, blocks, all};
 }
 

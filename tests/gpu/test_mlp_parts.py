@@ -282,7 +282,7 @@ def test_few_rows_and_hidden_units(gpu: torch.device, tier: str) -> None:
 
 
 @pytest.mark.tiers("sm90")
-@pytest.mark.parametrize("sizes", ((1024, 264, 64, 72), (1100, 5000, 120, 128)), ids=str)
+@pytest.mark.parametrize("sizes", ((1024, 264, 64, 72), (1100, 2800, 120, 128)), ids=str)
 def test_few_hidden_units_of_some_rows(
     sizes: tuple[int, int, int, int], gpu: torch.device, tier: str
 ) -> None:

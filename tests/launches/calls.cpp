@@ -985,7 +985,6 @@ std::vector<Mlp> mlp_calls() {
     add("few rows, width 256", {.rows = 100, .inputs = 256, .hidden = 16384, .outputs = 256});
     add("few rows deterministic", {.rows = 128, .hidden = 16384, .deterministic = true});
     add("few units", {.rows = 16384, .hidden = 1024, .biased = true});
-    add("many units", {.hidden = 8192});
     add("few tiles, in parts", {.rows = 1024, .inputs = 512, .hidden = 1000, .outputs = 512, .biased = true});
     add("odd sizes", {.rows = 1001, .inputs = 60, .hidden = 1003, .outputs = 70, .biased = true});
     add("two widths", {.inputs = 64, .outputs = 200});
