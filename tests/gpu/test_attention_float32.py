@@ -329,7 +329,7 @@ def test_strides(layout: str, gpu: torch.device) -> None:
 )
 @pytest.mark.parametrize("place", ("q", "k", "v"))
 @pytest.mark.parametrize("bias", (None, "full", "keep"))
-@pytest.mark.parametrize("option", ("full", "causal"))
+@pytest.mark.parametrize("option", ("full", "causal", "softcap"))
 def test_what_is_not_finite(
     option: str, bias: str | None, place: str, values: list[float], gpu: torch.device
 ) -> None:
@@ -358,8 +358,8 @@ def test_what_is_not_finite(
 def test_an_early_infinity_where_queries_need_no_gradient(gpu: torch.device) -> None:
     """Beside more keys than a sum has before it is stored. The pass of the rows adds the bias's gradient. It
     stores no sums, and marks rows by them."""
-    inputs = attention_inputs(1, 12, 12, 300, 4500, 64, 64, dtype=torch.float32, device=gpu)
-    inputs["bias"] = torch.randn(1, 12, 300, 4500, device=gpu)
+    inputs = attention_inputs(1, 12, 12, 900, 4500, 64, 64, dtype=torch.float32, device=gpu)
+    inputs["bias"] = torch.randn(1, 12, 900, 4500, device=gpu)
     inputs["k"][0, 5, 60, 7:9] = torch.tensor([torch.inf, -torch.inf])
     with takes(PASSES):
         check_operator("attention", inputs, differentiate=["k", "bias"])

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 import torch
 
-from monoidreduce import _C
+from monoidreduce import _C, _torch_private
 from monoidreduce._ops.dry_run import Launch, Operand
 from monoidreduce._ops.slices import TILE_ROWS, product_waves
 from monoidreduce.theory.costs.steps import Job, job_steps, read_by, tile_steps
@@ -673,8 +673,10 @@ def _of_torch(launch: Launch, gpu: Hardware) -> Work:
         jobs, operands = Counter({rows * columns: 1}), sum(t.bytes for t in read[-2:])
         if gpu.kept and read[-1].dtype.itemsize == 2:
             operands = max(operands, _contraction_read(rows, columns, depth, _TORCH_TILE, gpu))
-        moved = operands + sum(t.bytes for t in read[:-2]), moved[1]
-        return Work(f"torch {name}", "torch", depth, 2.0, jobs, *moved, shared=1, overlapped=True)
+        moved, kernel = (operands + sum(t.bytes for t in read[:-2]), moved[1]), "torch"
+        if read[-1].dtype == torch.float32:
+            kernel = "torch/tf32" if _torch_private.allows_tf32() else "torch/float32"
+        return Work(f"torch {name}", kernel, depth, 2.0, jobs, *moved, shared=1, overlapped=True)
     if name in ("zeros_like", "new_zeros", "new_full", "fill_"):
         moved = 0, moved[1]
     return moves(f"torch {name}", *moved, overlapped=True)

@@ -301,6 +301,23 @@ def test_wide_float32_mlps_multiply_planes_in_parts() -> None:
     assert sum(splits) == 2 * of_operands + line * 1024 + 3 * of_hidden + of_columns
 
 
+def test_products_of_torch_in_float32_have_its_rate() -> None:
+    """In bfloat16 a product takes 1 / 15 of the time (H200)."""
+    sizes = {"B": 4096, "K": 14336, "d": 4096, "gated": True}
+
+    def seconds(dtype: torch.dtype) -> float:
+        tensors, options = call_of("mlp", sizes, dtype)
+        return mr.cost("mlp", *tensors, **options, hardware="h200").seconds
+
+    exact = seconds(torch.float32)
+    assert 12 < exact / seconds(torch.bfloat16) < 16
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        assert 6 < exact / seconds(torch.float32) < 9
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+
 # Constants of the sources
 
 
