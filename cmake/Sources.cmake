@@ -98,6 +98,7 @@ set(MONOIDREDUCE_SM90_SOURCES
     csrc/cuda/sm90/statistics.cu
     csrc/cuda/planes/attention_backward.cu
     csrc/cuda/planes/attention_forward.cu
+    csrc/cuda/planes/modified_attention.cu
     csrc/cuda/planes/losses.cu
     csrc/cuda/planes/mlp_backward.cu
     csrc/cuda/planes/mlp_forward.cu

@@ -187,8 +187,9 @@ def order_of(backward: Pass) -> tuple[bool, str]:
     if name.endswith(("_forward", "_fold")):
         return True, "a gradient is a fold, whose states are combined in a fixed order"
     adds_rows = backward.plan is not None and backward.plan.adds_rows and name != _ROW_SUMS
-    d_bias = backward.launch.arguments.get("dbias")
-    if adds_rows or (d_bias is not None and d_bias.repeated):
+    arguments = backward.launch.arguments
+    d_bias = arguments.get("dbias")
+    if adds_rows or "d_table" in arguments or (d_bias is not None and d_bias.repeated):
         instead = "torch.use_deterministic_algorithms(True) fixes their order"
         return False, f"gradients are added atomically; {instead}"
     return True, "a gradient is summed by one block each, in a fixed order"

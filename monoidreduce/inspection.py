@@ -397,8 +397,11 @@ def _of_mods(operator: str, call: dict[str, Any], program: str, on_gpu: bool, ti
 
 
 def _of_tables(run: DryRun) -> str:
-    if any("d_table" in launch.arguments for launch in run.launches):
-        found = "the backward kernels add up the gradients of captured tensors whose index has the key"
+    of_tables = [launch for launch in run.launches if "d_table" in launch.arguments]
+    if of_tables:
+        found = "the backward kernels add up the gradients of captured tensors"
+        if not all(launch.plan is not None and launch.plan.planes for launch in of_tables):
+            found += " whose index has the key"
         if torch.are_deterministic_algorithms_enabled():
             found += ", as integers; they run twice, first to find the largest addends"
         return found

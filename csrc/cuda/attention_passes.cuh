@@ -49,19 +49,6 @@ AttentionRows attention_rows(const Call& x) {
   return {data<float>(x.lse), data<float>(x.lse_low), data<const float>(x.sinks)};
 }
 
-// The row policy for rows that are computed again (repair.cuh).
-struct RepairedRows {
-  float *lse, *lse_low;
-  const float* sinks;  // [heads], or null
-  __device__ bool has_sinks() const { return sinks != nullptr; }
-  __device__ double sink(std::int64_t head) const { return sinks[head]; }
-  __device__ bool marked(std::int64_t row) const { return isnan(lse[row]); }
-  __device__ void store(std::int64_t row, LogNumber<double> p) const {
-    const LogNumber<float> kept = rounded<float>(p);
-    lse[row] = kept.high, lse_low[row] = kept.low;
-  }
-};
-
 // Calls run(E{}, scores, rows), which must launch a tier's forward fold.
 template <Biases kBiases, class Elements = Halves, class Run>
 void with_attention_rows(const AttentionForward& x, const FoldProblem& problem, Run run) {
@@ -74,7 +61,7 @@ void with_attention_rows(const AttentionForward& x, const FoldProblem& problem, 
 
 // Recomputes the rows whose log-sum-exp is NaN.
 inline void recompute_marked(const AttentionForward& x, const FoldProblem& problem, const Launch& launch) {
-  const RepairedRows rows{data<float>(x.lse), data<float>(x.lse_low), data<const float>(x.sinks)};
+  const RepairedAttentionRows rows{data<float>(x.lse), data<float>(x.lse_low), data<const float>(x.sinks)};
   repair_forward(LogSumExp<double>{}, problem, rows, {x.out, x.out_low}, launch);
 }
 // Recomputes the rows that a masked element may have spoiled: those that are not finite.

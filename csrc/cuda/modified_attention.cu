@@ -1,5 +1,4 @@
 #include "modified_scores.cuh"
-#include "monoidreduce/device/simt/modified_simt.cuh"
 #include "monoidreduce/launch/fold_backward_simt.cuh"
 #include "monoidreduce/launch/fold_forward_simt.cuh"
 #include "monoidreduce/launch/row_prologue.cuh"
@@ -7,21 +6,8 @@
 #include "monoidreduce/ops/modified_attention.h"
 
 namespace monoidreduce::cuda::simt {
-namespace {
 
 using namespace monoidreduce::simt;
-
-// The data of ProgramScores, which are the same for every program.
-template <class T, class Call>
-ProgramScoresData<T> program_scores(const Call& x) {
-  // Indices have 32 bits, and tiles go beyond the last one.
-  constexpr std::int64_t kMost = std::int64_t{1} << 30;
-  require(std::max(x.q.size[2], x.k.size[2]) <= kMost, "q, k: expected at most ", kMost,
-          " queries and keys beside functions of scores, got ", x.q.size[2], " and ", x.k.size[2]);
-  return {scores_of(x), static_cast<T>(x.options.scale)};
-}
-
-}  // namespace
 
 template <>
 void run(const ModifiedAttentionForward& x, const Plan&, const Launch& launch) {

@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "monoidreduce/device/program/score_element.h"
+#include "monoidreduce/device/simt/modified_simt.cuh"
 #include "monoidreduce/launch/loaded_kernels.cuh"
 #include "operator.h"
 
@@ -38,6 +39,16 @@ ModifiedScoresData scores_of(const Call& x) {
   if constexpr (requires { x.d_table; })
     scores.d_table = x.d_table.data, scores.table_integers = data<std::int64_t>(x.table_integers);
   return scores;
+}
+
+// The data of ProgramScores, which are the same for every program.
+template <class T, class Call>
+ProgramScoresData<T> program_scores(const Call& x) {
+  // Indices have 32 bits, and tiles go beyond the last one.
+  constexpr std::int64_t kMost = std::int64_t{1} << 30;
+  require(std::max(x.q.size[2], x.k.size[2]) <= kMost, "q, k: expected at most ", kMost,
+          " queries and keys beside functions of scores, got ", x.q.size[2], " and ", x.k.size[2]);
+  return {scores_of(x), static_cast<T>(x.options.scale)};
 }
 
 }  // namespace monoidreduce::cuda

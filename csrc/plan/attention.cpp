@@ -20,13 +20,18 @@ Call padded(const Call& given) {
   return x;
 }
 
-// The gradients that a family's kernels compute, given those that are wanted. (If none is present yet, all are.) Up to a width
+// The gradients that are wanted. If none is present yet, all are.
+template <class Call>
+GradientSet wanted_gradients(const Call& x) {
+  const GradientSet wanted{x.d_q.present(), x.d_k.present(), x.d_v.present()};
+  return wanted.rows || wanted.of_columns() ? wanted : GradientSet{};
+}
+
+// The gradients that a family's kernels compute, given those that are wanted. Up to a width
 // of 128, Hopper has one kernel for all gradients, a variant of it without the rows' gradient, and a kernel for the rows'
 // gradient alone. With a bias of scores there is only the kernel for all gradients.
 GradientSet computed(Family family, const FoldProblem& p, const AttentionBackward& x) {
-  const GradientSet wanted{x.d_q.present(), x.d_k.present(), x.d_v.present()};
-  if (!wanted.rows && !wanted.of_columns()) return {};
-  if (family == Family::kPlanes) return wanted;
+  const GradientSet wanted = wanted_gradients(x);
   if (family != Family::kSm90 || p.bias.present()) return {};
   if (!one_kernel_backward(p)) return wanted;
   if (!wanted.rows) return {.rows = false};
@@ -57,6 +62,20 @@ std::int64_t row_numbers(const Call& x) {
 // Rows of so few columns have large weights. The SIMT kernels form their centres from the columns (docs/numerics.md).
 constexpr std::int64_t kFewColumns = 64;
 
+Reason few_columns_obstacle(const FoldProblem& p) {
+  if (p.columns() > kFewColumns) return {};
+  return {"the inputs are float32, and there are {} columns or fewer", kFewColumns};
+}
+
+// Sets what the backward pass in planes takes: a kernel writes each gradient that is wanted.
+template <class Call>
+void set_planes(Plan& plan, const Call& x) {
+  plan.computed = wanted_gradients(x);
+  plan.adds_rows = false;
+  plan.streamed_tile = tiles::kPass;
+  for (const std::int64_t part : PlanesParts(x).floats) plan.scratch += part;
+}
+
 // Why Hopper's kernels for planes cannot take float32 operands.
 Reason planes_obstacle(const FoldProblem& p, const DeviceFacts& gpu) {
   const std::int64_t width = std::max(p.width(), p.payload_width());
@@ -75,14 +94,26 @@ Reason planes_obstacle(const FoldProblem& p, const DeviceFacts& gpu) {
   return {};
 }
 
-// Why Hopper's kernels cannot take attention with a user's score_mod or mask_mod.
+// The floats that a forward pass in planes needs: the counter of jobs, and the planes of q, k and v.
 template <class Call>
-Limits modified_limits(const Call& x, bool in_order) {
+std::int64_t forward_planes_scratch(const Call& x) {
+  std::int64_t floats = tiles::kCounterFloats;
+  for (const TensorView* t : {&x.q, &x.k, &x.v})
+    floats += t->size[0] * t->size[1] * t->size[2] * planes_width(std::max(x.q.size[3], x.v.size[3])) / 2;
+  return floats;
+}
+
+// Why Hopper's kernels cannot take attention with a user's score_mod or mask_mod. in_order: sums have a fixed order.
+template <class Call>
+Limits modified_limits(const Call& x, bool in_order, const DeviceFacts& gpu) {
+  Limits limits{.has_planes = true, .planes = planes_obstacle(modified_problem(x), gpu)};
   if (std::max(x.q.size[3], x.v.size[3]) > 128)
-    return {.sm90 = {"functions modify scores, and a width is more than 128"}};
-  if (in_order && x.blocks.present())
-    return {.sm90 = {"blocks are skipped, and the deterministic mode is asked for"}};
-  return {};
+    limits.sm90 = {"functions modify scores, and a width is more than 128"};
+  else if (in_order && x.blocks.present())
+    limits.sm90 = {"blocks are skipped, and the deterministic mode is asked for"};
+  if (!limits.planes && x.options.weights)
+    limits.planes = {"the inputs are float32, and a function gives weights, not scores"};
+  return limits;
 }
 
 }  // namespace
@@ -94,11 +125,8 @@ Plan plan(const AttentionForward& given, const DeviceFacts& gpu, const Launch& l
   const Limits limits{.has_planes = true, .planes = planes_obstacle(p, gpu)};
   Plan plan = plan_of(given, x, choose_resident(p, limits, gpu, launch), launch);
   if (plan.choice.family == Family::kPlanes) {
-    const std::int64_t width = std::max(p.width(), p.payload_width());
-    plan.tile = tiles::resident_planes(width);
-    plan.scratch = tiles::kCounterFloats;
-    for (const TensorView* t : {&x.q, &x.k, &x.v})
-      plan.scratch += t->size[0] * t->size[1] * t->size[2] * planes_width(width) / 2;
+    plan.tile = tiles::resident_planes(std::max(p.width(), p.payload_width()));
+    plan.scratch = forward_planes_scratch(x);
   }
   if (plan.choice.family != Family::kSm90) return plan;
   const int columns = tiles::by_width(tiles::kFewRowsColumns, std::max(p.width(), p.payload_width()));
@@ -124,8 +152,7 @@ Plan plan(const AttentionBackward& given, const DeviceFacts& gpu, const Launch& 
   const FoldProblem p = attention_problem(x);
   Limits limits{.widest_sm80 = widest_sm80_backward(p, gpu), .has_planes = true};
   limits.planes = planes_obstacle(p, gpu);
-  if (!limits.planes && p.columns() <= kFewColumns)
-    limits.planes = {"the inputs are float32, and there are {} columns or fewer", kFewColumns};
+  if (!limits.planes) limits.planes = few_columns_obstacle(p);
   if (!x.grad_out.present()) limits.both = {"only the log-sum-exp has a gradient"};
   if (p.bias.present() && std::max(p.width(), p.payload_width()) > 128)
     limits.sm90 = {"there is a bias of scores, and a width is more than 128"};
@@ -135,12 +162,11 @@ Plan plan(const AttentionBackward& given, const DeviceFacts& gpu, const Launch& 
   const Family family = plan.choice.family;
   plan.computed = computed(family, p, x);
   const bool at_once = one_kernel_backward(p) && plan.computed.of_columns();
-  plan.adds_rows = family != Family::kPlanes && (family != Family::kSm90 || (at_once && plan.computed.rows));
+  plan.adds_rows = family != Family::kSm90 || (at_once && plan.computed.rows);
   if (family == Family::kSimt) {
     plan.scratch = row_numbers(x);
   } else if (family == Family::kPlanes) {
-    plan.streamed_tile = tiles::kPass;
-    for (const std::int64_t part : PlanesParts(x).floats) plan.scratch += part;
+    set_planes(plan, x);
   } else {
     const TileSize tile = tiles::at_once(std::max(p.width(), p.payload_width()), p.bias.present());
     plan.sharing = backward_sharing(family, p, plan.computed, tile, p.range.all(), gpu, launch);
@@ -154,7 +180,9 @@ template <>
 Plan plan(const ModifiedAttentionForward& given, const DeviceFacts& gpu, const Launch& launch) {
   const ModifiedAttentionForward x = padded(given);
   const FoldProblem p = modified_problem(x);
-  Plan plan = plan_of(given, x, choose_resident(p, modified_limits(x, false), gpu, launch), launch);
+  Plan plan = plan_of(given, x, choose_resident(p, modified_limits(x, false, gpu), gpu, launch), launch);
+  if (plan.choice.family == Family::kPlanes)
+    plan.tile = tiles::kModifiedPlanes, plan.scratch = forward_planes_scratch(x);
   if (plan.choice.family != Family::kSm90) return plan;
   plan.tile = tiles::modified_forward(std::max(p.width(), p.payload_width()), x.row_spans.present());
   if (!is_even(x)) plan.scratch = 2;  // a counter of 8 bytes
@@ -165,12 +193,17 @@ template <>
 Plan plan(const ModifiedAttentionBackward& given, const DeviceFacts& gpu, const Launch& launch) {
   const ModifiedAttentionBackward x = padded(given);
   const FoldProblem p = modified_problem(x);
-  Limits limits = modified_limits(x, launch.deterministic);
+  Limits limits = modified_limits(x, launch.deterministic, gpu);
   limits.widest_sm80 = widest_sm80_backward(p, gpu);
+  if (!limits.planes) limits.planes = few_columns_obstacle(p);
   Plan plan = plan_of(given, x, choose_resident(p, limits, gpu, launch), launch);
   const Family family = plan.choice.family;
   if (family == Family::kSimt) {
     plan.scratch = row_numbers(x);
+    return plan;
+  }
+  if (family == Family::kPlanes) {
+    set_planes(plan, x);
     return plan;
   }
   const TileSize tile = tiles::modified_backward(std::max(p.width(), p.payload_width()), takes_lean_tile(x));

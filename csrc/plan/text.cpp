@@ -73,7 +73,7 @@ std::string text(const Plan& plan) {
     all += "; narrow: folds the mean of b too";
   else if (plan.narrow)
     all += "; narrow: gradients are folds, and no local gradients are held";
-  if (std::string_view(plan.call) == kDescription<AttentionBackward>.name) all += alone(plan.computed);
+  if (std::string_view(plan.call).ends_with("attention_backward")) all += alone(plan.computed);
   if (plan.sharing.split_jobs > 0)
     all += message("; ", plan.sharing.split_jobs, " tiles of columns in parts");
   if (plan.sharing.parts.count() > 1)

@@ -114,6 +114,8 @@ constexpr TileSize modified_forward(std::int64_t width, bool packed) {
   return {width <= 64 && !packed ? 192 : 128, 128};
 }
 constexpr TileSize modified_backward(std::int64_t width, bool lean) { return at_once(width, lean); }
+// The forward pass of the same for float32 operands in planes.
+inline constexpr TileSize kModifiedPlanes{128, 64};
 // Hopper's backward kernels for one gradient: lines that stay on chip, and lines that stream past them.
 inline constexpr StreamedTile kPass{128, 64};
 // The hidden values of an MLP in parts, forward and backward. (dlogits of losses have the tiles of their forward passes.)

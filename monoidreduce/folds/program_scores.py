@@ -13,7 +13,7 @@ from torch import Tensor
 from monoidreduce._ops.attention_mask import Mask
 from monoidreduce._ops.attention_passes import BackwardTensors
 from monoidreduce._ops.engine import _C
-from monoidreduce._ops.memory import empty_statistics, launch_on
+from monoidreduce._ops.memory import allows_planes, empty_statistics, launch_on
 from monoidreduce.folds.cpu.bytecode import scores_code
 from monoidreduce.folds.cuda import kernels
 from monoidreduce.folds.cuda.cuda_source import TableSum
@@ -70,11 +70,15 @@ class ProgramScores(NamedTuple):
             right=self.mask.right,
             block_rows=self.block_rows,
             block_columns=self.block_columns,
+            weights=self.weights,
+            planes=allows_planes(),
         )
 
     def plan_backward(
         self, q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor | None, needed: list[bool]
     ) -> _C.Plan:
+        """If none of the gradients of q, k and v is needed, the plan is of all."""
+        dq, dk, dv = (t if wanted else None for t, wanted in zip((q, k, v), needed, strict=False))
         return _C.plan_modified_attention_backward(
             q,
             k,
@@ -87,7 +91,12 @@ class ProgramScores(NamedTuple):
             right=self.mask.right,
             block_rows=self.block_rows,
             block_columns=self.block_columns,
+            weights=self.weights,
+            dq=dq,
+            dk=dk,
+            dv=dv,
             d_table=self.d_table,
+            planes=allows_planes(),
             deterministic=torch.are_deterministic_algorithms_enabled(),
         )
 

@@ -4,9 +4,9 @@ The gradient of an entry is a sum over the elements that read it. If the index h
 a total of a program derived from the score function, over keys or over queries: a fold of `statistics_op`.
 
 On a GPU the backward kernels sum the gradients of entries whose index has the key
-(device/program/table_gradient.cuh). In the deterministic mode only those of tensor cores do, as integers, and
-if an index has query and key. Elsewhere torch computes the gradients of elements whose index has both, in
-chunks of keys, and adds them to the entries.
+(device/program/table_gradient.cuh); those for float32 in planes sum all. In the deterministic mode only
+those of tensor cores do, as integers, and if an index has query and key. Elsewhere torch computes the
+gradients of elements whose index has both, in chunks of keys, and adds them to the entries.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _gathers(text: str) -> _Gathers:
 
 
 def kernels_sum(scores: ProgramScores, q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether backward kernels sum the gradients of entries whose index has the key.
+    """Whether backward kernels sum the gradients of entries whose index has the key, or in planes of all.
 
     They divide by the scale. In the deterministic mode they run twice: a fold takes less if no index has the
     query too.
@@ -64,9 +64,15 @@ def kernels_sum(scores: ProgramScores, q: Tensor, k: Tensor, v: Tensor) -> bool:
     if not q.is_cuda or scores.scale == 0 or q.numel() == 0 or k.numel() == 0:
         return False
     gathers = _gathers(scores.program)
+    if _in_planes(scores, q, k, v):
+        return any(gathers)
     if not torch.are_deterministic_algorithms_enabled():
         return bool(gathers.by_key or gathers.by_both)
-    return bool(gathers.by_both) and scores.plan_backward(q, k, v, None, []).tensor_cores
+    return bool(gathers.by_both) and scores.plan_backward(q, k, v, None, [True] * 3).tensor_cores
+
+
+def _in_planes(scores: ProgramScores, q: Tensor, k: Tensor, v: Tensor) -> bool:
+    return scores.plan_backward(q, k, v, None, [True] * 3).planes
 
 
 def table_gradient(
@@ -86,6 +92,8 @@ def table_gradient(
     grad_out, grad_lse: None if they are 0.
     """
     assert scores.table is not None
+    if scores.d_table is not None and _in_planes(scores, q, k, v):
+        return scores.d_table
     program, sizes, tables = scores.program, tuple(scores.sizes), (scores.table, scores.table_index)
     bounds = scores.mask.bounds(q.shape[2], k.shape[2], q.device)
     gathers, (B, H, M, _), N = _gathers(program), q.shape, k.shape[2]

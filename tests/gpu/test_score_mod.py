@@ -13,8 +13,8 @@ import torch
 from calls import HALVES
 from integers import CASES as INTEGERS
 from integers import captured, kept
-from modified_calls import RAGGED, SHAPES, Results, assert_rule, drawn, operands, results
-from mods import CASES, Case, dense
+from modified_calls import RAGGED, SHAPES, check, operands, results
+from mods import CASES, Case
 from paths import counts
 from specimens import name_of
 from torch import Tensor
@@ -24,39 +24,6 @@ import monoidreduce as mr
 pytestmark = pytest.mark.tiers("sm80", "sm90")
 SIMT = pytest.mark.tiers("simt")
 WIDE = (torch.float32, torch.float64)
-
-
-def check(
-    make: Any,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    gpu: torch.device,
-    blocked: bool = False,
-    **options: Any,
-) -> None:
-    B, H, _, M, N, *_ = shape
-
-    def draw(seed: int) -> Results:
-        torch.manual_seed(seed)
-        leaves = operands(shape, dtype, gpu)
-
-        def case_in(of: torch.dtype) -> Case:
-            torch.manual_seed(100 + seed)
-            return make(B, H, M, N, dtype=of, device=gpu)
-
-        def ours(case: Case) -> Any:
-            masks: dict[str, Any] = {"mask_mod": case.mask_mod}
-            if blocked:
-                masks = {"block_mask": mr.block_mask(case.mask_mod, B, H, M, N, device=gpu, block_size=64)}
-            given = {"score_mod": case.score_mod, "return_lse": True, **masks, **options}
-            return lambda q, k, v: mr.attention(q, k, v, **given)
-
-        def of_torch(case: Case, **how: Any) -> Any:
-            return lambda q, k, v: dense(q, k, v, case.score_mod, case.mask_mod, **options, **how)
-
-        return drawn(leaves, case_in, ours, of_torch)
-
-    assert_rule(draw, dtype, max(M, N))
 
 
 def check_integers(dtype: torch.dtype, gpu: torch.device, packed: bool = False) -> None:

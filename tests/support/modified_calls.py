@@ -11,6 +11,7 @@ from mods import Case, Mod, dense
 from tolerance import accuracy_failures
 from torch import Tensor
 
+import monoidreduce as mr
 from monoidreduce._ops.memory import accumulation_dtype
 
 Results = dict[str, tuple[Tensor, ...]]  # of each output and gradient: ours, exact, torch's
@@ -89,6 +90,40 @@ def assert_rule(draw: Callable[[int], Results], dtype: torch.dtype, rows: int) -
         tested = y.dtype if name == "lse" else dtype
         failures += accuracy_failures(name, y, ref, torchs.to(y.dtype), tested, rows)
     assert not failures, "\n".join(failures)
+
+
+def check(
+    make: Any,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    gpu: torch.device,
+    blocked: bool = False,
+    **options: Any,
+) -> None:
+    """Hold a call with the functions that `make` makes to the rule. blocked: the mask is a block mask."""
+    B, H, _, M, N, *_ = shape
+
+    def draw(seed: int) -> Results:
+        torch.manual_seed(seed)
+        leaves = operands(shape, dtype, gpu)
+
+        def case_in(of: torch.dtype) -> Case:
+            torch.manual_seed(100 + seed)
+            return make(B, H, M, N, dtype=of, device=gpu)
+
+        def ours(case: Case) -> Any:
+            masks: dict[str, Any] = {"mask_mod": case.mask_mod}
+            if blocked:
+                masks = {"block_mask": mr.block_mask(case.mask_mod, B, H, M, N, device=gpu, block_size=64)}
+            given = {"score_mod": case.score_mod, "return_lse": True, **masks, **options}
+            return lambda q, k, v: mr.attention(q, k, v, **given)
+
+        def of_torch(case: Case, **how: Any) -> Any:
+            return lambda q, k, v: dense(q, k, v, case.score_mod, case.mask_mod, **options, **how)
+
+        return drawn(leaves, case_in, ours, of_torch)
+
+    assert_rule(draw, dtype, max(M, N))
 
 
 def _of_sequence(mod: Mod | None, number: int) -> Mod | None:

@@ -428,13 +428,15 @@ def scores_source(
     fused: bool = True,
     most: int = FEW,
     tables: TableSum | None = None,
+    by_row: bool = False,
 ) -> Source:
     """The source of score_mod and mask_mod (device/program/score_element.h).
 
     packed: for packed sequences, whose kernels read spans. steps: whether kernels may add a multiple of the
     key index to dot products instead of evaluating scores. weights: the scores are weights of `attend`;
     excludes steps. fused: whether products may be fused with sums, which is harmless if weights are rounded
-    to 16 bits. most: see `lowered`. tables: what kernels do with the gradient of the table of reals.
+    to 16 bits. most: see `lowered`. tables: what kernels do with the gradient of the table of reals. by_row:
+    whether they also sum that of gathers whose index lacks the key.
     """
     graph, score, keep, slope, factor, by_gathered = slopes(text, None)
     kept = graph.constant(True) if keep is None else keep
@@ -453,7 +455,7 @@ def scores_source(
             f"  MR_HD static {kind} {name}([[maybe_unused]] const ScoreElement<R>& e) {{\n{body}  }}\n"
         )
     if tables is not None:
-        functions += _of_tables(graph, by_gathered, most, fused, tables)
+        functions += _of_tables(graph, by_gathered, most, fused, tables, by_row)
     constants = {
         "kMasked": keep is not None,
         "kOfSequences": packed,
@@ -479,7 +481,12 @@ struct Program {{
 
 
 def _of_tables(
-    graph: Graph, by_gathered: Sequence[tuple[int, Expression]], most: int, fused: bool, tables: TableSum
+    graph: Graph,
+    by_gathered: Sequence[tuple[int, Expression]],
+    most: int,
+    fused: bool,
+    tables: TableSum,
+    by_row: bool,
 ) -> str:
     """Members for the gradient of the table of reals (device/program/table_gradient.cuh).
 
@@ -489,10 +496,13 @@ def _of_tables(
     entries = derivatives = ""
     for entry, by in by_gathered:
         leaves = {graph.nodes[i][0] for i in reachable(graph.nodes, [entry])}
-        if "position" not in leaves:
+        if "position" not in leaves and not by_row:
             continue
         case = f"    if constexpr (n == {len(of_entries)}) {{\n"
-        of_entries.append("EntryOf::kElement" if "query" in leaves else "EntryOf::kColumn")
+        if "position" not in leaves:
+            of_entries.append("EntryOf::kRow")
+        else:
+            of_entries.append("EntryOf::kElement" if "query" in leaves else "EntryOf::kColumn")
         lines, (root,), _ = _lines(graph.nodes, [entry], most, True, fused)
         entries += case + _indented([*lines, f"return e.tables.entry({root});"])
         lines, (root,), _ = _lines(graph.nodes, [by.number], most, True, fused)

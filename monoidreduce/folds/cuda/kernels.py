@@ -350,6 +350,8 @@ def compiled_scores(
     assert found is not None
     if not _C.FAMILIES[tier].tensor_cores:
         return _compiled_simt_scores(found, program, which, packed, dtype, capability, weights, most, tables)
+    if _C.FAMILIES[tier].planes:
+        return _compiled_plane_scores(found, program, which, packed, width, tier, capability, most, tables)
     text = _UNIT.format(
         includes=f'#include "monoidreduce/device/resident/modified_{tier}.cuh"\n',
         program=scores_source(program, packed, steps, weights, True, most, tables).text,
@@ -370,6 +372,47 @@ def compiled_scores(
     tile_type = f"{family}Modified{name.capitalize()}Tile<{', '.join(tile)}>"
     kernel = f"{family}fold_{name}_kernel<{', '.join((_ELEMENTS[dtype], tile_type, *types))}>"
     return compiled_unit(found, text, [kernel], tier, capability)
+
+
+def _compiled_plane_scores(
+    found: compiler.Compiler,
+    program: str,
+    which: str,
+    packed: bool,
+    width: int,
+    tier: str,
+    capability: tuple[int, int],
+    most: int,
+    tables: TableSum | None,
+) -> Image:
+    """`compiled_scores` for float32 operands in planes: the fold of rows, or the gradients of q, k and v.
+
+    Behind these kernels is the one that computes again what is not finite, with functions in float. Products
+    are not fused, as without tensor cores.
+    """
+    here = _HERE
+    text = _UNIT.format(
+        includes=f'#include "monoidreduce/device/resident/modified_{tier}.cuh"\n',
+        program=scores_source(program, packed, fused=False, most=most, tables=tables, by_row=True).text,
+        real="ElementReal",
+        checks="static_assert(sizeof(PlaneScores<P>) == sizeof(ModifiedScoresData));\n"
+        "static_assert(sizeof(ProgramScores<Program<float>>) == sizeof(ProgramScoresData<float>));\n",
+    )
+    fold, scores = f"{here}LogSumExp<{here}Full>", f"{here}PlaneScores<{here}P>"
+    repaired = f"{here}ProgramScores<{here}Program<float>>"
+    if which == FORWARD:
+        tile, rows = f"{here}planes::ModifiedForwardTile<{width}>", f"{here}FullAttentionRows"
+        names = [f"{here}sm90::fold_forward_planes_kernel<{tile}, {fold}, {scores}, {rows}>"]
+        rows = f"{here}RepairedAttentionRows"
+        names.append(f"{here}repair_forward_kernel<{here}LogSumExp<double>, {rows}, {repaired}>")
+        return compiled_unit(found, text, names, tier, capability)
+    names = []
+    for of in ("kRows", "kColumns", "kPayload"):
+        tile = f"{here}planes::ModifiedPassTile<{here}sm90::GradientOf::{of}, {width}>"
+        names.append(f"{here}sm90::fold_backward_planes_kernel<{tile}, {fold}, {scores}>")
+    rows = f"{here}SoftmaxRows<float>"
+    names.append(f"{here}repair_backward_kernel<{here}LogSumExp<float>, {rows}, {repaired}>")
+    return compiled_unit(found, text, names, tier, capability)
 
 
 def _compiled_simt_scores(

@@ -43,13 +43,11 @@ PlaneMaps split_heads(const TensorView& x, float* to, const Launch& launch) {
   return plane_maps(split);
 }
 
-// Splits the float32 operands a, b and payload into planes, and folds them. planes: memory for the planes of a, then of b,
-// then of the payload. counter: as in fold_forward_sm90.cuh.
-template <class Tile, class M, class Scores, class Rows>
-void fold_forward_planes(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
-                         const FoldOutput& out, float* planes, unsigned long long* counter,
-                         const Launch& launch) {
-  const DeviceGuard device(p.a.cuda_device);
+// Splits the float32 operands a, b and payload into planes: at `planes`, those of a, then of b, then of the payload. Returns the
+// kernel's arguments. counter: as in fold_forward_sm90.cuh.
+template <class Tile>
+PlanesArguments forward_planes_arguments(const FoldProblem& p, const FoldOutput& out, float* planes,
+                                         unsigned long long* counter, const Launch& launch) {
   if (counter)
     check_cuda(cudaMemsetAsync(counter, 0, sizeof *counter, static_cast<cudaStream_t>(launch.stream)),
                "cudaMemsetAsync for fold_forward_planes_sm90");
@@ -59,19 +57,31 @@ void fold_forward_planes(const M& m, const Scores& scores, const FoldProblem& p,
     return split_heads<Tile::kWidth>(x, to, launch);
   };
   constexpr std::int64_t kLineBytes = PlanesMemory<Tile>::Operand::kLineOfBoth;
-  const PlanesArguments arguments{
-      .rows = split(p.a),
-      .columns = split(p.b),
-      .payload = split(p.payload),
-      .out = output_rows(out),
-      .counter = counter,
-      .shape = fold_shape(p, section_of(p, p.columns() * 2 * kLineBytes, p.heads() / p.column_heads()))};
+  return {.rows = split(p.a),
+          .columns = split(p.b),
+          .payload = split(p.payload),
+          .out = output_rows(out),
+          .counter = counter,
+          .shape = fold_shape(p, section_of(p, p.columns() * 2 * kLineBytes, p.heads() / p.column_heads()))};
+}
+template <class Tile>
+unsigned forward_planes_blocks(const FoldProblem& p) {
   const std::int64_t row_tiles = (p.rows() + Tile::kRows - 1) / Tile::kRows;
-  const auto blocks = static_cast<unsigned>(
+  return static_cast<unsigned>(
       std::min<std::int64_t>(p.batch() * p.heads() * row_tiles, multiprocessors(p.a.cuda_device)));
-  launch_kernel("fold_forward_planes_sm90", &fold_forward_planes_kernel<Tile, M, Scores, Rows>, blocks,
-                Tile::kThreads, sizeof(PlanesMemory<Tile>) + kSharedAlignment, launch.stream, arguments, m,
-                scores, rows);
+}
+template <class Tile>
+inline constexpr std::size_t kForwardPlanesBytes = sizeof(PlanesMemory<Tile>) + kSharedAlignment;
+
+// Splits the operands, and folds them. planes, counter: as above.
+template <class Tile, class M, class Scores, class Rows>
+void fold_forward_planes(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
+                         const FoldOutput& out, float* planes, unsigned long long* counter,
+                         const Launch& launch) {
+  const DeviceGuard device(p.a.cuda_device);
+  launch_kernel("fold_forward_planes_sm90", &fold_forward_planes_kernel<Tile, M, Scores, Rows>,
+                forward_planes_blocks<Tile>(p), Tile::kThreads, kForwardPlanesBytes<Tile>, launch.stream,
+                forward_planes_arguments<Tile>(p, out, planes, counter, launch), m, scores, rows);
 }
 
 }  // namespace monoidreduce::sm90

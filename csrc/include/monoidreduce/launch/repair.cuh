@@ -21,47 +21,61 @@ inline unsigned repair_blocks(std::int64_t looks, int device) {
   return blocks_for(std::clamp<std::int64_t>(divide_up(looks, kRepairThreads / kWarp), 1, most));
 }
 
+// Recomputing marked rows takes these arguments, and a warp looks at kWarp rows at a time.
+inline RepairArguments repair_arguments(const FoldProblem& p, const FoldOutput& to) {
+  return {.rows = device_tensor(p.a),
+          .columns = device_tensor(p.b),
+          .payload = device_tensor(p.payload),
+          .bias = device_tensor(p.bias),
+          .out_bias = device_tensor(p.out_bias),
+          .out = device_tensor(to.out),
+          .low = device_tensor(to.low),
+          .range = p.range};
+}
+inline unsigned repair_blocks(const FoldProblem& p) {
+  return repair_blocks(divide_up(p.a.size[0] * p.a.size[1] * p.a.size[2], kWarp), p.a.cuda_device);
+}
+
+// The same for the gradients of marked rows and columns. wanted.d_bias may be absent. For a bias of each column (the MLP's) it
+// is [columns]. For a bias of each score it is recomputed too, unless several scores share an element: that sum stays as it is.
+inline RepairArguments repair_arguments(const FoldProblem& p, const FoldGradients& wanted, float scale) {
+  const bool by_column = wanted.d_bias.rank == 1;
+  return {.rows = device_tensor(p.a),
+          .columns = device_tensor(p.b),
+          .payload = device_tensor(p.payload),
+          .bias = device_tensor(p.bias),
+          .grad_out = device_tensor(wanted.grad_out),
+          .d_rows = device_tensor(wanted.d_a),
+          .d_columns = device_tensor(wanted.d_b),
+          .d_payload = device_tensor(wanted.d_payload),
+          .d_bias = by_column || repeats(wanted.d_bias) ? Tensor{} : device_tensor(wanted.d_bias),
+          .d_column_bias = by_column ? static_cast<float*>(wanted.d_bias.data) : nullptr,
+          .range = p.range,
+          .scale = scale};
+}
+inline unsigned repair_blocks(const FoldProblem& p, const RowMarks& marks) {
+  return repair_blocks(
+      p.a.size[0] * std::max(p.a.size[1] * marks.row_units, p.b.size[1] * marks.column_units),
+      p.a.cuda_device);
+}
+
 // Recomputes marked rows.
 template <class M, class Rows>
 void repair_forward(const M& m, const FoldProblem& p, const Rows& rows, const FoldOutput& to,
                     const Launch& launch) {
-  const RepairArguments arguments{.rows = device_tensor(p.a),
-                                  .columns = device_tensor(p.b),
-                                  .payload = device_tensor(p.payload),
-                                  .bias = device_tensor(p.bias),
-                                  .out_bias = device_tensor(p.out_bias),
-                                  .out = device_tensor(to.out),
-                                  .low = device_tensor(to.low),
-                                  .range = p.range};
   const DeviceGuard device(p.a.cuda_device);
-  const std::int64_t looks = divide_up(p.a.size[0] * p.a.size[1] * p.a.size[2], kWarp);
-  launch_kernel("repair_forward", &repair_forward_kernel<M, Rows>, repair_blocks(looks, p.a.cuda_device),
-                kRepairThreads, 0, launch.stream, arguments, m, Score<typename M::Real>(p.score), rows);
+  launch_kernel("repair_forward", &repair_forward_kernel<M, Rows>, repair_blocks(p), kRepairThreads, 0,
+                launch.stream, repair_arguments(p, to), m, Score<typename M::Real>(p.score), rows);
 }
 
-// Recomputes the gradients of marked rows and columns. wanted.d_bias may be absent. For a bias of each column (the MLP's) it is
-// [columns]. For a bias of each score it is recomputed too, unless several scores share an element: that sum stays as it is.
+// Recomputes the gradients of marked rows and columns.
 template <class M, class Rows>
 void repair_backward(const M& m, const FoldProblem& p, const Rows& rows, const FoldGradients& wanted,
                      const RowMarks& marks, const Launch& launch) {
-  const bool by_column = wanted.d_bias.rank == 1;
-  const RepairArguments arguments{
-      .rows = device_tensor(p.a),
-      .columns = device_tensor(p.b),
-      .payload = device_tensor(p.payload),
-      .bias = device_tensor(p.bias),
-      .grad_out = device_tensor(wanted.grad_out),
-      .d_rows = device_tensor(wanted.d_a),
-      .d_columns = device_tensor(wanted.d_b),
-      .d_payload = device_tensor(wanted.d_payload),
-      .d_bias = by_column || repeats(wanted.d_bias) ? Tensor{} : device_tensor(wanted.d_bias),
-      .d_column_bias = by_column ? static_cast<float*>(wanted.d_bias.data) : nullptr,
-      .range = p.range};
   const DeviceGuard device(p.a.cuda_device);
-  const std::int64_t looks =
-      p.a.size[0] * std::max(p.a.size[1] * marks.row_units, p.b.size[1] * marks.column_units);
-  launch_kernel("repair_backward", &repair_backward_kernel<M, Rows>, repair_blocks(looks, p.a.cuda_device),
-                kRepairThreads, 0, launch.stream, arguments, m, Score<float>(p.score), rows, marks);
+  launch_kernel("repair_backward", &repair_backward_kernel<M, Rows>, repair_blocks(p, marks), kRepairThreads,
+                0, launch.stream, repair_arguments(p, wanted, static_cast<float>(p.score.scale)), m,
+                Score<float>(p.score), rows, marks);
 }
 
 }  // namespace monoidreduce

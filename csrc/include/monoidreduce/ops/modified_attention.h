@@ -91,7 +91,7 @@ struct ModifiedAttentionForward {
 };
 template <std::same_as<ModifiedAttentionForward> X>
 constexpr auto describe(const X*) {
-  return pass("modified_attention_forward", kCpu | kSimt | kSm80 | kSm90, modified_operands<X>(),
+  return pass("modified_attention_forward", kCpu | kSimt | kSm80 | kSm90 | kPlanes, modified_operands<X>(),
               span_operands<X>(), result("out", &X::out, "B H M D"),
               result("lse", &X::lse, "B H M", Type::kAccumulation).maybe(),
               result("lse_low", &X::lse_low, "B H M", Type::kAccumulation).maybe(),
@@ -113,7 +113,7 @@ struct ModifiedAttentionBackward {
 };
 template <std::same_as<ModifiedAttentionBackward> X>
 constexpr auto describe(const X*) {
-  return pass("modified_attention_backward", kCpu | kSimt | kSm80 | kSm90, modified_operands<X>(),
+  return pass("modified_attention_backward", kCpu | kSimt | kSm80 | kSm90 | kPlanes, modified_operands<X>(),
               span_operands<X>(), optional("grad_out", &X::grad_out, "B H M D"),
               optional("grad_lse", &X::grad_lse, "B H M", Type::kAccumulation),
               tensor("out", &X::out, "B H M O").where(&check_output_width<X>),

@@ -11,11 +11,11 @@
 
 namespace monoidreduce {
 
-// The scores of a head by score.h, with an optional bias.
-template <class T>
+// The scores of a head by score.h, with an optional bias, which is read as numbers of type B.
+template <class T, class B = T>
 struct BiasedScoresOfHead {
   const Score<T>& score;
-  Matrix<T> bias;
+  Matrix<B> bias;
 
   // One element. value(dot) is its score; chain(g, dot) turns a derivative with respect to the score into one
   // with respect to the argument of the softcap.
@@ -26,7 +26,7 @@ struct BiasedScoresOfHead {
     __device__ T chain(T g, T dot) const { return g * score.slope(dot, bias); }
   };
   __device__ At at(std::int64_t row, std::int64_t column) const {
-    return {score, score_bias(bias, row, column)};
+    return {score, T(score_bias(bias, row, column))};
   }
   // touches: whether the tile at (row0, column0) holds any score. masks: whether elements may be masked.
   // keeps: whether this element is kept.

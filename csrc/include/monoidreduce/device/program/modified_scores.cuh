@@ -13,13 +13,11 @@
 
 namespace monoidreduce {
 
+// The scores of a call, and the blocks of its block mask.
 template <class P>
-struct ModifiedScores {
+struct ScoresOfCall {
   using R = typename P::Real;
   static constexpr bool kOfSequences = P::kOfSequences, kDropsWeights = kDrops<P>;
-  // What the kernels take as scores: base-2 scores, or weights (attend); and the value of a masked element.
-  static constexpr float kUnit = P::kWeights ? 1.f : float(kLog2E);
-  static constexpr float kAbsent = P::kWeights ? 0.f : -INFINITY;
   ModifiedScoresData data;
 
   MR_HD bool touches(int batch, int head, int row0, int row_count, int column0, int column_count) const {
@@ -33,9 +31,10 @@ struct ModifiedScores {
   }
   // The element `down` rows and `across` columns from (query, position), whose indices are also given as
   // reals. Both indices are without bit 3, as the first row and column of a thread's fragment are.
-  MR_HD ScoreElement<R> element(float dot, int batch, int head, int query, int down, int position, int across,
+  // score: the scaled dot product.
+  MR_HD ScoreElement<R> element(R score, int batch, int head, int query, int down, int position, int across,
                                 R real_query, R real_position, R real_distance) const {
-    return {R(dot) * R(data.scale),
+    return {score,
             batch,
             head,
             query + down,
@@ -50,10 +49,21 @@ struct ModifiedScores {
   }
 
   __device__ __forceinline__ float kept_factor() const {
-    return P::kept_factor(element(0.f, 0, 0, 0, 0, 0, 0, R(0), R(0), R(0))).x;
+    return P::kept_factor(element(R(0), 0, 0, 0, 0, 0, 0, R(0), R(0), R(0))).x;
   }
+};
+
+template <class P>
+struct ModifiedScores : ScoresOfCall<P> {
+  using R = typename P::Real;
+  using ScoresOfCall<P>::data;
+  // What the kernels take as scores: base-2 scores, or weights (attend); and the value of a masked element.
+  static constexpr float kUnit = P::kWeights ? 1.f : float(kLog2E);
+  static constexpr float kAbsent = P::kWeights ? 0.f : -INFINITY;
+
   // The factor from dot products to base-2 scores.
   MR_HD float unit_of_dots() const { return data.scale * float(kLog2E); }
+  MR_HD R scaled(float dot) const { return R(dot) * R(data.scale); }
 
   // A fragment holds scores in natural units, or dot products if the functions leave scores as they are.
   // kWords: how many words of bits say which elements are kept. If it is 0, the mask is evaluated together
@@ -83,8 +93,8 @@ struct ModifiedScores {
             distance(real_column - real_row) {}
       __device__ __forceinline__ ScoreElement<R> operator()(int i, float dot) const {
         const int down = 8 * row_of_element(i), across = i / 4 * 8 + i % 2;
-        return of.all.element(dot, of.batch, of.head, first_row, down, first_column, across, real_row,
-                              real_column, distance);
+        return of.all.element(of.all.scaled(dot), of.batch, of.head, first_row, down, first_column, across,
+                              real_row, real_column, distance);
       }
     };
     template <int kSize>
@@ -234,7 +244,8 @@ struct ModifiedScores {
     }
     __device__ __forceinline__ ScoreElement<R> element(Bits dot, int i) const {
       const int row = i / 4 * 8 + i % 2, down = 8 * row_of_element(i);
-      return all.element(dot.x, batch, head, first_row, row, column, down, real_row, real_column, distance);
+      return all.element(all.scaled(dot.x), batch, head, first_row, row, column, down, real_row, real_column,
+                         distance);
     }
     template <int kSize>
     __device__ __forceinline__ void prepare_transposed(float (&)[kSize], int, int) const {}

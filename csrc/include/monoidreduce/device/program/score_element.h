@@ -36,8 +36,8 @@ template <class P>
   requires requires { &P::drops; }
 inline constexpr bool kDrops<P> = true;
 
-// What the entry that a gather reads depends on, beside batch and head: the key, or query and key.
-enum class EntryOf { kColumn, kElement };
+// What the entry that a gather reads depends on, beside batch and head: the query, or nothing (kRow); the key; or both.
+enum class EntryOf { kColumn, kElement, kRow };
 // What the kernel does with the gradients that elements add to the entries of the table (table_gradient.cuh).
 enum class TableSum { kFloats, kLargest, kIntegers };
 // The number of gathers whose entries' gradients the kernel sums.
@@ -46,6 +46,16 @@ inline constexpr int kGathers = 0;
 template <class P>
   requires requires { P::kGathers; }
 inline constexpr int kGathers<P> = P::kGathers;
+// Whether there are such gathers by row, or others.
+template <class P>
+constexpr bool gathers(bool by_row) {
+  if constexpr (kGathers<P> > 0) {
+    for (int n = 0; n < kGathers<P>; ++n) {
+      if ((P::kEntryOf[n] == EntryOf::kRow) == by_row) return true;
+    }
+  }
+  return false;
+}
 
 // One block of a block mask as a word (BlockMask.links, monoidreduce/folds/block_mask.py). It has the block's kind:
 // 0 if it keeps nothing, 2 if it keeps all. It also has the index of the next block of another kind than 0,

@@ -4,7 +4,7 @@
 //   d_table[t] = sum of dS_ij * d score_ij / d gathered_n   over the elements (i, j) whose gather n reads entry t
 //
 // The kernels do this for gathers whose index includes the key. The gradient of any other gather is a sum over the
-// keys of each row, and a fold computes it (monoidreduce/folds/table_gradient.py).
+// keys of each row, and a fold computes it (monoidreduce/folds/table_gradient.py). Kernels for planes sum these too.
 //
 // Additions to the same entry are done one after another. So where all elements of a column read one entry, lanes
 // sum them first, and one of them adds the sum: fragment_table_gradient.cuh in the tensor-core kernels. Other

@@ -48,4 +48,17 @@ struct FullAttentionRows {
   __device__ __forceinline__ void output_of(float (&)[kSize], int) const {}
 };
 
+// The row policy for rows that are computed again (repair.cuh).
+struct RepairedAttentionRows {
+  float *lse, *lse_low;
+  const float* sinks;  // [heads], or null
+  __device__ bool has_sinks() const { return sinks != nullptr; }
+  __device__ double sink(std::int64_t head) const { return sinks[head]; }
+  __device__ bool marked(std::int64_t row) const { return isnan(lse[row]); }
+  __device__ void store(std::int64_t row, LogNumber<double> p) const {
+    const LogNumber<float> kept = rounded<float>(p);
+    lse[row] = kept.high, lse_low[row] = kept.low;
+  }
+};
+
 }  // namespace monoidreduce

@@ -8,6 +8,7 @@
 
 #include "monoidreduce/device/block/bias_fragment.cuh"
 #include "monoidreduce/device/block/planes_sm90.cuh"
+#include "monoidreduce/device/program/plane_scores.cuh"
 #include "monoidreduce/device/resident/fold_backward_pass_sm90.cuh"
 #include "monoidreduce/device/resident/row_fragment.cuh"
 
@@ -47,6 +48,52 @@ struct PlanesPassArguments {
   FoldShape shape;
 };
 
+// With a block mask, the tile of streamed lines in a stage: its head and first line. whole: by the block mask, all
+// lines that stay keep the whole tile. last: no tile of the job follows.
+struct PassStep {
+  int head, line;
+  bool whole, last;
+};
+
+// Iterates over the tiles of a job, head by head. With a block mask it skips those that hold no score.
+template <class Tile, class Scores>
+struct PassTiles {
+  const PassJob<Tile>& job;
+  const Scores& scores;
+  int head, tile;
+
+  __device__ __forceinline__ PassTiles(const PassJob<Tile>& job, const Scores& scores)
+      : job(job), scores(scores), head(job.first_head), tile(job.first_tile) {
+    find();
+  }
+  __device__ __forceinline__ bool done() const { return head >= job.end_head; }
+  __device__ __forceinline__ void advance() {
+    ++tile;
+    find();
+  }
+  __device__ __forceinline__ bool whole() const {
+    if constexpr (SkipsBlocks<Scores>)
+      return strip().template whole<Tile::kStreamed>(tile);
+    else
+      return false;
+  }
+
+ private:
+  __device__ __forceinline__ auto strip() const {
+    if constexpr (Tile::kOfRows)
+      return scores.strip_of_rows(job.batch, job.staying_head, job.line0, Tile::kStaying);
+    else
+      return scores.strip_of_columns(job.batch, head, job.line0, Tile::kStaying);
+  }
+  // Moves to the next tile that counts, starting with the current one.
+  __device__ __forceinline__ void find() {
+    for (; !done(); ++head, tile = job.first_tile) {
+      if constexpr (SkipsBlocks<Scores>) tile = strip().template next<Tile::kStreamed>(tile, job.end_tile);
+      if (tile < job.end_tile) return;
+    }
+  }
+};
+
 template <class Tile>
 struct PlanesPassMemory {
   using Operand = PlaneTile<Tile::kWidth>;
@@ -56,12 +103,14 @@ struct PlanesPassMemory {
   Ring<Tile::kStages, ReadBy::kThreads> first_ring, second_ring;
   arch::Mbarrier stayed;
   PassJob<Tile> job;
+  bool empty;                     // with a block mask: no tile of the job holds a score
+  PassStep steps[Tile::kStages];  // with a block mask: one for each stage
 };
 
 // The producer: loads the tiles of the job. Called by one thread.
-template <bool kResiduals, class Tile>
+template <bool kResiduals, class Tile, class Scores>
 __device__ __forceinline__ void produce_planes(const PlanesPassArguments& p, const PassJob<Tile>& job,
-                                               PlanesPassMemory<Tile>& memory) {
+                                               const Scores& scores, PlanesPassMemory<Tile>& memory) {
   using Memory = PlanesPassMemory<Tile>;
   using Operand = typename Memory::Operand;
   constexpr int kResidualBytes = kResiduals && !Tile::kOfRows ? sizeof memory.residuals[0] : 0;
@@ -71,23 +120,41 @@ __device__ __forceinline__ void produce_planes(const PlanesPassArguments& p, con
       memory.staying[w][n].load(p.staying[n], {0, job.line0 + w * kFragmentRows, job.staying_head, job.batch},
                                 &memory.stayed);
   RingPosition<Tile::kStages> at;
-  for (int head = job.first_head; head < job.end_head; ++head) {
+  // Loads a tile. write(): what is written to the stage before.
+  const auto load = [&](int head, int line, auto write) {
+    const arch::Box box{0, line, head, job.batch};
+    const auto load_first = [&](auto write) {
+      arch::Mbarrier* const arrived = memory.first_ring.acquire(at, Operand::kBytes + kResidualBytes, write);
+      memory.first[at.stage].load(p.streamed[0], box, arrived);
+      if constexpr (kResidualBytes > 0)
+        arch::load(memory.residuals[at.stage],
+                   p.residuals.of(std::int64_t{job.batch} * p.shape.heads + head, line), kResidualBytes,
+                   arrived);
+    };
+    const auto load_second = [&](auto write) {
+      memory.second[at.stage].load(p.streamed[1], box,
+                                   memory.second_ring.acquire(at, Operand::kBytes, write));
+    };
+    // In the order in which stages become free.
+    if constexpr (Tile::kOfPayload)
+      load_first(write), load_second([] {});
+    else
+      load_second(write), load_first([] {});
+    at.advance();
+  };
+  if constexpr (SkipsBlocks<Scores>) {
+    PassTiles<Tile, Scores> tiles(job, scores);
 #pragma unroll 1
-    for (int tile = job.first_tile; tile < job.end_tile; ++tile, at.advance()) {
-      const int line = tile * Tile::kStreamed;
-      const arch::Box box{0, line, head, job.batch};
-      const auto load_first = [&] {
-        arch::Mbarrier* const arrived = memory.first_ring.acquire(at, Operand::kBytes + kResidualBytes);
-        memory.first[at.stage].load(p.streamed[0], box, arrived);
-        if constexpr (kResidualBytes > 0)
-          arch::load(memory.residuals[at.stage],
-                     p.residuals.of(std::int64_t{job.batch} * p.shape.heads + head, line), kResidualBytes,
-                     arrived);
-      };
-      // In the order in which stages become free.
-      if constexpr (Tile::kOfPayload) load_first();
-      memory.second[at.stage].load(p.streamed[1], box, memory.second_ring.acquire(at, Operand::kBytes));
-      if constexpr (!Tile::kOfPayload) load_first();
+    while (!tiles.done()) {
+      PassStep step{tiles.head, tiles.tile * Tile::kStreamed, tiles.whole(), false};
+      tiles.advance();
+      step.last = tiles.done();
+      load(step.head, step.line, [&] { memory.steps[at.stage] = step; });
+    }
+  } else {
+    for (int head = job.first_head; head < job.end_head; ++head) {
+#pragma unroll 1
+      for (int tile = job.first_tile; tile < job.end_tile; ++tile) load(head, tile * Tile::kStreamed, [] {});
     }
   }
 }
@@ -111,7 +178,7 @@ __device__ __forceinline__ void add_bias_gradient(const Matrix<float>& to, bool 
 }
 
 template <class S, class M>
-concept PlanesPassScores = PassScores<S, M> || kBiasedInMemory<S>;
+concept PlanesPassScores = PassScores<S, M> || kBiasedInMemory<S> || kOfPrograms<S>;
 
 template <class Tile, TileMonoid M, PlanesPassScores<M> Scores>
 struct PlanesPassConsumer {
@@ -131,6 +198,16 @@ struct PlanesPassConsumer {
   // of the columns sums them first.
   static constexpr bool kAddsBiases = Tile::kOfRows && kHasBiasGradient<Scores>;
   static constexpr bool kSumsSharedBiases = Tile::kOf == GradientOf::kColumns && kHasBiasGradient<Scores>;
+  // The pass of the rows sums the gradients of tables that scores gather from by row.
+  static constexpr bool kSumsTables = Tile::kOfRows && kSumsRowTables<Scores>;
+  struct Nothing {};
+  template <class S>
+  static auto row_tables() {
+    if constexpr (kSumsTables)
+      return typename S::RowTables{};
+    else
+      return Nothing{};
+  }
 
   const M& m;
   const Scores& scores_of;
@@ -142,6 +219,7 @@ struct PlanesPassConsumer {
   float own_residuals[PlaneResiduals::kValues][2];  // of the rows that stay
   float d_bias[2] = {0.f, 0.f};                     // sums of the columns that stay
   bool stored = false;                              // whether the gradient has the sums of tiles before
+  [[no_unique_address]] decltype(row_tables<Scores>()) of_tables{};
 
   // The number of this consumer; every lane of a warp must call it. A shuffle computes it anew in each tile. If a
   // variable held it, the compiler would compute the addresses of all products before the loop, and spill them.
@@ -169,10 +247,19 @@ struct PlanesPassConsumer {
     product.scaled(dots, {own_scale(which, 0), own_scale(which, 1)}, streamed.scales);
   }
 
-  // The scores of a tile of the lines that stream past.
-  __device__ __forceinline__ decltype(auto) scores_of_tile(int head, int line) const {
-    return pulled_with_biases<!Tile::kOfRows, kStreamed / 2, kReadsAhead>(
-        scores_of, job.batch, Tile::kOfRows ? job.staying_head : head, own_line(), line);
+  // The scores of a tile of the lines that stream past. whole: the block mask keeps all of them.
+  __device__ __forceinline__ decltype(auto) scores_of_tile(int head, int line, bool whole) const {
+    if constexpr (Tile::kOfRows) head = job.staying_head;
+    if constexpr (kOfPrograms<Scores>) {
+      constexpr bool kOfColumns = Tile::kOf == GradientOf::kColumns;
+      auto scores_here = scores_of.template pulled<!Tile::kOfRows, kOfColumns>(
+          job.batch, head, Tile::kOfRows ? own_line() : line, Tile::kOfRows ? line : own_line());
+      scores_here.find_kept(whole);
+      return scores_here;
+    } else {
+      return pulled_with_biases<!Tile::kOfRows, kStreamed / 2, kReadsAhead>(scores_of, job.batch, head,
+                                                                            own_line(), line);
+    }
   }
 
   // Replaces scores and u by weights and dz, the derivative with respect to the dot product. scores_here: of
@@ -213,6 +300,17 @@ struct PlanesPassConsumer {
         if (kept[r](i)) of_tile[r] += g;
       });
       d_bias[0] += of_tile[0], d_bias[1] += of_tile[1];
+    } else if constexpr (kSumsTables) {
+      Kept kept[2];
+      find_unmasked_columns(kept, shape, [&](int of) { return own_line() + of; }, line);
+      pull_fragment(m, scores_here, residual, scores, u, [&](int i, float g) {
+        const bool counts = kept[row_of_element(i)](i) && scores_here.sees(i);
+        of_tables.add(i, scores_here.element(scores[i], i), counts ? g : 0.f);
+      });
+    } else if constexpr (HasTableGradient<ScoresHere>) {
+      Kept kept[2];
+      find_unmasked_rows(kept, shape, line, own_line());
+      pull_fragment(m, scores_here, residual, scores, u, shape.rows, kept, Unseen{});
     } else {
       pull_fragment(m, scores_here, residual, scores, u);
     }
@@ -292,48 +390,63 @@ struct PlanesPassConsumer {
     if (warpgroup() == Tile::kConsumers - 1) arch::arrive_threads(kTurns, 2 * kWarpgroup);
     RingPosition<Tile::kStages> at;
     int tiles = 0;  // in the sums
-    for (int head = job.first_head; head < job.end_head; ++head) {
+    if constexpr (SkipsBlocks<Scores>) {
 #pragma unroll 1
-      for (int tile = job.first_tile; tile < job.end_tile; ++tile, at.advance()) {
-        if (tiles++ == kTilesOfSum) {
-          if (sums_shared_biases()) add_shared_biases(head);
-          if (p.gradient.data) {  // else the sums stay: finish() must see what is not finite
-            store_sums();
-#pragma unroll
-            for (float& sum : sums) sum = 0.f;
-            stored = true;
-          }
-          tiles = 1;
-        }
-        const Operand &first = memory.first[at.stage], &second = memory.second[at.stage];
-        const int line = tile * kStreamed;
-        if constexpr (Tile::kOfPayload) {
-          const auto& scores_here = scores_of_tile(head, line);
-          memory.first_ring.wait(at);
-          multiply(scores, 0, first);
-          pull_tile(scores_here, at.stage, line);
-          memory.first_ring.release(at);
-          memory.second_ring.wait(at);
-          accumulate(scores, second);
-          memory.second_ring.release(at);
-        } else {
-          memory.second_ring.wait(at);
-          multiply(u, 1, second);
-          memory.second_ring.release(at);
-          const auto& scores_here = scores_of_tile(head, line);
-          memory.first_ring.wait(at);
-          multiply(scores, 0, first);
-          pull_tile(scores_here, at.stage, line);
-          accumulate(u, first);
-          memory.first_ring.release(at);
-        }
+      for (bool more = !memory.empty; more; at.advance()) {
+        (Tile::kOfPayload ? memory.first_ring : memory.second_ring).wait(at);
+        const PassStep step = memory.steps[at.stage];
+        add_tile(step.head, step.line, step.whole, at, tiles);
+        more = !step.last;
       }
+    } else {
+      for (int head = job.first_head; head < job.end_head; ++head) {
+#pragma unroll 1
+        for (int tile = job.first_tile; tile < job.end_tile; ++tile, at.advance())
+          add_tile(head, tile * kStreamed, false, at, tiles);
+        if (sums_shared_biases()) add_shared_biases(head);
+      }
+    }
+  }
+
+  // Adds the tile of a stage to the sums. tiles: how many these have.
+  __device__ __forceinline__ void add_tile(int head, int line, bool whole, RingPosition<Tile::kStages> at,
+                                           int& tiles) {
+    if (tiles++ == kTilesOfSum) {
       if (sums_shared_biases()) add_shared_biases(head);
+      if (p.gradient.data) {  // else the sums stay: finish() must see what is not finite
+        store_sums();
+#pragma unroll
+        for (float& sum : sums) sum = 0.f;
+        stored = true;
+      }
+      tiles = 1;
+    }
+    const Operand &first = memory.first[at.stage], &second = memory.second[at.stage];
+    if constexpr (Tile::kOfPayload) {
+      const auto& scores_here = scores_of_tile(head, line, whole);
+      memory.first_ring.wait(at);
+      multiply(scores, 0, first);
+      pull_tile(scores_here, at.stage, line);
+      memory.first_ring.release(at);
+      memory.second_ring.wait(at);
+      accumulate(scores, second);
+      memory.second_ring.release(at);
+    } else {
+      memory.second_ring.wait(at);
+      multiply(u, 1, second);
+      memory.second_ring.release(at);
+      const auto& scores_here = scores_of_tile(head, line, whole);
+      memory.first_ring.wait(at);
+      multiply(scores, 0, first);
+      pull_tile(scores_here, at.stage, line);
+      accumulate(u, first);
+      memory.first_ring.release(at);
     }
   }
 
   // Writes the sums to the gradient. If it has those of tiles before, they become the sums of all of them.
   __device__ __forceinline__ void store_sums() {
+    if constexpr (Tile::kOfPayload) keep_sums(scores_of, sums);
     const int own = own_line(), lines = Tile::kOfRows ? p.shape.rows : p.shape.columns;
     const OutputRows& out = p.gradient;
     const std::int64_t across = Tile::kTransposed ? out.stride[2] : 1,
@@ -361,6 +474,7 @@ struct PlanesPassConsumer {
 
   __device__ __forceinline__ void finish() {
     store_sums();
+    if constexpr (kSumsTables) of_tables.finish(scores_of_tile(0, 0, true), 1.f / scores_of.data.scale);
     const int own = own_line();
     const int lines = Tile::kOfRows ? p.shape.rows : p.shape.columns;
     // Sums may be finite though a line that stays is not: relu of a NaN score has the derivative 1.
@@ -395,6 +509,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       shared_bytes + (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
   if (threadIdx.x == 0) {
     memory.job = PassJob<Tile>(p.shape, blockIdx.x);
+    if constexpr (SkipsBlocks<Scores>) memory.empty = PassTiles<Tile, Scores>(memory.job, scores).done();
     memory.first_ring.init(Tile::kConsumers);
     memory.second_ring.init(Tile::kConsumers);
     arch::init(&memory.stayed, 1);
@@ -406,7 +521,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (warpgroup == Tile::kConsumers) {
     arch::setmaxnreg_dec<24>();
     if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect())
-      produce_planes<Consumer::kResiduals>(p, memory.job, memory);
+      produce_planes<Consumer::kResiduals>(p, memory.job, scores, memory);
   } else {
     arch::setmaxnreg_inc<240>();
     Consumer consumer{m, scores, p, memory.job, memory};

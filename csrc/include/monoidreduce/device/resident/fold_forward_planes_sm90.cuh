@@ -9,6 +9,7 @@
 #include "monoidreduce/device/block/bias_fragment.cuh"
 #include "monoidreduce/device/block/planes_sm90.cuh"
 #include "monoidreduce/device/block/ring.cuh"
+#include "monoidreduce/device/program/plane_scores.cuh"
 #include "monoidreduce/device/resident/row_fragment.cuh"
 #include "monoidreduce/device/schedule/schedule.cuh"
 
@@ -39,6 +40,7 @@ struct PlanesMemory {
   Columns whole[Tile::kConsumers];                    // the columns that all rows of a consumer keep
   Ring<Tile::kConsumers, ReadBy::kThreads> row_ring;  // a stage for each consumer
   Ring<Tile::kStages, ReadBy::kThreads> column_ring, payload_ring;
+  TileStep steps[Tile::kStages];  // with a block mask: one for each stage of columns
 
   // Called by one thread before any other uses the memory.
   __device__ __forceinline__ void init() {
@@ -50,23 +52,43 @@ struct PlanesMemory {
 };
 
 // The producer: loads the tiles of every job of the block. Called by one thread.
-template <class Tile, class Schedule>
+template <class Tile, class Schedule, class Scores>
 __device__ __forceinline__ void produce_planes(const PlanesArguments& p, const Schedule& schedule,
-                                               PlanesMemory<Tile>& memory) {
+                                               const Scores& scores, PlanesMemory<Tile>& memory) {
+  constexpr bool kSkips = SkipsBlocks<Scores>;
   using Operand = typename PlanesMemory<Tile>::Operand;
   RingPosition<Tile::kConsumers> row_at;
   RingPosition<Tile::kStages> at;
   for (int index = blockIdx.x; index < schedule.jobs(); index = schedule.next(index)) {
-    const RowJob job = schedule(index);
+    RowJob job = schedule(index);
     const int end_tile = job.first_tile + job.tiles, column_head = job.head / p.shape.group;
+    const auto strip = [&] {
+      if constexpr (kSkips) return scores.strip_of_rows(job.batch, job.head, job.row0, Tile::kRows);
+    };
+    // The first tile from this one on that holds a score by the block mask.
+    const auto held = [&](int tile) {
+      if constexpr (kSkips)
+        return strip().template next<Tile::kColumns>(tile, end_tile);
+      else
+        return tile;
+    };
+    if constexpr (kSkips) job.first_tile = held(job.first_tile), job.tiles = end_tile - job.first_tile;
+    // Loads a tile of columns and of payload. Returns the tile that follows it.
     const auto load_columns = [&](int tile) {
+      TileStep step{held(tile + 1), false};
       const arch::Box box{0, tile * Tile::kColumns, column_head, job.batch};
-      memory.columns[at.stage].load(p.columns, box, memory.column_ring.acquire(at, Operand::kBytes));
+      if constexpr (kSkips) step.whole = strip().template whole<Tile::kColumns>(tile);
+      arch::Mbarrier* const arrived = memory.column_ring.acquire(at, Operand::kBytes, [&] {
+        if constexpr (kSkips) memory.steps[at.stage] = step;
+      });
+      memory.columns[at.stage].load(p.columns, box, arrived);
       memory.payload[at.stage].load(p.payload, box, memory.payload_ring.acquire(at, Operand::kBytes));
       at.advance();
+      return step.next;
     };
     // The first columns come before the rows, whose buffers are in use until the last job ends.
-    if (job.tiles > 0) load_columns(job.first_tile);
+    int tile = job.first_tile;
+    if (job.tiles > 0) tile = load_columns(tile);
 #pragma unroll 1
     for (int w = 0; w < Tile::kConsumers; ++w, row_at.advance()) {
       arch::Mbarrier* const arrived = memory.row_ring.acquire(row_at, Operand::kBytes, [&] {
@@ -76,7 +98,7 @@ __device__ __forceinline__ void produce_planes(const PlanesArguments& p, const S
       memory.rows[w].load(p.rows, {0, job.row0 + w * kFragmentRows, job.head, job.batch}, arrived);
     }
 #pragma unroll 1
-    for (int tile = job.first_tile + 1; tile < end_tile; ++tile) load_columns(tile);
+    while (tile < end_tile) tile = load_columns(tile);
   }
 #pragma unroll 1
   for (int w = 0; w < Tile::kConsumers; ++w, row_at.advance())
@@ -84,7 +106,7 @@ __device__ __forceinline__ void produce_planes(const PlanesArguments& p, const S
 }
 
 template <class S, class M>
-concept PlanesScores = FragmentScores<S, M> || kBiasedInMemory<S>;
+concept PlanesScores = FragmentScores<S, M> || kBiasedInMemory<S> || kOfPrograms<S>;
 
 // A consumer warpgroup: folds its 64 rows of one job after another.
 template <class Tile, TileMonoid M, PlanesScores<M> Scores, PayloadRows<M> Rows>
@@ -121,16 +143,26 @@ struct PlanesConsumer {
     arch::arrive_threads(kTurns + (warpgroup + 1) % Tile::kConsumers, 2 * kWarpgroup);
   }
 
-  // scores = rows . columns^T
-  __device__ __forceinline__ void multiply_scores() {
+  // scores = rows . columns^T. meanwhile() is called while the products are computed.
+  template <class Meanwhile>
+  __device__ __forceinline__ void multiply_scores(Meanwhile meanwhile) {
     PlaneDots<kWidth> dots;
     memory.column_ring.wait(at);
     wait_for_turn();
     dots.multiply(memory.rows[warpgroup], memory.columns[at.stage]);
     end_turn();
+    meanwhile(memory.steps[at.stage]);
     arch::wait_wgmma<0>();
     dots.scaled(scores, row_scale, memory.columns[at.stage].scales);
     memory.column_ring.release(at);
+  }
+
+  __device__ __forceinline__ decltype(auto) scores_of_tile(const RowJob& job, int tile) const {
+    const int row0 = job.row_of(warpgroup * kFragmentRows), column0 = tile * kColumns;
+    if constexpr (kOfPrograms<Scores>)
+      return scores_of.folded(job.batch, job.head, row0, column0);
+    else
+      return folded_with_biases<kColumns / 2>(scores_of, job.batch, job.head, row0, column0);
   }
 
   // Replaces the scores of a tile by the payload's weights. A tile's mass is summed by itself, so that no
@@ -173,16 +205,23 @@ struct PlanesConsumer {
     }
 #pragma unroll
     for (float& sum : sums) sum = 0.f;
+    int next;
 #pragma unroll 1
-    for (int tile = job.first_tile; tile < job.first_tile + job.tiles; ++tile, at.advance()) {
+    for (int tile = job.first_tile; tile < job.first_tile + job.tiles; tile = next, at.advance()) {
       R scale[2];
-      const auto& scores_here = folded_with_biases<kColumns / 2>(
-          scores_of, job.batch, job.head, job.row_of(warpgroup * kFragmentRows), tile * kColumns);
-      multiply_scores();
+      auto&& scores_here = scores_of_tile(job, tile);
+      next = tile + 1;
+      multiply_scores([&](const TileStep& step) {
+        if constexpr (kOfPrograms<Scores>) {
+          next = step.next;
+          scores_here.find_kept(step.whole);
+        }
+      });
       fold(scores_here, job, tile, scale);
       add_payload(scale);
     }
     join_lanes(m, state);
+    keep_sums(scores_of, sums);
   }
 
   // All results that are not finite are marked (repair.cuh): the planes of an infinity or NaN spoil more than
@@ -211,7 +250,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (warpgroup == Tile::kConsumers) {
     arch::setmaxnreg_dec<Tile::kConsumers == 2 ? 24 : 32>();
     if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect())
-      produce_planes(p, Schedule{p.shape, p.counter}, memory);
+      produce_planes(p, Schedule{p.shape, p.counter}, scores, memory);
   } else {
     arch::setmaxnreg_inc<Tile::kConsumers == 2 ? 240 : 160>();
     Worker consumer{m, scores, p.shape, memory, warpgroup};

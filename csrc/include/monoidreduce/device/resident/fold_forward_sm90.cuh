@@ -58,13 +58,6 @@ using PayloadTile =
 
 inline constexpr int kWarpRows = kFragmentRows / 4;
 
-// With a block mask, the tile of columns in a stage: the next tile that holds a score, and whether all rows
-// keep this whole tile.
-struct TileStep {
-  int next;
-  bool whole;
-};
-
 // B: the element type of score biases that come in tiles, or void. kSkips: a block mask skips tiles.
 template <class Tile, class B, bool kSkips, class Job_>
 struct alignas(kSharedAlignment) ForwardMemory {

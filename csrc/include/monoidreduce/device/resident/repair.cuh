@@ -9,6 +9,7 @@
 // more. It goes on if the kernel also writes the gradient of a bias of scores, because each column has a number there.
 #pragma once
 
+#include "monoidreduce/device/block/elements.cuh"
 #include "monoidreduce/device/block/matrix.cuh"
 #include "monoidreduce/device/resident/row_residuals.cuh"
 #include "monoidreduce/device/warp/lanes.cuh"
@@ -81,7 +82,34 @@ struct RepairArguments {
   Tensor d_bias;         // the gradient of biases that no scores share; or absent
   float* d_column_bias;  // [columns], or null
   ColumnRange range;
+  float scale;  // of dot products; backward pass
 };
+
+// The scores of a head, element by element (ElementScores). Those of users' functions are computed in float.
+template <class R>
+__device__ __forceinline__ BiasedScoresOfHead<R, float> scores_to_repair(const Score<R>& score,
+                                                                         const Tensor& bias,
+                                                                         std::int64_t batch,
+                                                                         std::int64_t head) {
+  return {score, Matrix<float>(bias, batch, head)};
+}
+template <class Scores>
+__device__ __forceinline__ auto scores_to_repair(const Scores& scores, const Tensor& bias, std::int64_t batch,
+                                                 std::int64_t head) {
+  return scores_of_head(scores, bias, batch, head);
+}
+template <class Scores>
+__device__ __forceinline__ bool keeps(const Scores& scores, std::int64_t row, std::int64_t column) {
+  return !scores.masks() || scores.keeps(row, column);
+}
+// What an element's weight is multiplied by: with dropout 0 or more than 1.
+template <class Scores, class At>
+__device__ __forceinline__ float factor_of_weight(const Scores&, const At& at) {
+  if constexpr (DropsWeights<Scores>)
+    return at.factor();
+  else
+    return 1.f;
+}
 
 __device__ __forceinline__ std::int64_t warp_of_grid() {
   return (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarp;
@@ -91,11 +119,11 @@ __device__ __forceinline__ std::int64_t warps_of_grid() {
 }
 
 // Recomputes marked rows. A normalized M is a monoid over double, because the mass of a row is one long sum.
-template <class M, class Rows>
+// Policy: Score, or the scores of users' functions.
+template <class M, class Rows, class Policy = Score<typename M::Real>>
 __global__ void __launch_bounds__(kRepairThreads)
     repair_forward_kernel(const __grid_constant__ RepairArguments p, const __grid_constant__ M m,
-                          const __grid_constant__ Score<typename M::Real> score,
-                          const __grid_constant__ Rows rows) {
+                          const __grid_constant__ Policy score, const __grid_constant__ Rows rows) {
   static_assert(PayloadMonoid<M> && MarkedRows<Rows, M>);
   using R = typename M::Real;
   const std::int64_t heads = p.rows.size[1], count = p.rows.size[2], columns = p.columns.size[2];
@@ -104,7 +132,7 @@ __global__ void __launch_bounds__(kRepairThreads)
     const std::int64_t row = flat % count, head = flat / count % heads, batch = flat / count / heads;
     const Matrix<float> b(p.columns, batch, head / group), v(p.payload, batch, head / group);
     const WarpRow a = WarpRow::read(Matrix<float>(p.rows, batch, head), row);
-    const Matrix<float> bias(p.bias, batch, head);
+    const auto scores = scores_to_repair(score, p.bias, batch, head);
     typename M::State state = m.identity();
     WarpRow sum = WarpRow::zero();
     if constexpr (RowsWithSinks<Rows, M>) {
@@ -115,15 +143,16 @@ __global__ void __launch_bounds__(kRepairThreads)
     }
 #pragma unroll 1
     for (std::int64_t j = p.range.begin(row); j < p.range.end(row, columns); ++j) {
-      if (!leaves(bias, row, j)) continue;
-      const Element<R> e{score.value(R(a.dot(WarpRow::read(b, j))), R(score_bias(bias, row, j))), R(0), 0,
-                         -1};
+      if (!keeps(scores, row, j)) continue;
+      const auto at = scores.at(row, j);
+      const Element<R> e{R(at.value(a.dot(WarpRow::read(b, j)))), R(0), 0, -1};
       R weight;
       const auto before = m.frame_of(state), frame = m.join(before, m.frame(e));
       with_named(m, [&](const auto& m) {
         state = m.accumulate(m.reframe(state, frame), e), weight = m.weight(e, frame);
       });
-      sum.add(float(m.rescale(before, frame)), float(weight), WarpRow::read(v, j));
+      sum.add(float(m.rescale(before, frame)), float(weight) * factor_of_weight(scores, at),
+              WarpRow::read(v, j));
       if (M::kNormalized ? isnan(m.mass(state)) : sum.is_lost(p.payload.size[3])) break;
     }
     WarpRow out = WarpRow::zero();
@@ -144,10 +173,10 @@ __global__ void __launch_bounds__(kRepairThreads)
 }
 
 // Recomputes the gradients of marked rows and columns.
-template <class M, class Rows>
+template <class M, class Rows, class Policy = Score<float>>
 __global__ void __launch_bounds__(kRepairThreads)
     repair_backward_kernel(const __grid_constant__ RepairArguments p, const __grid_constant__ M m,
-                           const __grid_constant__ Score<float> score, const __grid_constant__ Rows rows,
+                           const __grid_constant__ Policy score, const __grid_constant__ Rows rows,
                            const __grid_constant__ RowMarks marks) {
   static_assert(PayloadMonoid<M> && ProductSource<Rows, M>);
   const std::int64_t heads = p.rows.size[1], row_count = p.rows.size[2], column_heads = p.columns.size[1],
@@ -155,28 +184,30 @@ __global__ void __launch_bounds__(kRepairThreads)
   struct Pulled {
     float score, dot, weight;  // derivatives with respect to the score and the dot product; of the payload
   };
-  const auto pull_one = [&](std::int64_t flat_row, float bias, const WarpRow& a, const WarpRow& g,
-                            const WarpRow& b, const WarpRow& v) {
+  const auto pull_one = [&](const auto& scores, std::int64_t flat_row, std::int64_t row, std::int64_t column,
+                            const WarpRow& a, const WarpRow& g, const WarpRow& b, const WarpRow& v) {
     const float dot = a.dot(b);
-    const Element<float> e{score.value(dot, bias), 0.f, 0, -1};
-    const float u = g.dot(v);
+    const auto at = scores.at(row, column);
+    const Element<float> e{at.value(dot), 0.f, 0, -1};
+    const float factor = factor_of_weight(scores, at), u = g.dot(v) * factor;
     PayloadPull<float> pulled;
     with_named(
         m, [&](const auto& m) { pulled = pull(m, e, rows.product(flat_row), rows.upstream(flat_row), u); });
-    return Pulled{pulled.score, pulled.score * score.slope(dot, bias) * score.scale, pulled.weight};
+    return Pulled{pulled.score, at.chain(pulled.score, dot) * p.scale, pulled.weight * factor};
   };
   const auto repair_row = [&](std::int64_t batch, std::int64_t head, std::int64_t row) {
     const Matrix<float> columns_of(p.columns, batch, head / group), payload(p.payload, batch, head / group);
     const WarpRow a = WarpRow::read(Matrix<float>(p.rows, batch, head), row);
     const WarpRow g = WarpRow::read(Matrix<float>(p.grad_out, batch, head), row);
-    const Matrix<float> bias(p.bias, batch, head), d_bias(p.d_bias, batch, head);
+    const Matrix<float> d_bias(p.d_bias, batch, head);
+    const auto scores = scores_to_repair(score, p.bias, batch, head);
     WarpRow d_row = WarpRow::zero();
 #pragma unroll 1
     for (std::int64_t j = p.range.begin(row); j < p.range.end(row, columns); ++j) {
-      if (!leaves(bias, row, j)) continue;
+      if (!keeps(scores, row, j)) continue;
       const WarpRow b = WarpRow::read(columns_of, j), v = WarpRow::read(payload, j);
       const std::int64_t flat_row = (batch * heads + head) * row_count + row;
-      const Pulled pulled = pull_one(flat_row, score_bias(bias, row, j), a, g, b, v);
+      const Pulled pulled = pull_one(scores, flat_row, row, j, a, g, b, v);
       d_row.add(1.f, pulled.dot, b);
       if (p.d_bias.data && threadIdx.x % kWarp == 0) d_bias.write(row, j, pulled.score);
       if (p.d_bias.data == nullptr && d_row.is_lost(p.rows.size[3])) break;
@@ -190,15 +221,15 @@ __global__ void __launch_bounds__(kRepairThreads)
     float d_bias = 0.f;
 #pragma unroll 1
     for (std::int64_t head = column_head * group; head < (column_head + 1) * group; ++head) {
-      const Matrix<float> rows_of(p.rows, batch, head), grads(p.grad_out, batch, head),
-          bias(p.bias, batch, head);
+      const Matrix<float> rows_of(p.rows, batch, head), grads(p.grad_out, batch, head);
+      const auto scores = scores_to_repair(score, p.bias, batch, head);
 #pragma unroll 1
       for (std::int64_t row = 0; row < row_count; ++row) {
-        if (column < p.range.begin(row) || column >= p.range.end(row, columns) || !leaves(bias, row, column))
+        if (column < p.range.begin(row) || column >= p.range.end(row, columns) || !keeps(scores, row, column))
           continue;
         const WarpRow a = WarpRow::read(rows_of, row), g = WarpRow::read(grads, row);
         const Pulled pulled =
-            pull_one((batch * heads + head) * row_count + row, score_bias(bias, row, column), a, g, b, v);
+            pull_one(scores, (batch * heads + head) * row_count + row, row, column, a, g, b, v);
         d_column.add(1.f, pulled.dot, a);
         d_payload.add(1.f, pulled.weight, g);
         d_bias += pulled.score;

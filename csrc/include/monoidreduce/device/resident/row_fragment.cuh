@@ -16,6 +16,13 @@ struct OutputRows {
   int width;
 };
 
+// With a block mask, the tile of columns in a stage of a ring: the next tile that holds a score, and whether all rows
+// keep this whole tile.
+struct TileStep {
+  int next;
+  bool whole;
+};
+
 // The columns that all rows of the lines [first, first + 64) of a job keep.
 template <class Job>
 __device__ __forceinline__ Columns kept_by_all(const FoldShape& shape, const Job& job, int first) {

@@ -1,0 +1,70 @@
+// The backward pass of attention in planes, around the kernels that compute its gradients.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "../../plan/attention.h"
+#include "../../plan/tiles.h"
+#include "monoidreduce/launch/fold_backward_planes_sm90.cuh"
+#include "monoidreduce/launch/fold_forward_planes_sm90.cuh"
+#include "monoidreduce/launch/row_prologue.cuh"
+#include "monoidreduce/launch/sink_gradient.cuh"
+#include "monoidreduce/launch/tensors.cuh"
+#include "monoidreduce/rows.h"
+
+namespace monoidreduce::cuda::planes {
+
+using namespace monoidreduce::sm90;
+
+// The scratch: parts one behind the other, as PlanesParts says.
+struct PlanesScratch {
+  float* part[PlanesParts::kCount];
+  PlaneResiduals residuals;
+  RowMarks marks;
+
+  template <class Call>
+  PlanesScratch(const Call& x, const PlanesParts& parts) {
+    float* at = data<float>(x.scratch);
+    for (int n = 0; n < PlanesParts::kCount; ++n) part[n] = at, at += parts.floats[n];
+    residuals = {part[2], static_cast<int>(parts.padded_rows)};
+    marks = {part[3], part[3] + parts.row_marks, static_cast<int>(parts.row_units),
+             static_cast<int>(parts.column_units)};
+  }
+};
+
+// Prepares the rows, computes the gradient of sinks, and splits the operands. run(width, operands, scratch, rows) must launch the
+// kernels for the other gradients. width: a constant, the larger width rounded up to 64 or 128. rows: what is known of each row.
+template <class Call, class Run>
+void backward_passes(const Call& x, const FoldProblem& problem, const Launch& launch, Run run) {
+  const PlanesParts parts(x);
+  const PlanesScratch scratch(x, parts);
+  const auto stream = static_cast<cudaStream_t>(launch.stream);
+  float *of_lse = scratch.part[0], *centre = scratch.part[1];
+  row_centre<float>(x.grad_out, x.out, x.out_low, x.grad_lse, of_lse, centre, launch);
+  const LogSumExpRows<float> rows{data<float>(x.lse), data<float>(x.lse_low), {centre, 1}, {of_lse, 1}};
+  sink_gradient(LogSumExp<float>{}, rows, x, launch);
+  const std::int64_t padded = x.q.size[0] * x.q.size[1] * parts.padded_rows;
+  launch_kernel("gather_residuals", &gather_residuals, blocks_for((padded + 255) / 256), 256, 0,
+                launch.stream, data<const float>(x.lse), data<const float>(x.lse_low),
+                static_cast<const float*>(centre), static_cast<float>(x.options.scale),
+                static_cast<int>(x.q.size[2]), padded, scratch.residuals);
+  check_cuda(cudaMemsetAsync(scratch.part[3], 0, parts.floats[3] * sizeof(float), stream),
+             "cudaMemsetAsync for fold_backward_planes_sm90");
+  const auto with_width = [&]<int kWidth>(std::integral_constant<int, kWidth> width) {
+    float* at = scratch.part[4];
+    const auto split = [&](const TensorView& t) {
+      float* const to = at;
+      at += planes_floats(t, kWidth);
+      return split_heads<kWidth>(t, to, launch);
+    };
+    run(width, SplitOperands{split(problem.a), split(problem.b), split(problem.payload), split(x.grad_out)},
+        scratch, rows);
+  };
+  if (std::max(problem.width(), problem.payload_width()) <= 64)
+    with_width(std::integral_constant<int, 64>{});
+  else
+    with_width(std::integral_constant<int, 128>{});
+}
+
+}  // namespace monoidreduce::cuda::planes
