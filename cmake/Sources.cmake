@@ -98,7 +98,6 @@ set(MONOIDREDUCE_SM90_SOURCES
     csrc/cuda/sm90/statistics.cu
     csrc/cuda/planes/attention_backward.cu
     csrc/cuda/planes/attention_forward.cu
-    csrc/cuda/planes/modified_attention.cu
     csrc/cuda/planes/losses.cu
     csrc/cuda/planes/mlp_backward.cu
     csrc/cuda/planes/mlp_forward.cu
@@ -107,4 +106,5 @@ set(MONOIDREDUCE_SM90_SOURCES
     csrc/cuda/planes/products.cu
     csrc/cuda/planes/log_probs.cu
     csrc/cuda/planes/distillation.cu
-    csrc/cuda/planes/mlp_parts.cu)
+    csrc/cuda/planes/mlp_parts.cu
+    csrc/cuda/planes/modified_attention.cu)

@@ -200,6 +200,14 @@ def test_step_from_key_to_key(name: str) -> None:
     assert is_of_distance(graph, score) == (name in OF_DISTANCE)
 
 
+def test_gathers_by_row() -> None:
+    """Only kernels for planes sum the gradients of entries whose index lacks the key."""
+    case = mods.learned(2, 4, 37, 53, dtype=F64, device=CPU)
+    text = mods_of(case.score_mod, case.mask_mod).text
+    assert "EntryOf::kRow" not in scores_source(text, tables="floats").text
+    assert "EntryOf::kRow" in scores_source(text, tables="floats", by_row=True).text
+
+
 def test_sums_of_packed_sequences_are_compiled_once() -> None:
     """The programs of gradients by captured tensors do not depend on how many tokens there are."""
     case = mods.learned(2, 4, 37, 53, dtype=F64, device=CPU)
@@ -291,6 +299,33 @@ def test_gradients_of_tables_compile_and_hardly_spill(
     )
     # Blocks that take turns leave few registers for packed sequences.
     most = 144 if (tier, which, width, packed) == ("sm90", BACKWARD_IN_TURN, 128, True) else 32
+    assert max(int(bytes) for bytes in SPILLS.findall(image.log)) <= most, image.log
+    assert "C75" not in image.log
+
+
+@pytest.mark.parametrize("summed", (None, "floats", "integers"))
+@pytest.mark.parametrize("packed", (False, True), ids=("batch", "packed"))
+@pytest.mark.parametrize(
+    ("which", "width"),
+    sampled([(which, width) for which in (FORWARD, BACKWARD) for width in (64, 128)], ((BACKWARD, 128),)),
+)
+@pytest.mark.parametrize(
+    "make",
+    sampled((mods.alibi, mods.document, mods.learned, mods.relative_position), (mods.learned,)),
+    ids=lambda make: make.__name__,
+)
+def test_planes_compile_and_hardly_spill(
+    nvrtc: None, make: Any, which: str, width: int, packed: bool, summed: TableSum | None
+) -> None:
+    """Of a unit's kernels the last one repairs results, on ordinary cores."""
+    case = make(2, 4, 37, 53, dtype=torch.float32, device=CPU)
+    text = mods_of(case.score_mod, case.mask_mod, packed=packed, beside=(0.0, "", 0.1)).text
+    of = summed if which == BACKWARD and case.captured else None
+    image = kernels.compiled_scores(text, which, packed, torch.float32, width, "planes", (9, 0), tables=of)
+    assert len(image.names) == (2 if which == FORWARD else 4)
+    assert all(name.encode() in image.code for name in image.names)
+    # The kernel for the gradient of q has few registers left at a width of 128.
+    most = 64 if width == 64 or of is None else 96
     assert max(int(bytes) for bytes in SPILLS.findall(image.log)) <= most, image.log
     assert "C75" not in image.log
 

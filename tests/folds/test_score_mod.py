@@ -517,6 +517,26 @@ def test_explain() -> None:
     assert planned.backward == "modified_attention_backward/cuda/sm90/bfloat16"
 
 
+def test_explain_planes() -> None:
+    """In the mode "emulated" Hopper's tensor cores take float32 up to 128 wide."""
+    q, table = torch.empty(2, 40, 300, 64, device="meta"), torch.rand(40, requires_grad=True)
+    call: dict[str, Any] = {"score_mod": lambda s, b, h, i, j: s + table.to("meta")[h] * (j - i)}
+    with mr.float32("emulated"):
+        planned = mr.explain("attention", q, q, q, **call, hardware="h200")
+        wide = mr.explain("attention", *(q.repeat(1, 1, 1, 4),) * 3, **call, hardware="h200")
+        few = mr.explain("attention", q[:, :2], q[:, :2], q[:, :2], **call, hardware="h200")
+        weights = mr.explain("attend", q, q, q, weight=torch.relu, hardware="h200")
+        ampere = mr.explain("attention", q, q, q, **call, hardware="a100")
+    assert planned.forward == "modified_attention_forward/cuda/planes/float32"
+    assert planned.backward == "modified_attention_backward/cuda/planes/float32"
+    for other in (wide, few, weights, ampere):
+        assert other.forward == "modified_attention_forward/cuda/simt/float32"
+    assert "a width is 256, more than 128" in str(wide) and "there are few rows" in str(few)
+    assert "a function gives weights, not scores" in str(weights)
+    unwanted = mr.explain("attention", q, q, q, **call, hardware="h200")
+    assert "mr.float32 does not say emulated" in str(unwanted)
+
+
 @pytest.mark.parametrize(
     ("dtype", "width", "reason"),
     (

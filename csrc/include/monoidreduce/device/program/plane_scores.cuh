@@ -52,7 +52,13 @@ struct PlaneScores : ScoresOfCall<P> {
 #pragma unroll
       for (int i = 0; i < 32; ++i) kept |= P::keeps(element(0.f, i)) ? 1u << i : 0u;
     }
-    __device__ __forceinline__ bool sees(int i) const { return !P::kMasked || (kept >> i & 1); }
+    __device__ __forceinline__ bool sees(int i) const { return !P::kMasked || counts(i); }
+    // Takes in the mask of a band or of spans, which counts() then knows too.
+    __device__ __forceinline__ void restrict_to(const Kept (&band)[2]) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) kept &= band[row_of_element(i)](i) ? ~0u : ~(1u << i);
+    }
+    __device__ __forceinline__ bool counts(int i) const { return kept >> i & 1; }
     __device__ __forceinline__ bool drops(int i) const { return P::drops(element(0.f, i)); }
     __device__ __forceinline__ float kept_factor() const { return all.kept_factor(); }
   };

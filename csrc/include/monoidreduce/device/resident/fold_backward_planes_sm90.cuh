@@ -255,6 +255,13 @@ struct PlanesPassConsumer {
       auto scores_here = scores_of.template pulled<!Tile::kOfRows, kOfColumns>(
           job.batch, head, Tile::kOfRows ? own_line() : line, Tile::kOfRows ? line : own_line());
       scores_here.find_kept(whole);
+      if constexpr (kSumsTables) {
+        if (!p.shape.keeps_all(own_line(), kFragmentRows, line, kStreamed)) {
+          Kept band[2];
+          find_unmasked_columns(band, p.shape, [&](int of) { return own_line() + of; }, line);
+          scores_here.restrict_to(band);
+        }
+      }
       return scores_here;
     } else {
       return pulled_with_biases<!Tile::kOfRows, kStreamed / 2, kReadsAhead>(scores_of, job.batch, head,
@@ -301,11 +308,8 @@ struct PlanesPassConsumer {
       });
       d_bias[0] += of_tile[0], d_bias[1] += of_tile[1];
     } else if constexpr (kSumsTables) {
-      Kept kept[2];
-      find_unmasked_columns(kept, shape, [&](int of) { return own_line() + of; }, line);
       pull_fragment(m, scores_here, residual, scores, u, [&](int i, float g) {
-        const bool counts = kept[row_of_element(i)](i) && scores_here.sees(i);
-        of_tables.add(i, scores_here.element(scores[i], i), counts ? g : 0.f);
+        of_tables.add(i, scores_here.element(scores[i], i), scores_here.counts(i) ? g : 0.f);
       });
     } else if constexpr (HasTableGradient<ScoresHere>) {
       Kept kept[2];

@@ -151,7 +151,7 @@ struct PlanesConsumer {
     wait_for_turn();
     dots.multiply(memory.rows[warpgroup], memory.columns[at.stage]);
     end_turn();
-    meanwhile(memory.steps[at.stage]);
+    meanwhile();
     arch::wait_wgmma<0>();
     dots.scaled(scores, row_scale, memory.columns[at.stage].scales);
     memory.column_ring.release(at);
@@ -205,15 +205,20 @@ struct PlanesConsumer {
     }
 #pragma unroll
     for (float& sum : sums) sum = 0.f;
-    int next;
+    [[maybe_unused]] TileStep step;  // of the tile multiplied last
+    const auto after = [&](int tile) {
+      if constexpr (SkipsBlocks<Scores>)
+        return step.next;
+      else
+        return tile + 1;
+    };
 #pragma unroll 1
-    for (int tile = job.first_tile; tile < job.first_tile + job.tiles; tile = next, at.advance()) {
+    for (int tile = job.first_tile; tile < job.first_tile + job.tiles; tile = after(tile), at.advance()) {
       R scale[2];
       auto&& scores_here = scores_of_tile(job, tile);
-      next = tile + 1;
-      multiply_scores([&](const TileStep& step) {
+      multiply_scores([&] {
         if constexpr (kOfPrograms<Scores>) {
-          next = step.next;
+          step = memory.steps[at.stage];
           scores_here.find_kept(step.whole);
         }
       });
