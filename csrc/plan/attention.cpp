@@ -63,8 +63,11 @@ Reason planes_obstacle(const FoldProblem& p, const DeviceFacts& gpu) {
   const bool empty = p.batch() * p.heads() * p.rows() * p.columns() == 0;
   if (empty || p.a.dtype != DType::kFloat32) return {};  // for which there are other reasons
   if (width == 0) return {"the inputs are float32, and all widths are 0"};
-  if (width > tiles::kWidestPlanes)
-    return {"the inputs are float32, and a width is {}, more than {}", width, tiles::kWidestPlanes};
+  if (width > kWidestHeadsOfPlanes)
+    return {"the inputs are float32, and a width is {}, more than {}", width, kWidestHeadsOfPlanes};
+  if (width > kWidestOfBlock && p.bias.dtype == DType::kBool && p.bias.present())
+    return {"the inputs are float32, the bias of scores is bool, and a width is {}, more than {}", width,
+            kWidestOfBlock};
   if (p.bias.present() && p.bias.size[3] > 1 && p.bias.stride[3] == 0)
     return {"the inputs are float32, and the bias of scores is the same for all columns"};
   // Kernels compute with strides of 32 bits.
@@ -98,7 +101,7 @@ Plan plan(const AttentionForward& given, const DeviceFacts& gpu, const Launch& l
     plan.tile = tiles::resident_planes(width);
     plan.scratch = tiles::kCounterFloats;
     for (const TensorView* t : {&x.q, &x.k, &x.v})
-      plan.scratch += t->size[0] * t->size[1] * t->size[2] * planes_width(width) / 2;
+      plan.scratch += t->size[0] * t->size[1] * t->size[2] * planes_of_head(width) / 2;
   }
   if (plan.choice.family != Family::kSm90) return plan;
   const int columns = tiles::by_width(tiles::kFewRowsColumns, std::max(p.width(), p.payload_width()));

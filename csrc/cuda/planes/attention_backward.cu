@@ -14,10 +14,13 @@ namespace {
 
 using namespace monoidreduce::sm90;
 
-// One stage for each stream, where there is no space for two: the next tile of one is loaded while the other is
+// kWidth: of the operands. Up to 128 one block has all of it. Of 256 each of two blocks has half; their slots take what memory
+// is left. One stage for each stream, where there is no space for two: the next tile of one is loaded while the other is
 // multiplied.
 template <GradientOf kOf, int kWidth>
-using Tile = PlanesPassTile<kOf, kWidth, kWidth == 64 || kOf == GradientOf::kPayload ? 2 : 1, false>;
+using Tile = std::conditional_t<
+    (kWidth <= 128), PlanesPassTile<kOf, kWidth, kWidth == 64 || kOf == GradientOf::kPayload ? 2 : 1, false>,
+    PlanesPassTile<kOf, kWidth / 2, 1, false, 2, kOf == GradientOf::kPayload ? 5 : 3>>;
 static_assert(tiles::kPass.staying == Tile<GradientOf::kRows, 64>::kStaying &&
               tiles::kPass.streamed == Tile<GradientOf::kRows, 64>::kStreamed);
 
@@ -63,13 +66,13 @@ void run(const AttentionBackward& x, const Plan& plan, const Launch& launch) {
     float* at = scratch.part[4];
     const auto split = [&](const TensorView& t) {
       float* const to = at;
-      at += planes_floats(t, kWidth);
-      return split_heads<kWidth>(t, to, launch);
+      at += planes_floats<Tile<GradientOf::kRows, kWidth>>(t);
+      return split_heads<Tile<GradientOf::kRows, kWidth>>(t, to, launch);
     };
     const SplitOperands operands{split(problem.a), split(problem.b), split(problem.payload),
                                  split(x.grad_out)};
     const auto pass = [&]<GradientOf kOf>(std::integral_constant<GradientOf, kOf>) {
-      with_scores(problem, x.d_bias, [&](const auto& scores) {
+      with_scores<kWidth <= kWidestOfBlock>(problem, x.d_bias, [&](const auto& scores) {
         fold_backward_planes<Tile<kOf, kWidth>>(LogSumExp<Full>{}, scores, problem, operands, wanted,
                                                 scratch.residuals, scratch.marks, launch);
       });
@@ -83,10 +86,13 @@ void run(const AttentionBackward& x, const Plan& plan, const Launch& launch) {
       pass(std::integral_constant<GradientOf, GradientOf::kColumns>{});
     if (plan.computed.payload) pass(std::integral_constant<GradientOf, GradientOf::kPayload>{});
   };
-  if (std::max(problem.width(), problem.payload_width()) <= 64)
+  const std::int64_t width = std::max(problem.width(), problem.payload_width());
+  if (width <= 64)
     all(std::integral_constant<int, 64>{});
-  else
+  else if (width <= 128)
     all(std::integral_constant<int, 128>{});
+  else
+    all(std::integral_constant<int, 256>{});
   repair_backward(LogSumExp<float>{}, problem, rows, wanted, scratch.marks, launch);
 }
 

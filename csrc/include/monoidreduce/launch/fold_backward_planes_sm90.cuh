@@ -27,7 +27,7 @@ void fold_backward_planes(const M& m, const Scores& scores, const FoldProblem& p
   const std::int64_t group = p.heads() / p.column_heads(), lines = Tile::kOfRows ? p.rows() : p.columns();
   const std::int64_t heads = Tile::kOfRows ? p.heads() : p.column_heads();
   const std::int64_t streamed = Tile::kOfRows ? p.columns() : p.rows() * group;
-  constexpr std::int64_t kLineBytes = 2 * PlaneTile<Tile::kWidth>::kLineOfBoth;
+  constexpr std::int64_t kLineBytes = 2 * Tile::kBlocks * PlaneTile<Tile::kWidth>::kLineOfBoth;
   const TensorView& gradient = Tile::kOfRows ? wanted.d_a : Tile::kOfPayload ? wanted.d_payload : wanted.d_b;
   OutputRows gradient_rows = output_rows({gradient});
   if (Tile::kTransposed) gradient_rows.stride[2] = gradient.stride[3];
@@ -44,10 +44,10 @@ void fold_backward_planes(const M& m, const Scores& scores, const FoldProblem& p
     arguments.streamed[0] = split.columns, arguments.streamed[1] = split.payload;
   }
   const DeviceGuard device(p.a.cuda_device);
-  launch_kernel("fold_backward_planes_sm90", &fold_backward_planes_kernel<Tile, M, Scores>,
-                blocks_for(p.batch() * heads * ((lines + Tile::kStaying - 1) / Tile::kStaying)),
-                Tile::kThreads, sizeof(PlanesPassMemory<Tile>) + kSharedAlignment, launch.stream, arguments,
-                m, scores);
+  launch_kernel(
+      "fold_backward_planes_sm90", &fold_backward_planes_kernel<Tile, M, Scores>,
+      blocks_for(p.batch() * heads * ((lines + Tile::kStaying - 1) / Tile::kStaying) * Tile::kBlocks),
+      Tile::kThreads, sizeof(PlanesPassMemory<Tile>) + kSharedAlignment, launch.stream, arguments, m, scores);
 }
 
 }  // namespace monoidreduce::sm90
