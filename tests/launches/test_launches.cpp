@@ -28,7 +28,7 @@ std::string short_name(std::string name) {
 
 // Whether the two blocks of a cluster share the width of operands in planes.
 bool shares_width(const std::string& kernel) {
-  return contains(kernel, "sm90::PlanesTile<128, 2, 1, 2, 5>") ||
+  return contains(kernel, "sm90::PlanesTile<128, 2, 1, 2, 8>") ||
          (contains(kernel, "sm90::PlanesPassTile<") && contains(kernel, "128, 1, false, 2, "));
 }
 
@@ -163,7 +163,7 @@ const std::vector<Expected> kExpected = {
      {{"split_heads_kernel<128>", 16 * 256, 256},
       {"split_heads_kernel<128>", 4 * 256, 256},
       {"split_heads_kernel<128>", 4 * 256, 256},
-      {"sm90::fold_forward_planes_kernel<sm90::PlanesTile<128, 2, 1, 2, 5>, LogSumExp<", 132, 384},
+      {"sm90::fold_forward_planes_kernel<sm90::PlanesTile<128, 2, 1, 2, 8>, LogSumExp<", 132, 384},
       {"repair_forward_kernel<", 16 * 8 * 128 / 256, 256}}},
     {"H100",
      "attention_forward float32 planes width 256 causal",
@@ -172,7 +172,7 @@ const std::vector<Expected> kExpected = {
       {"split_heads_kernel<128>", 16 * 256, 256},
       {"split_heads_kernel<128>", 4 * 256, 256},
       {"split_heads_kernel<128>", 4 * 256, 256},
-      {"sm90::fold_forward_planes_kernel<sm90::PlanesTile<128, 2, 1, 2, 5>, LogSumExp<", 2 * 16 * 8, 384},
+      {"sm90::fold_forward_planes_kernel<sm90::PlanesTile<128, 2, 1, 2, 8>, LogSumExp<", 2 * 16 * 8, 384},
       {"repair_forward_kernel<", 16 * 8 * 128 / 256, 256}}},
     {"H100",
      "attention_forward float32 planes width 256 mask",
@@ -290,7 +290,7 @@ const std::vector<Expected> kExpected = {
        {"MemoryBiasedScores<", "float, (Softcap)1>"}},
       {"sm90::fold_backward_planes_kernel<sm90::PlanesPassTile<(sm90::GradientOf)1, 128, 1, false, 2, 3>",
        2 * 4 * 8, 384},
-      {"sm90::fold_backward_planes_kernel<sm90::PlanesPassTile<(sm90::GradientOf)2, 128, 1, false, 2, 5>",
+      {"sm90::fold_backward_planes_kernel<sm90::PlanesPassTile<(sm90::GradientOf)2, 128, 1, false, 2, 8>",
        2 * 4 * 8, 384},
       {"repair_backward_kernel<", 16 * 16 / 8, 256}}},
     // In a fixed order: the gradient of a bias that scores share would be added to in any order.

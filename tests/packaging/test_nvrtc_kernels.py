@@ -167,7 +167,7 @@ HOPPER = {
         "fold_forward_planes_sm90 split_heads",
         (
             "sm90::fold_forward_planes_kernel<sm90::PlanesTile<128, 2, 2>, M, S, ResidentRows<M>>",
-            "sm90::fold_forward_planes_kernel<sm90::PlanesTile<128, 2, 1, 2, 5>, M, S, ResidentRows<M>>",
+            "sm90::fold_forward_planes_kernel<sm90::PlanesTile<128, 2, 1, 2, 8>, M, S, ResidentRows<M>>",
             "split_heads_kernel<128>",
         ),
     ),

@@ -20,7 +20,7 @@ using namespace monoidreduce::sm90;
 template <GradientOf kOf, int kWidth>
 using Tile = std::conditional_t<
     (kWidth <= 128), PlanesPassTile<kOf, kWidth, kWidth == 64 || kOf == GradientOf::kPayload ? 2 : 1, false>,
-    PlanesPassTile<kOf, kWidth / 2, 1, false, 2, kOf == GradientOf::kPayload ? 5 : 3>>;
+    PlanesPassTile<kOf, kWidth / 2, 1, false, 2, kOf == GradientOf::kPayload ? 8 : 3>>;
 static_assert(tiles::kPass.staying == Tile<GradientOf::kRows, 64>::kStaying &&
               tiles::kPass.streamed == Tile<GradientOf::kRows, 64>::kStreamed);
 

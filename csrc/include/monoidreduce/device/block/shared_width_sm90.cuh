@@ -31,7 +31,9 @@ struct PartialDotsMemory {
 };
 
 // The exchange between a consumer and the consumer of the same number in the other block. A chunk may be sent once the other one
-// has read the chunk that was in its slot. It says so by sending a later chunk: it reads before it sends.
+// has read the chunk that was in its slot. It says so by sending a chunk after that. When all chunks of a fragment have arrived,
+//   - with slots for two fragments, all of one are sent before any is received: the other one has read the fragment before;
+//   - with fewer slots the last chunk is sent after the others have been received: the other one has read all but its last chunk.
 template <int kConsumers, int kSlots>
 struct PartialDots {
   using Memory = PartialDotsMemory<kConsumers, kSlots>;
@@ -41,8 +43,9 @@ struct PartialDots {
   // dots += those of the other block. Called by all threads of the consumer.
   template <int kSize>
   __device__ __forceinline__ void add(float (&dots)[kSize], Memory& memory, int consumer) {
-    // Chunks that are sent before the first one is received: the other consumer has read what was in their slots.
-    constexpr int kChunks = kSize / kElements, kAhead = kChunks < kSlots ? kChunks : kSlots - 1;
+    // Chunks that are sent before the first one is received.
+    constexpr int kChunks = kSize / kElements, kAhead = kSlots == 2 * kChunks ? kChunks : kSlots - 1;
+    static_assert(kAhead == kChunks || (kAhead > 0 && kAhead < kChunks));
     RingPosition<kSlots> sent = at;
     arch::fence_async_shared();
 #pragma unroll
