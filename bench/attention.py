@@ -244,6 +244,11 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
             for d in (64, 128)
             for causal in (False, True)
         ]
+        with_options += [
+            case(torch.float32, device, B=8, H=16, L=2048, d=d, causal=causal)
+            for d in (192, 256)
+            for causal in (False, True)
+        ]
     else:
         sizes = [(dtype, {"B": 1, "H": 8, "L": 2048, "d": 64}) for dtype in both]
         with_options = []

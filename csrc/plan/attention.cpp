@@ -82,8 +82,11 @@ Reason planes_obstacle(const FoldProblem& p, const DeviceFacts& gpu) {
   const bool empty = p.batch() * p.heads() * p.rows() * p.columns() == 0;
   if (empty || p.a.dtype != DType::kFloat32) return {};  // for which there are other reasons
   if (width == 0) return {"the inputs are float32, and all widths are 0"};
-  if (width > tiles::kWidestPlanes)
-    return {"the inputs are float32, and a width is {}, more than {}", width, tiles::kWidestPlanes};
+  if (width > kWidestHeadsOfPlanes)
+    return {"the inputs are float32, and a width is {}, more than {}", width, kWidestHeadsOfPlanes};
+  if (width > kWidestOfBlock && p.bias.dtype == DType::kBool && p.bias.present())
+    return {"the inputs are float32, and a width is {}, more than {}, beside a bool bias of scores", width,
+            kWidestOfBlock};
   if (p.bias.present() && p.bias.size[3] > 1 && p.bias.stride[3] == 0)
     return {"the inputs are float32, and the bias of scores is the same for all columns"};
   // Kernels compute with strides of 32 bits.
@@ -99,15 +102,19 @@ template <class Call>
 std::int64_t forward_planes_scratch(const Call& x) {
   std::int64_t floats = tiles::kCounterFloats;
   for (const TensorView* t : {&x.q, &x.k, &x.v})
-    floats += t->size[0] * t->size[1] * t->size[2] * planes_width(std::max(x.q.size[3], x.v.size[3])) / 2;
+    floats += t->size[0] * t->size[1] * t->size[2] * planes_of_head(std::max(x.q.size[3], x.v.size[3])) / 2;
   return floats;
 }
 
 // Why Hopper's kernels cannot take attention with a user's score_mod or mask_mod. in_order: sums have a fixed order.
 template <class Call>
 Limits modified_limits(const Call& x, bool in_order, const DeviceFacts& gpu) {
+  const std::int64_t width = std::max(x.q.size[3], x.v.size[3]);
   Limits limits{.has_planes = true, .planes = planes_obstacle(modified_problem(x), gpu)};
-  if (std::max(x.q.size[3], x.v.size[3]) > 128)
+  if (width > kWidestOfBlock)
+    limits.planes = {"functions modify scores, the inputs are float32, and a width is {}, more than {}",
+                     width, kWidestOfBlock};
+  if (width > 128)
     limits.sm90 = {"functions modify scores, and a width is more than 128"};
   else if (in_order && x.blocks.present())
     limits.sm90 = {"blocks are skipped, and the deterministic mode is asked for"};

@@ -28,6 +28,14 @@ struct BackwardParts {
   }
 };
 
+// The widest float32 heads that kernels for planes take, and the widest of which one block has the whole width. Of wider
+// ones each of the two blocks of a cluster has so much.
+inline constexpr std::int64_t kWidestHeadsOfPlanes = 256, kWidestOfBlock = 128;
+// The float16 numbers of a row in planes, which is a line for each block.
+constexpr std::int64_t planes_of_head(std::int64_t width) {
+  return width <= kWidestOfBlock ? planes_width(width) : 2 * planes_width(kWidestOfBlock);
+}
+
 // The same where float32 operands are read in planes: for each row its grad_lse and its centre, what kernels read of a row
 // (PlaneResiduals), marks of rows and of columns, and the planes of q, k, v and grad_out.
 struct PlanesParts {
@@ -46,7 +54,7 @@ struct PlanesParts {
     floats[2] = heads * padded_rows * kResiduals;
     floats[3] = whole(row_marks + column_heads * column_units);
     const std::int64_t lines = 2 * (heads * x.q.size[2] + column_heads * x.k.size[2]);
-    floats[4] = lines * planes_width(std::max(x.q.size[3], x.v.size[3])) / 2;
+    floats[4] = lines * planes_of_head(std::max(x.q.size[3], x.v.size[3])) / 2;
   }
 };
 

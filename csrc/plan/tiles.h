@@ -47,7 +47,7 @@ constexpr TileSize attention_forward(std::int64_t width, std::int64_t columns, b
   if (width > 64) return {128, softcapped || columns <= kFewColumns ? 128 : 192};
   return {softcapped ? 128 : 192, 128};
 }
-// The same for float32 operands in planes, of widths up to kWidestPlanes; the MLP's too. Attention's scratch begins with a
+// The same for float32 operands in planes; the MLP's too, of widths up to kWidestPlanes. Attention's scratch begins with a
 // counter of jobs; behind it are the planes.
 inline constexpr std::int64_t kWidestPlanes = 128, kCounterFloats = 4;
 constexpr TileSize resident_planes(std::int64_t width) { return {width <= 64 ? 192 : 128, 64}; }

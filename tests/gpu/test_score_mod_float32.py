@@ -386,12 +386,12 @@ def test_is_explained(gpu: torch.device) -> None:
 def test_other_calls_say_why(gpu: torch.device) -> None:
     mask: Mod = lambda b, h, i, j: i >= j  # noqa: E731
     for shape, reason in (
-        ((2, 18, 6, 201, 333, 192, 64), "a width is 192, more than 128"),
-        ((1, 2, 2, 20, 333, 64, 64), "there are few rows"),
+        ((2, 18, 6, 201, 333, 192, 64), "the inputs are float32, and a width is 192, more than 128"),
+        ((1, 2, 2, 20, 333, 64, 64), "the inputs are float32, and there are few rows"),
     ):
         explanation = mr.explain("attention", *operands(shape, torch.float32, gpu), mask_mod=mask)
         assert explanation.forward == "modified_attention_forward/cuda/simt/float32"
-        assert any(f"the inputs are float32, and {reason}" in text for text in explanation.reasons)
+        assert any(reason in text for text in explanation.reasons)
     explanation = mr.explain("attend", *operands(SHAPES[0], torch.float32, gpu), weight=torch.sigmoid)
     assert explanation.forward == "modified_attention_forward/cuda/simt/float32"
     assert any("a function gives weights, not scores" in text for text in explanation.reasons)

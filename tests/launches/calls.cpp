@@ -236,7 +236,7 @@ std::vector<Attention> attention_calls() {
       add("many heads", {.batch = 16, .heads = 32, .key_heads = 32, .right = 0});
     }
   }
-  for (const std::int64_t width : {64, 128, 192}) {
+  for (const std::int64_t width : {64, 128, 256, 320}) {
     const auto add = [&](const char* what, Attention call) {
       call.name = message("float32 planes width ", width, what);
       call.dtype = kFloat32, call.planes = true, call.width = call.payload_width = width;

@@ -26,8 +26,16 @@ std::string short_name(std::string name) {
   return name;
 }
 
+// Whether the two blocks of a cluster share the width of operands in planes.
+bool shares_width(const std::string& kernel) {
+  return contains(kernel, "sm90::PlanesTile<128, 2, 1, 2, 8>") ||
+         (contains(kernel, "sm90::PlanesPassTile<") && contains(kernel, "128, 1, false, 2, "));
+}
+
 // Whether a kernel is persistent, with one block on each SM.
 bool stays(const std::string& kernel, const std::string& call) {
+  // Clusters have no common counter: if jobs differ in length, each has a cluster of its own.
+  if (shares_width(kernel) && contains(call, "causal")) return false;
   return contains(kernel, "contraction_kernel<") || contains(kernel, "sm90::fold_forward_kernel<") ||
          contains(kernel, "sm90::fold_forward_planes_kernel<") ||
          contains(kernel, "sm90::fold_few_rows_kernel<") ||
@@ -46,8 +54,8 @@ void check_event(Checks& checks, const Machine& machine, const Call& call, const
   CHECK(checks, event.shared_bytes <= std::size_t(device.shared_bytes), kernel, event.shared_bytes);
   if (stays(kernel, call.name))
     CHECK(checks, event.grid[0] <= unsigned(device.multiprocessors), kernel, event.grid[0]);
-  // This kernel runs in 2-CTA clusters.
-  if (contains(kernel, "sm90::contraction_kernel<"))
+  // These kernels run in 2-CTA clusters.
+  if (contains(kernel, "sm90::contraction_kernel<") || shares_width(kernel))
     CHECK(checks, event.grid[0] % 2 == 0, kernel, event.grid[0]);
   for (const char* const other : {"sm80", "sm90", "simt"}) {
     const std::string space = std::string(other) + "::";
@@ -143,15 +151,37 @@ const std::vector<Expected> kExpected = {
      {{"split_heads_kernel<64>", 16 * 64, 256},
       {"split_heads_kernel<64>", 4 * 64, 256},
       {"split_heads_kernel<64>", 4 * 64, 256},
-      {"sm90::fold_forward_planes_kernel<sm90::PlanesTile<64, 3, 4>, LogSumExp<",
+      {"sm90::fold_forward_planes_kernel<sm90::PlanesTile<64, 3, 4, 1, 1>, LogSumExp<",
        16 * 6,
        512,
        {"MemoryBiasedScores<", "bool, (Softcap)1>"}},
       {"repair_forward_kernel<", 16 * 8 * 128 / 256, 256}}},
+    // Of 256 numbers, two lines of 128, one for each block of a cluster.
     {"H100",
-     "attention_forward float32 planes width 192",
+     "attention_forward float32 planes width 256",
+     "plan",
+     {{"split_heads_kernel<128>", 16 * 256, 256},
+      {"split_heads_kernel<128>", 4 * 256, 256},
+      {"split_heads_kernel<128>", 4 * 256, 256},
+      {"sm90::fold_forward_planes_kernel<sm90::PlanesTile<128, 2, 1, 2, 8>, LogSumExp<", 132, 384},
+      {"repair_forward_kernel<", 16 * 8 * 128 / 256, 256}}},
+    {"H100",
+     "attention_forward float32 planes width 256 causal",
+     "plan",
+     {kMemset,
+      {"split_heads_kernel<128>", 16 * 256, 256},
+      {"split_heads_kernel<128>", 4 * 256, 256},
+      {"split_heads_kernel<128>", 4 * 256, 256},
+      {"sm90::fold_forward_planes_kernel<sm90::PlanesTile<128, 2, 1, 2, 8>, LogSumExp<", 2 * 16 * 8, 384},
+      {"repair_forward_kernel<", 16 * 8 * 128 / 256, 256}}},
+    {"H100",
+     "attention_forward float32 planes width 256 mask",
      "simt",
      {{"simt::fold_forward<true,", 2 * 256, 256}}},
+    {"H100",
+     "attention_forward float32 planes width 320",
+     "simt",
+     {{"simt::fold_forward<true,", 3 * 256, 256}}},
     {"H100",
      "attention_forward float32 planes width 64 bias of rows",
      "simt",
@@ -235,14 +265,33 @@ const std::vector<Expected> kExpected = {
       {"split_heads_kernel<128>", 4 * 128, 256},
       {"split_heads_kernel<128>", 4 * 128, 256},
       {"split_heads_kernel<128>", 16 * 128, 256},
-      {"sm90::fold_backward_planes_kernel<sm90::PlanesPassTile<(sm90::GradientOf)0, 128, 1, false>",
+      {"sm90::fold_backward_planes_kernel<sm90::PlanesPassTile<(sm90::GradientOf)0, 128, 1, false, 1, 1>",
        16 * 8,
        384,
        {"MemoryBiasedScores<", "float, (Softcap)2>"}},
-      {"sm90::fold_backward_planes_kernel<sm90::PlanesPassTile<(sm90::GradientOf)1, 128, 1, false>", 4 * 8,
-       384},
-      {"sm90::fold_backward_planes_kernel<sm90::PlanesPassTile<(sm90::GradientOf)2, 128, 2, false>", 4 * 8,
-       384},
+      {"sm90::fold_backward_planes_kernel<sm90::PlanesPassTile<(sm90::GradientOf)1, 128, 1, false, 1, 1>",
+       4 * 8, 384},
+      {"sm90::fold_backward_planes_kernel<sm90::PlanesPassTile<(sm90::GradientOf)2, 128, 2, false, 1, 1>",
+       4 * 8, 384},
+      {"repair_backward_kernel<", 16 * 16 / 8, 256}}},
+    {"H100",
+     "attention_backward float32 planes width 256 bias",
+     "plan",
+     {{"simt::row_centre<float>", 16 * 128, 256},
+      {"sm90::gather_residuals", 16 * 4, 256},
+      kMemset,
+      {"split_heads_kernel<128>", 16 * 256, 256},
+      {"split_heads_kernel<128>", 4 * 256, 256},
+      {"split_heads_kernel<128>", 4 * 256, 256},
+      {"split_heads_kernel<128>", 16 * 256, 256},
+      {"sm90::fold_backward_planes_kernel<sm90::PlanesPassTile<(sm90::GradientOf)0, 128, 1, false, 2, 3>",
+       2 * 16 * 8,
+       384,
+       {"MemoryBiasedScores<", "float, (Softcap)1>"}},
+      {"sm90::fold_backward_planes_kernel<sm90::PlanesPassTile<(sm90::GradientOf)1, 128, 1, false, 2, 3>",
+       2 * 4 * 8, 384},
+      {"sm90::fold_backward_planes_kernel<sm90::PlanesPassTile<(sm90::GradientOf)2, 128, 1, false, 2, 8>",
+       2 * 4 * 8, 384},
       {"repair_backward_kernel<", 16 * 16 / 8, 256}}},
     // In a fixed order: the gradient of a bias that scores share would be added to in any order.
     {"H100",
@@ -449,7 +498,7 @@ const std::vector<Expected> kExpected = {
      {{"split_heads_kernel<64>", 4096 / 16, 256},
       {"split_heads_kernel<64>", 4096 / 16, 256},
       {"split_heads_kernel<64>", 4096 / 16, 256},
-      {"sm90::fold_forward_planes_kernel<sm90::PlanesTile<64, 3, 4>, NamedSum<", 22, 512},
+      {"sm90::fold_forward_planes_kernel<sm90::PlanesTile<64, 3, 4, 1, 1>, NamedSum<", 22, 512},
       {"repair_forward_kernel<NamedSum<float>", 4096 / 256, 256}}},
     {"H100",
      "mlp_backward float32 planes odd sizes",
@@ -459,9 +508,12 @@ const std::vector<Expected> kExpected = {
       {"split_heads_kernel<128>", 126, 256},
       {"split_heads_kernel<128>", 126, 256},
       {"split_heads_kernel<128>", 126, 256},
-      {"sm90::fold_backward_planes_kernel<sm90::PlanesPassTile<(sm90::GradientOf)0, 128, 1, true>", 8, 384},
-      {"sm90::fold_backward_planes_kernel<sm90::PlanesPassTile<(sm90::GradientOf)1, 128, 1, true>", 8, 384},
-      {"sm90::fold_backward_planes_kernel<sm90::PlanesPassTile<(sm90::GradientOf)2, 128, 2, true>", 8, 384},
+      {"sm90::fold_backward_planes_kernel<sm90::PlanesPassTile<(sm90::GradientOf)0, 128, 1, true, 1, 1>", 8,
+       384},
+      {"sm90::fold_backward_planes_kernel<sm90::PlanesPassTile<(sm90::GradientOf)1, 128, 1, true, 1, 1>", 8,
+       384},
+      {"sm90::fold_backward_planes_kernel<sm90::PlanesPassTile<(sm90::GradientOf)2, 128, 2, true, 1, 1>", 8,
+       384},
       {"repair_backward_kernel<NamedSum<float>", 2, 256}}},
     {"H100", "mlp_backward float32 planes few rows", "simt", {{"simt::fold_backward<true,", 256, 256}}},
     {"A100", "mlp_forward float32 planes width 128", "simt", {{"simt::fold_forward<true,", 64, 256}}},

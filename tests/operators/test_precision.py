@@ -91,6 +91,22 @@ def test_attention_in_planes_says_which_biases_it_does_not_take(bias: torch.Tens
     assert any("the inputs are float32, and" in text and reason in text for text in explanation.reasons)
 
 
+@pytest.mark.parametrize("widths", ((136, 64), (8, 256), (192, 128), (256, 256)), ids=str)
+@pytest.mark.parametrize(
+    "options", ({}, {"causal": True}, {"softcap": 5.0}, {"bias": torch.zeros(64, 256, 256)})
+)
+def test_wide_attention_in_planes(widths: tuple[int, int], options: dict[str, Any]) -> None:
+    """With a bool bias it is not: the kernel of the queries' gradient would spill registers."""
+    q, v = (torch.zeros(1, 64, 256, width) for width in widths)
+    with mr.float32("emulated"):
+        explanation = mr.explain("attention", q, q, v, **options, hardware="h100")
+        masked = mr.explain("attention", q, q, v, bias=torch.ones(256, 256).bool(), hardware="h100")
+    assert (explanation.forward, explanation.backward) == paths_of_attention("planes")
+    assert (masked.forward, masked.backward) == paths_of_attention("simt")
+    reason = f"a width is {max(widths)}, more than 128, beside a bool bias of scores"
+    assert any(reason in text for text in masked.reasons)
+
+
 @pytest.mark.parametrize(
     ("shape", "shared"), (((64, 256, 256), False), ((256, 256), True), ((64, 1, 256), True))
 )
@@ -117,10 +133,12 @@ def test_attention_in_planes_adds_shared_biases_in_any_order(
 
 def test_attention_does_not_name_a_mode_that_would_not_help() -> None:
     q = torch.zeros(1, 64, 256, 64)
-    wide = torch.zeros(1, 64, 256, 192)
+    wide, wider = torch.zeros(1, 64, 256, 192), torch.zeros(1, 64, 256, 264)
+    kept = torch.ones(256, 256, dtype=torch.bool)
     for explanation in (
         mr.explain("attention", q, q, q, bias=torch.ones(256, 1, dtype=torch.bool), hardware="h100"),
-        mr.explain("attention", wide, wide, wide, hardware="h100"),
+        mr.explain("attention", wide, wide, wide, bias=kept, hardware="h100"),
+        mr.explain("attention", wider, wider, wider, hardware="h100"),
         mr.explain("attention", q, q, q, hardware="a100-80gb"),
     ):
         assert (explanation.forward, explanation.backward) == paths_of_attention("simt")

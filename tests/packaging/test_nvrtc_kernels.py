@@ -167,6 +167,7 @@ HOPPER = {
         "fold_forward_planes_sm90 split_heads",
         (
             "sm90::fold_forward_planes_kernel<sm90::PlanesTile<128, 2, 2>, M, S, ResidentRows<M>>",
+            "sm90::fold_forward_planes_kernel<sm90::PlanesTile<128, 2, 1, 2, 8>, M, S, ResidentRows<M>>",
             "split_heads_kernel<128>",
         ),
     ),
@@ -175,6 +176,8 @@ HOPPER = {
         (
             "sm90::fold_backward_planes_kernel<"
             "sm90::PlanesPassTile<sm90::GradientOf::kRows, 64, 2, false>, M, S>",
+            "sm90::fold_backward_planes_kernel<"
+            "sm90::PlanesPassTile<sm90::GradientOf::kRows, 128, 1, false, 2, 3>, M, S>",
             "sm90::gather_residuals",
         ),
     ),

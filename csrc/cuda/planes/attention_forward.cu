@@ -19,16 +19,20 @@ void run(const AttentionForward& x, const Plan&, const Launch& launch) {
   auto* const counter = problem.range.all() ? nullptr : reinterpret_cast<unsigned long long*>(scratch);
   const FullAttentionRows rows{data<float>(x.lse), data<float>(x.lse_low), data<const float>(x.sinks)};
   const auto fold = [&]<class Tile>(Tile) {
-    static_assert(planes_width(Tile::kWidth) * sizeof(__half) == PlanesMemory<Tile>::Operand::kLineOfBoth);
-    with_scores(problem, {}, [&](const auto& scores) {
+    static_assert(planes_of_head(Tile::kBlocks * Tile::kWidth) * sizeof(__half) ==
+                  Tile::kBlocks * PlanesMemory<Tile>::Operand::kLineOfBoth);
+    with_scores<Tile::kBlocks == 1>(problem, {}, [&](const auto& scores) {
       fold_forward_planes<Tile>(LogSumExp<Full>{}, scores, problem, rows, {x.out, x.out_low},
                                 scratch + tiles::kCounterFloats, counter, launch);
     });
   };
-  if (std::max(problem.width(), problem.payload_width()) <= 64)
+  const std::int64_t width = std::max(problem.width(), problem.payload_width());
+  if (width <= 64)
     fold(Width64{});
-  else
+  else if (width <= 128)
     fold(Width128{});
+  else
+    fold(Width256{});
   recompute_marked(x, problem, launch);
 }
 

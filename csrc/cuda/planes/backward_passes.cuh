@@ -33,10 +33,22 @@ struct PlanesScratch {
   }
 };
 
-// Prepares the rows, computes the gradient of sinks, and splits the operands. run(width, operands, scratch, rows) must launch the
-// kernels for the other gradients. width: a constant, the larger width rounded up to 64 or 128. rows: what is known of each row.
-template <class Call, class Run>
-void backward_passes(const Call& x, const FoldProblem& problem, const Launch& launch, Run run) {
+// Splits the operands into planes at `at`, for the kernels with this tile.
+template <class Tile>
+SplitOperands split_operands(const FoldProblem& p, const TensorView& grad_out, float* at,
+                             const Launch& launch) {
+  const auto split = [&](const TensorView& t) {
+    float* const to = at;
+    at += planes_floats<Tile>(t);
+    return split_heads<Tile>(t, to, launch);
+  };
+  return {split(p.a), split(p.b), split(p.payload), split(grad_out)};
+}
+
+// Prepares the rows, and computes the gradient of sinks. run(width, scratch, rows) must launch the kernels for the other
+// gradients. width: a constant, the larger width rounded up to 64, 128 or, if kWide, 256. rows: what is known of each row.
+template <bool kWide, class Call, class Run>
+void backward_passes(const Call& x, const Launch& launch, Run run) {
   const PlanesParts parts(x);
   const PlanesScratch scratch(x, parts);
   const auto stream = static_cast<cudaStream_t>(launch.stream);
@@ -51,20 +63,13 @@ void backward_passes(const Call& x, const FoldProblem& problem, const Launch& la
                 static_cast<int>(x.q.size[2]), padded, scratch.residuals);
   check_cuda(cudaMemsetAsync(scratch.part[3], 0, parts.floats[3] * sizeof(float), stream),
              "cudaMemsetAsync for fold_backward_planes_sm90");
-  const auto with_width = [&]<int kWidth>(std::integral_constant<int, kWidth> width) {
-    float* at = scratch.part[4];
-    const auto split = [&](const TensorView& t) {
-      float* const to = at;
-      at += planes_floats(t, kWidth);
-      return split_heads<kWidth>(t, to, launch);
-    };
-    run(width, SplitOperands{split(problem.a), split(problem.b), split(problem.payload), split(x.grad_out)},
-        scratch, rows);
-  };
-  if (std::max(problem.width(), problem.payload_width()) <= 64)
-    with_width(std::integral_constant<int, 64>{});
-  else
-    with_width(std::integral_constant<int, 128>{});
+  const std::int64_t width = std::max(x.q.size[3], x.v.size[3]);
+  if (width <= 64)
+    run(std::integral_constant<int, 64>{}, scratch, rows);
+  else if (width <= 128 || !kWide)
+    run(std::integral_constant<int, 128>{}, scratch, rows);
+  else if constexpr (kWide)
+    run(std::integral_constant<int, 256>{}, scratch, rows);
 }
 
 }  // namespace monoidreduce::cuda::planes

@@ -45,8 +45,8 @@ void run(const MlpBackward& x, const Plan&, const Launch& launch) {
     float* at = scratch + parts.marks;
     const auto split = [&](const TensorView& t) {
       float* const to = at;
-      at += planes_floats(t, kWidth);
-      return split_heads<kWidth>(t, to, launch);
+      at += planes_floats<Tile<GradientOf::kRows, kWidth>>(t);
+      return split_heads<Tile<GradientOf::kRows, kWidth>>(t, to, launch);
     };
     const SplitOperands operands{split(problem.a), split(problem.b), split(problem.payload),
                                  split(wanted.grad_out)};

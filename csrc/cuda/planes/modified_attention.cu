@@ -33,7 +33,8 @@ void run(const ModifiedAttentionForward& x, const Plan&, const Launch& launch) {
   const FullAttentionRows rows{data<float>(x.lse), data<float>(x.lse_low), data<const float>(x.sinks)};
   const DeviceGuard device(x.q.cuda_device);
   const auto fold = [&]<class Tile>(Tile) {
-    launch_loaded("modified_attention_forward", kernel_of(x), forward_planes_blocks<Tile>(p), Tile::kThreads,
+    launch_loaded("modified_attention_forward", kernel_of(x),
+                  forward_planes_blocks<Tile>(p, counter != nullptr), Tile::kThreads,
                   kForwardPlanesBytes<Tile>, launch.stream,
                   forward_planes_arguments<Tile>(p, out, scratch + tiles::kCounterFloats, counter, launch),
                   LogSumExp<Full>{}, scores_of(x), rows);
@@ -52,8 +53,10 @@ void run(const ModifiedAttentionBackward& x, const Plan& plan, const Launch& lau
   const FoldProblem p = modified_problem(x);
   const FoldGradients wanted{.grad_out = x.grad_out, .d_a = x.d_q, .d_b = x.d_k, .d_payload = x.d_v};
   const DeviceGuard device(x.q.cuda_device);
-  const auto gradients = [&]<int kWidth>(std::integral_constant<int, kWidth>, const SplitOperands& operands,
-                                         const PlanesScratch& scratch, const LogSumExpRows<float>& known) {
+  const auto gradients = [&]<int kWidth>(std::integral_constant<int, kWidth>, const PlanesScratch& scratch,
+                                         const LogSumExpRows<float>& known) {
+    const auto operands =
+        split_operands<ModifiedPassTile<GradientOf::kRows, kWidth>>(p, x.grad_out, scratch.part[4], launch);
     const auto pass = [&]<GradientOf kOf>(std::integral_constant<GradientOf, kOf>) {
       using Tile = ModifiedPassTile<kOf, kWidth>;
       launch_loaded(
@@ -72,7 +75,7 @@ void run(const ModifiedAttentionBackward& x, const Plan& plan, const Launch& lau
                   launch.stream, repair_arguments(p, wanted, static_cast<float>(x.options.scale)),
                   LogSumExp<float>{}, program_scores<float>(x), rows, scratch.marks);
   };
-  backward_passes(x, p, launch, gradients);
+  backward_passes<false>(x, launch, gradients);
 }
 
 }  // namespace monoidreduce::cuda::planes

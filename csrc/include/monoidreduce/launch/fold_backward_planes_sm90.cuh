@@ -25,7 +25,7 @@ PlanesPassArguments backward_planes_arguments(const FoldProblem& p, const SplitO
                                               const PlaneResiduals& residuals, const RowMarks& marks) {
   const std::int64_t group = p.heads() / p.column_heads();
   const std::int64_t streamed = Tile::kOfRows ? p.columns() : p.rows() * group;
-  constexpr std::int64_t kLineBytes = 2 * PlaneTile<Tile::kWidth>::kLineOfBoth;
+  constexpr std::int64_t kLineBytes = 2 * Tile::kBlocks * PlaneTile<Tile::kWidth>::kLineOfBoth;
   const TensorView& gradient = Tile::kOfRows ? wanted.d_a : Tile::kOfPayload ? wanted.d_payload : wanted.d_b;
   OutputRows gradient_rows = output_rows({gradient});
   if (Tile::kTransposed) gradient_rows.stride[2] = gradient.stride[3];
@@ -47,7 +47,7 @@ template <class Tile>
 unsigned backward_planes_blocks(const FoldProblem& p) {
   const std::int64_t lines = Tile::kOfRows ? p.rows() : p.columns();
   const std::int64_t heads = Tile::kOfRows ? p.heads() : p.column_heads();
-  return blocks_for(p.batch() * heads * ((lines + Tile::kStaying - 1) / Tile::kStaying));
+  return blocks_for(p.batch() * heads * ((lines + Tile::kStaying - 1) / Tile::kStaying) * Tile::kBlocks);
 }
 template <class Tile>
 inline constexpr std::size_t kBackwardPlanesBytes = sizeof(PlanesPassMemory<Tile>) + kSharedAlignment;

@@ -47,7 +47,7 @@ struct alignas(1024) PlaneTile {
 
   __device__ __forceinline__ void load(const PlaneMaps& from, arch::Box at, arch::Mbarrier* arrived) {
     Planes{planes}.load(from.planes, at, arrived);
-    at.inner = 2 * kWidth;
+    at.inner += 2 * kWidth;
     arch::load(scales, from.scales, at, arrived);
   }
 };

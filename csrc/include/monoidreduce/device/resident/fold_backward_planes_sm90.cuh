@@ -1,27 +1,31 @@
-// One gradient of a fold with a payload on Hopper, for float32 operands of a width up to 128, with float32's
+// One gradient of a fold with a payload on Hopper, for float32 operands of a width up to 256, with float32's
 // accuracy: by fp16 planes (block/planes_sm90.cuh).
 //
 // The lines whose gradient is computed stay in shared memory, the others stream, as in
 // fold_backward_pass_sm90.cuh, whose table says which product is made of what. A gradient has a single writer,
-// so its bits are the same in every run. Consumers take turns, as in fold_forward_planes_sm90.cuh.
+// so its bits are the same in every run. Consumers take turns, and two blocks share a width over 128, as in
+// fold_forward_planes_sm90.cuh.
 #pragma once
 
 #include "monoidreduce/device/block/bias_fragment.cuh"
 #include "monoidreduce/device/block/planes_sm90.cuh"
+#include "monoidreduce/device/block/shared_width_sm90.cuh"
 #include "monoidreduce/device/program/plane_scores.cuh"
 #include "monoidreduce/device/resident/fold_backward_pass_sm90.cuh"
 #include "monoidreduce/device/resident/row_fragment.cuh"
 
 namespace monoidreduce::sm90 {
 
-// kWidth: of all operands, a multiple of 64. kTransposed_: the payload's gradient is [payload width, columns] in
-// memory, as in the MLP. A third consumer was tried at width 64 (docs/design/tried_and_dropped.md).
-template <GradientOf kOf_, int kWidth_, int kStages_, bool kTransposed_>
+// kWidth: of all operands in a block, a multiple of 64. kTransposed_: the payload's gradient is [payload width, columns] in
+// memory, as in the MLP. kBlocks, kSlots: as in PlanesTile. A third consumer was tried at width 64
+// (docs/design/tried_and_dropped.md).
+template <GradientOf kOf_, int kWidth_, int kStages_, bool kTransposed_, int kBlocks_ = 1, int kSlots_ = 1>
 struct PlanesPassTile {
   static constexpr GradientOf kOf = kOf_;
   static constexpr bool kOfRows = kOf == GradientOf::kRows, kOfPayload = kOf == GradientOf::kPayload;
   static constexpr bool kTransposed = kTransposed_ && kOfPayload;
   static constexpr int kWidth = kWidth_, kConsumers = 2, kStages = kStages_;
+  static constexpr int kBlocks = kBlocks_, kSlots = kSlots_;
   static constexpr int kStreamed = kPlaneLines, kStaying = kFragmentRows * kConsumers;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
 };
@@ -101,6 +105,7 @@ struct PlanesPassMemory {
   Operand staying[Tile::kConsumers][kOperands], first[Tile::kStages], second[Tile::kStages];
   float residuals[Tile::kStages][PlaneResiduals::kValues][kPlaneLines];  // of the rows that stream
   Ring<Tile::kStages, ReadBy::kThreads> first_ring, second_ring;
+  PartialDotsMemoryOf<Tile> partial_dots;
   arch::Mbarrier stayed;
   PassJob<Tile> job;
   bool empty;                     // with a block mask: no tile of the job holds a score
@@ -114,15 +119,16 @@ __device__ __forceinline__ void produce_planes(const PlanesPassArguments& p, con
   using Memory = PlanesPassMemory<Tile>;
   using Operand = typename Memory::Operand;
   constexpr int kResidualBytes = kResiduals && !Tile::kOfRows ? sizeof memory.residuals[0] : 0;
+  const int part = first_of_part<Tile>();
   arch::arrive_expect(&memory.stayed, Tile::kConsumers * Memory::kOperands * Operand::kBytes);
   for (int w = 0; w < Tile::kConsumers; ++w)
     for (int n = 0; n < Memory::kOperands; ++n)
-      memory.staying[w][n].load(p.staying[n], {0, job.line0 + w * kFragmentRows, job.staying_head, job.batch},
-                                &memory.stayed);
+      memory.staying[w][n].load(
+          p.staying[n], {part, job.line0 + w * kFragmentRows, job.staying_head, job.batch}, &memory.stayed);
   RingPosition<Tile::kStages> at;
   // Loads a tile. write(): what is written to the stage before.
   const auto load = [&](int head, int line, auto write) {
-    const arch::Box box{0, line, head, job.batch};
+    const arch::Box box{part, line, head, job.batch};
     const auto load_first = [&](auto write) {
       arch::Mbarrier* const arrived = memory.first_ring.acquire(at, Operand::kBytes + kResidualBytes, write);
       memory.first[at.stage].load(p.streamed[0], box, arrived);
@@ -194,6 +200,8 @@ struct PlanesPassConsumer {
   static constexpr bool kSumsBias = Tile::kOf == GradientOf::kColumns && kBiasedByColumn<Scores>;
   // Whether biases of scores are read before the tile's product: it takes registers that the others lack.
   static constexpr bool kReadsAhead = Tile::kOfPayload || kWidth == 64;
+  // Whether u is exchanged with the other block while scores are multiplied: it takes registers too.
+  static constexpr bool kAddsAhead = !kBiasedInMemory<Scores>;
   // The pass of the rows adds the gradients of biases of scores. If all rows of a head share a bias, the pass
   // of the columns sums them first.
   static constexpr bool kAddsBiases = Tile::kOfRows && kHasBiasGradient<Scores>;
@@ -220,6 +228,7 @@ struct PlanesPassConsumer {
   float d_bias[2] = {0.f, 0.f};                     // sums of the columns that stay
   bool stored = false;                              // whether the gradient has the sums of tiles before
   [[no_unique_address]] decltype(row_tables<Scores>()) of_tables{};
+  PartialDotsOf<Tile> partial_dots{};
 
   // The number of this consumer; every lane of a warp must call it. A shuffle computes it anew in each tile. If a
   // variable held it, the compiler would compute the addresses of all products before the loop, and spill them.
@@ -237,14 +246,23 @@ struct PlanesPassConsumer {
     return memory.staying[warpgroup()][which].scales[fragment_row(r)].scale;
   }
 
-  // dots = this consumer's staying lines . streamed^T
-  __device__ __forceinline__ void multiply(float (&dots)[kStreamed / 2], int which, const Operand& streamed) {
+  // dots = this consumer's staying lines . streamed^T, over the width that this block has. Calls meanwhile() while tensor
+  // cores multiply.
+  template <class Meanwhile>
+  __device__ __forceinline__ void multiply(float (&dots)[kStreamed / 2], int which, const Operand& streamed,
+                                           Meanwhile meanwhile) {
     PlaneDots<kWidth> product;
     wait_for_turn();
     product.multiply(memory.staying[warpgroup()][which], streamed);
     end_turn();
+    meanwhile();
     arch::wait_wgmma<0>();
     product.scaled(dots, {own_scale(which, 0), own_scale(which, 1)}, streamed.scales);
+  }
+
+  // dots += those of the other block, if two share the width.
+  __device__ __forceinline__ void add_other_block(float (&dots)[kStreamed / 2]) {
+    if constexpr (Tile::kBlocks > 1) partial_dots.add(dots, memory.partial_dots, warpgroup());
   }
 
   // The scores of a tile of the lines that stream past. whole: the block mask keeps all of them.
@@ -333,7 +351,7 @@ struct PlanesPassConsumer {
     scores_here.finish_transposed(scores, u, line, own_line());
     if constexpr (kAddsBiases) {
       const auto& biases = scores_of.with_biases;
-      if (biases.d_bias.data && !biases.rows_share)
+      if (biases.d_bias.data && !biases.rows_share && block_of_cluster<Tile>() == 0)
         add_bias_gradient(Matrix<float>(biases.d_bias, job.batch, job.staying_head), biases.owns_d_bias,
                           1.f / biases.natural_scale, of_scores, own_line(), line);
     }
@@ -359,7 +377,7 @@ struct PlanesPassConsumer {
       for (int r = 0; r < 2; ++r) {
         const float sum = reduce_lanes<kLanesOfRow>(d_bias[r], [](float a, float b) { return a + b; });
         const int column = own_line() + fragment_row(r);
-        if (threadIdx.x % kLanesOfRow == 0 && column < to.width())
+        if (block_of_cluster<Tile>() == 0 && threadIdx.x % kLanesOfRow == 0 && column < to.width())
           atomicAdd(reinterpret_cast<float*>(to.at(0, column)), sum * (1.f / biases.natural_scale));
         d_bias[r] = 0.f;
       }
@@ -429,7 +447,8 @@ struct PlanesPassConsumer {
     if constexpr (Tile::kOfPayload) {
       const auto& scores_here = scores_of_tile(head, line, whole);
       memory.first_ring.wait(at);
-      multiply(scores, 0, first);
+      multiply(scores, 0, first, [] {});
+      add_other_block(scores);
       pull_tile(scores_here, at.stage, line);
       memory.first_ring.release(at);
       memory.second_ring.wait(at);
@@ -437,11 +456,15 @@ struct PlanesPassConsumer {
       memory.second_ring.release(at);
     } else {
       memory.second_ring.wait(at);
-      multiply(u, 1, second);
+      multiply(u, 1, second, [] {});
       memory.second_ring.release(at);
       const auto& scores_here = scores_of_tile(head, line, whole);
       memory.first_ring.wait(at);
-      multiply(scores, 0, first);
+      if constexpr (!kAddsAhead) add_other_block(u);
+      multiply(scores, 0, first, [&] {
+        if constexpr (kAddsAhead) add_other_block(u);
+      });
+      add_other_block(scores);
       pull_tile(scores_here, at.stage, line);
       accumulate(u, first);
       memory.first_ring.release(at);
@@ -452,6 +475,7 @@ struct PlanesPassConsumer {
   __device__ __forceinline__ void store_sums() {
     if constexpr (Tile::kOfPayload) keep_sums(scores_of, sums);
     const int own = own_line(), lines = Tile::kOfRows ? p.shape.rows : p.shape.columns;
+    const int first = block_of_cluster<Tile>() * kWidth;  // of the gradient's width
     const OutputRows& out = p.gradient;
     const std::int64_t across = Tile::kTransposed ? out.stride[2] : 1,
                        along = Tile::kTransposed ? 1 : out.stride[2];
@@ -461,10 +485,10 @@ struct PlanesPassConsumer {
     for (int r = 0; r < 2; ++r) {
       const int line = own + fragment_row(r);
       if (line >= lines) continue;
-      float* const to = of_head + line * along + fragment_column(0) * across;
+      float* const to = of_head + line * along + (first + fragment_column(0)) * across;
 #pragma unroll
       for (int i = 0; i < kWidth / 2; i += 4) {
-        if (2 * i >= out.width) continue;
+        if (first + 2 * i >= out.width) continue;
         float &x = sums[i + 2 * r], &y = sums[i + 2 * r + 1];
         float *const to_x = to + 2 * i * across, *const to_y = to_x + across;
         if (stored) x += *to_x, y += *to_y;
@@ -504,7 +528,7 @@ struct PlanesPassConsumer {
 };
 
 template <class Tile, class M, class Scores>
-__global__ void __launch_bounds__(Tile::kThreads, 1)
+__global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads, 1)
     fold_backward_planes_kernel(const __grid_constant__ PlanesPassArguments p, const __grid_constant__ M m,
                                 const __grid_constant__ Scores scores) {
   extern __shared__ unsigned char shared_bytes[];
@@ -512,14 +536,15 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   auto& memory = *reinterpret_cast<typename Consumer::Memory*>(
       shared_bytes + (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
   if (threadIdx.x == 0) {
-    memory.job = PassJob<Tile>(p.shape, blockIdx.x);
+    memory.job = PassJob<Tile>(p.shape, blockIdx.x / Tile::kBlocks);
     if constexpr (SkipsBlocks<Scores>) memory.empty = PassTiles<Tile, Scores>(memory.job, scores).done();
     memory.first_ring.init(Tile::kConsumers);
     memory.second_ring.init(Tile::kConsumers);
+    memory.partial_dots.init();
     arch::init(&memory.stayed, 1);
     arch::fence_init();
   }
-  __syncthreads();
+  sync_cluster<Tile>();
 
   const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
   if (warpgroup == Tile::kConsumers) {

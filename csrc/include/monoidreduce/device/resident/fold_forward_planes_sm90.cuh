@@ -1,25 +1,31 @@
-// The forward fold on Hopper for float32 operands of a width up to 128, with float32's accuracy: by fp16 planes
+// The forward fold on Hopper for float32 operands of a width up to 256, with float32's accuracy: by fp16 planes
 // (block/planes_sm90.cuh).
 //
 // The structure is that of fold_forward_sm90.cuh, but a tile's products take three times as long beside its
 // fold. So a consumer waits for its own products, and consumers take turns: while one folds, the others
 // multiply.
+//
+// Widths over 128 take the two blocks of a cluster. Each has half of the width of all operands and of the output. They add
+// up their dot products (block/shared_width_sm90.cuh), and both fold all scores.
 #pragma once
 
 #include "monoidreduce/device/block/bias_fragment.cuh"
 #include "monoidreduce/device/block/planes_sm90.cuh"
 #include "monoidreduce/device/block/ring.cuh"
+#include "monoidreduce/device/block/shared_width_sm90.cuh"
 #include "monoidreduce/device/program/plane_scores.cuh"
 #include "monoidreduce/device/resident/row_fragment.cuh"
 #include "monoidreduce/device/schedule/schedule.cuh"
 
 namespace monoidreduce::sm90 {
 
-// kWidth: of rows, columns and payload, a multiple of 64. A thread of a consumer has kWidth / 2 registers of
-// sums and as many of a tile's product, and 32 for the scores of each 64 of the width.
-template <int kWidth_, int kConsumers_, int kStages_>
+// kWidth: of rows, columns and payload in a block, a multiple of 64. A thread of a consumer has kWidth / 2 registers of
+// sums and as many of a tile's product, and 32 for the scores of each 64 of the width. kBlocks: 1, or 2 that share
+// the width, with kSlots (PartialDots).
+template <int kWidth_, int kConsumers_, int kStages_, int kBlocks_ = 1, int kSlots_ = 1>
 struct PlanesTile {
   static constexpr int kWidth = kWidth_, kColumns = kPlaneLines, kConsumers = kConsumers_, kStages = kStages_;
+  static constexpr int kBlocks = kBlocks_, kSlots = kSlots_;
   static constexpr int kRows = kFragmentRows * kConsumers;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
 };
@@ -40,10 +46,12 @@ struct PlanesMemory {
   Columns whole[Tile::kConsumers];                    // the columns that all rows of a consumer keep
   Ring<Tile::kConsumers, ReadBy::kThreads> row_ring;  // a stage for each consumer
   Ring<Tile::kStages, ReadBy::kThreads> column_ring, payload_ring;
+  PartialDotsMemoryOf<Tile> partial_dots;
   TileStep steps[Tile::kStages];  // with a block mask: one for each stage of columns
 
   // Called by one thread before any other uses the memory.
   __device__ __forceinline__ void init() {
+    partial_dots.init();
     row_ring.init(1);
     column_ring.init(Tile::kConsumers);
     payload_ring.init(Tile::kConsumers);
@@ -59,7 +67,11 @@ __device__ __forceinline__ void produce_planes(const PlanesArguments& p, const S
   using Operand = typename PlanesMemory<Tile>::Operand;
   RingPosition<Tile::kConsumers> row_at;
   RingPosition<Tile::kStages> at;
-  for (int index = blockIdx.x; index < schedule.jobs(); index = schedule.next(index)) {
+  const auto next = [&](int index) {
+    return Tile::kBlocks == 1 ? schedule.next(index) : index + int(gridDim.x) / Tile::kBlocks;
+  };
+  const int part = first_of_part<Tile>();
+  for (int index = blockIdx.x / Tile::kBlocks; index < schedule.jobs(); index = next(index)) {
     RowJob job = schedule(index);
     const int end_tile = job.first_tile + job.tiles, column_head = job.head / p.shape.group;
     const auto strip = [&] {
@@ -76,7 +88,7 @@ __device__ __forceinline__ void produce_planes(const PlanesArguments& p, const S
     // Loads a tile of columns and of payload. Returns the tile that follows it.
     const auto load_columns = [&](int tile) {
       TileStep step{held(tile + 1), false};
-      const arch::Box box{0, tile * Tile::kColumns, column_head, job.batch};
+      const arch::Box box{part, tile * Tile::kColumns, column_head, job.batch};
       if constexpr (kSkips) step.whole = strip().template whole<Tile::kColumns>(tile);
       arch::Mbarrier* const arrived = memory.column_ring.acquire(at, Operand::kBytes, [&] {
         if constexpr (kSkips) memory.steps[at.stage] = step;
@@ -95,7 +107,7 @@ __device__ __forceinline__ void produce_planes(const PlanesArguments& p, const S
         memory.job[w] = job;
         memory.whole[w] = kept_by_all(p.shape, job, w * kFragmentRows);
       });
-      memory.rows[w].load(p.rows, {0, job.row0 + w * kFragmentRows, job.head, job.batch}, arrived);
+      memory.rows[w].load(p.rows, {part, job.row0 + w * kFragmentRows, job.head, job.batch}, arrived);
     }
 #pragma unroll 1
     while (tile < end_tile) tile = load_columns(tile);
@@ -122,6 +134,7 @@ struct PlanesConsumer {
   const int warpgroup;
   RingPosition<Tile::kConsumers> row_at{warpgroup, 0};
   RingPosition<Tile::kStages> at{};
+  PartialDotsOf<Tile> partial_dots{};
 
   float scores[kColumns / 2];
   float sums[kWidth / 2];
@@ -155,6 +168,7 @@ struct PlanesConsumer {
     arch::wait_wgmma<0>();
     dots.scaled(scores, row_scale, memory.columns[at.stage].scales);
     memory.column_ring.release(at);
+    if constexpr (Tile::kBlocks > 1) partial_dots.add(scores, memory.partial_dots, warpgroup);
   }
 
   __device__ __forceinline__ decltype(auto) scores_of_tile(const RowJob& job, int tile) const {
@@ -234,13 +248,26 @@ struct PlanesConsumer {
   __device__ __forceinline__ void store(const RowJob& job, const Rows& rows, const OutputRows& out) {
     const int first = warpgroup * kFragmentRows;
     end_rows(m, state, sums, shape, job, first, rows);
-    finish_states(m, state, sums, true, shape, job, first, rows);
-    store_sums<float>(sums, shape, job, first, out, out.data);
+    if constexpr (Tile::kBlocks == 1) {
+      finish_states(m, state, sums, true, shape, job, first, rows);
+      store_sums<float>(sums, shape, job, first, out, out.data);
+    } else {
+      // A row is marked if either block has sums of it that are not finite.
+      float probe[kColumns / 2] = {};
+#pragma unroll
+      for (int i = 0; i < kWidth / 2; ++i) probe[2 * row_of_element(i)] += sums[i] * 0.f;
+      partial_dots.add(probe, memory.partial_dots, warpgroup);
+      const int block = arch::cluster_rank();
+      if (block == 0) finish_states(m, state, probe, true, shape, job, first, rows);
+      OutputRows part = out;
+      part.width -= block * kWidth;
+      store_sums<float>(sums, shape, job, first, part, static_cast<float*>(out.data) + block * kWidth);
+    }
   }
 };
 
 template <class Tile, class M, class Scores, class Rows>
-__global__ void __launch_bounds__(Tile::kThreads, 1)
+__global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads, 1)
     fold_forward_planes_kernel(const __grid_constant__ PlanesArguments p, const __grid_constant__ M m,
                                const __grid_constant__ Scores scores, const __grid_constant__ Rows rows) {
   extern __shared__ unsigned char shared_bytes[];
@@ -249,7 +276,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   auto& memory = *reinterpret_cast<PlanesMemory<Tile>*>(
       shared_bytes + (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
   if (threadIdx.x == 0) memory.init();
-  __syncthreads();
+  sync_cluster<Tile>();
 
   const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
   if (warpgroup == Tile::kConsumers) {

@@ -1,5 +1,5 @@
 // Splits the rows of a tensor of heads into planes (contraction/split_planes.cuh has the format). Rows are narrow:
-// kWidth / 4 lanes share one.
+// kWidth / 4 lanes share one. A wider row is several lines, each of which has a part of its width and a scale of its own.
 #pragma once
 
 #include "monoidreduce/device/contraction/split_planes.cuh"
@@ -11,12 +11,12 @@ namespace monoidreduce {
 // are adjacent, and rows are 16-byte aligned. If it is not, data is a transposed matrix, as w2 of an MLP is: its
 // columns are the rows here, so elements that are adjacent in memory belong to different rows, which neighbouring
 // warps read.
-// out: dense, [batch, heads, rows, 2 kWidth + 8].
+// out: dense, [batch, heads, rows, parts, 2 kWidth + 8].
 struct HeadsToSplit {
   const float* data;
   std::int64_t stride[4];
-  int heads, rows, width;
-  std::int64_t lines;  // batch * heads * rows
+  int heads, rows, width, parts;
+  std::int64_t lines;  // batch * heads * rows * parts
   __half* out;
 };
 
@@ -35,11 +35,13 @@ template <int kWidth>
 __global__ void __launch_bounds__(kPlaneThreads) split_heads_kernel(const __grid_constant__ HeadsToSplit p) {
   constexpr int kLanes = kWidth / 4;
   const std::int64_t line = std::int64_t{blockIdx.x} * kLinesOfBlock<kWidth> + threadIdx.x / kLanes;
-  const int column = threadIdx.x % kLanes * 4;
+  const int own = threadIdx.x % kLanes * 4;  // of the line
   const bool there = line < p.lines;
   float4 x{0.f, 0.f, 0.f, 0.f};
+  const std::int64_t whole = line / p.parts;
+  const int column = static_cast<int>(line - whole * p.parts) * kWidth + own;
   if (there && column < p.width) {
-    const std::int64_t head = line / p.rows, row = line - head * p.rows, batch = head / p.heads;
+    const std::int64_t head = whole / p.rows, row = whole - head * p.rows, batch = head / p.heads;
     const std::int64_t step = p.stride[3];
     const float* const from = p.data + batch * p.stride[0] + (head - batch * p.heads) * p.stride[1] +
                               row * p.stride[2] + column * step;
@@ -51,9 +53,9 @@ __global__ void __launch_bounds__(kPlaneThreads) split_heads_kernel(const __grid
   const float infinities = reduce_lanes<kLanes>(sum_of_infinities(x), [](float a, float b) { return a + b; });
   if (isnan(infinities)) scale = infinities;
   if (!there) return;
-  __half* const high = p.out + line * (2 * kWidth + 8) + column;
+  __half* const high = p.out + line * (2 * kWidth + 8) + own;
   store_split(x, {scale, scale, scale, scale}, high, high + kWidth);
-  if (column == 0) *reinterpret_cast<float*>(high + 2 * kWidth) = scale;
+  if (own == 0) *reinterpret_cast<float*>(high + 2 * kWidth) = scale;
 }
 
 }  // namespace monoidreduce
