@@ -44,9 +44,9 @@ from monoidreduce.workspace import get_workspace
 __all__ = ["backward_part", "forward_part", "hidden_dtype"]
 
 _TILE = 128  # the number of rows, or hidden units, of a part is a multiple of this
-_TOO_NARROW = (
-    56  # products of planes sum at least 64 terms, widths padded to multiples of 8 (csrc/plan/tiles.h)
-)
+# Operands of this width or less are multiplied in float32: products of planes are as accurate from 64 terms
+# on (kFewestTerms in csrc/plan/tiles.h), and wider operands are padded to as many.
+_NARROW = 56
 
 
 def hidden_dtype(dtype: torch.dtype, on_gpu: bool) -> torch.dtype:
@@ -134,7 +134,7 @@ def _in_planes(
     small that sums are more accurate in float32. plan: of the pass."""
     if not (x.is_cuda and x.dtype == torch.float32 and allows_planes()):
         return False
-    narrow = min(x.shape[1], w2.shape[0]) <= _TOO_NARROW
+    narrow = min(x.shape[1], w2.shape[0]) <= _NARROW
     return not narrow and plan(x, w1, w2, bias1, options.workspace).planes
 
 
@@ -282,9 +282,9 @@ def gated_mlp_forward(
         hidden_dtype(x.dtype, x.is_cuda),
     )
     part = forward_part(len(x), len(w1), dtype, options.workspace, planes)
-    matrices = _Matrices(2, x, part, dtype)
     operands = (x, w1, w2, gate, bias1, gate_bias, bias2)
     products = GatedPlaneOutput(*operands) if planes else OutputProducts(*operands)
+    matrices = _Matrices(2, x, part, dtype)
     with without_autocast(x):
         for rows in parts_of(len(x), max(part[0], 1)):
             gates, ups = matrices.of(rows.stop - rows.start, len(w1))
@@ -338,7 +338,6 @@ def _gradients(
         hidden_dtype(x.dtype, x.is_cuda),
     )
     part = backward_part(len(x), x.shape[1], len(w1), len(w2), dtype, options.workspace, planes)
-    matrices = _Matrices(3, x, part, dtype)
     row_parts, unit_parts = parts_of(len(x), max(part[0], 1)), parts_of(len(w1), max(part[1], 1))
     operands = (grad_out, x, w1, w2, gate, bias1, gate_bias)
     products = (
@@ -346,6 +345,7 @@ def _gradients(
         if planes
         else GatedGradients(*operands, needed[:4], (len(row_parts), len(unit_parts)), unrounded)
     )
+    matrices = _Matrices(3, x, part, dtype)
     # Only the gradient of w2 does not need it; the kernel then writes what nobody reads.
     needs_upstream = any(needed[i] for i in (0, 1, 3, 4, 5))
     dbias1, dgate_bias = new_bias_gradient(bias1, needed[4]), new_bias_gradient(gate_bias, needed[5])

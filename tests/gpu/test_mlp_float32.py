@@ -375,11 +375,23 @@ def test_gated_activations(activation: str, gpu: torch.device) -> None:
     check_operator("mlp", gated_inputs("ragged", gpu), {"activation": activation})
 
 
-@pytest.mark.parametrize("size", ("ragged", "rows"))
-def test_gated_parts(size: str, gpu: torch.device) -> None:
-    """Without a workspace parts have 128 rows or hidden units."""
-    with mr.workspace(0):
-        check_operator("mlp", gated_inputs(size, gpu), {"activation": "gelu"})
+@pytest.mark.parametrize("of", PARTS)
+def test_gated_parts(of: str, gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 128 rows or hidden units in the backward pass."""
+    (rows, hidden, width, outputs), tile_bytes = PARTS[of]
+    given = dict.fromkeys(("bias1", "gate_bias", "bias2"), True)
+    sizes = (rows, width, hidden, outputs)
+    inputs = mlp_inputs(*sizes, dtype=torch.float32, device=gpu, gate=True, **given)
+    inputs["w2"] = inputs["w2"] / hidden**0.5
+    leaves = {name: t.clone().requires_grad_() for name, t in inputs.items()}
+    products = Products(monkeypatch)
+    with mr.workspace(tile_bytes):
+        check_operator("mlp", inputs, {"activation": "gelu"})
+        out = mr.mlp(**leaves, activation="gelu")
+        before = products.of_lines
+        torch.autograd.grad(out.sum(), list(leaves.values()))
+    parts = -(-(hidden if of == "units" else rows) // 128)
+    assert products.of_lines - before == 3 * parts
 
 
 @pytest.mark.parametrize("wanted", ("x", "w1", "w2", "gate", "bias1", "gate_bias", "bias2"))
@@ -387,10 +399,11 @@ def test_one_gradient_of_a_gated_mlp(wanted: str, gpu: torch.device) -> None:
     check_operator("mlp", gated_inputs("odd", gpu), {"activation": "silu"}, differentiate=[wanted])
 
 
-@pytest.mark.parametrize("layout", ("transposed", "every_second"))
-def test_strides_of_a_gated_mlp(layout: str, gpu: torch.device) -> None:
-    inputs = gated_inputs("ragged", gpu)
+@pytest.mark.parametrize("layout", ("transposed", "gaps", "offset1", "padded_rows"))
+def test_strides_of_a_gated_mlp(layout: str, gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    products, inputs = Products(monkeypatch), gated_inputs("ragged", gpu)
     check_operator("mlp", {name: LAYOUTS[layout](t) for name, t in inputs.items()}, {"activation": "silu"})
+    assert products.of_lines and products.of_matrices
 
 
 @pytest.mark.parametrize("drawn", DRAWN)
@@ -414,11 +427,32 @@ def test_error_norms_of_a_gated_mlp(
         assert ours <= BOUNDS.get(drawn, 1.5) * theirs, f"{name}: error norm {ours:.3g}, torch's {theirs:.3g}"
 
 
-def test_same_bits_of_a_gated_mlp(gpu: torch.device, deterministic: None) -> None:
+def test_same_bits_of_a_gated_mlp(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every run, and in the deterministic mode, which needs no setting of cuBLAS."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     call = Specimen("gated", "mlp", gated_inputs, options={"activation": "silu"})
     inputs = gated_inputs("rows", gpu)
     grads = upstreams(call, inputs)
-    assert_same_bits(results(call, inputs, grads), results(call, inputs, grads))
+    first = results(call, inputs, grads)
+    assert_same_bits(results(call, inputs, grads), first)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert_same_bits(results(call, inputs, grads), first)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("value", (torch.nan, torch.inf))
+def test_a_row_of_a_gated_mlp_that_is_not_finite(value: float, gpu: torch.device) -> None:
+    """Spoils itself alone, and the gradients of the weights."""
+    inputs = gated_inputs("rows", gpu)
+    inputs["x"][17, 3] = value
+    x = inputs["x"].requires_grad_()
+    out = mr.mlp(**inputs, activation="gelu")
+    (dx,) = torch.autograd.grad(out, x, torch.ones_like(out))
+    others = torch.arange(len(x), device=gpu) != 17
+    assert not out[17].isfinite().any() and out[others].isfinite().all()
+    assert not dx[17].isfinite().any() and dx[others].isfinite().all()
 
 
 @pytest.mark.parametrize("sizes", ((63, 264, 400, 264), (300, 56, 400, 264)), ids=str)

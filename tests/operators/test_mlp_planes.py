@@ -92,13 +92,22 @@ def test_gradients(wanted: tuple[bool, bool, bool], part: tuple[int, int], kerne
 
 @pytest.mark.parametrize("biased", (False, True), ids=("plain", "biased"))
 @pytest.mark.parametrize(
-    ("workspace", "parts"), ((0, [128, 128, 44]), (1 << 30, [300])), ids=("in_parts", "at_once")
+    ("workspace", "parts", "backward"),
+    ((0, [128, 128, 44], "units"), (0, [128, 128, 44], "rows"), (1 << 30, [300], "units")),
+    ids=("units", "rows", "at_once"),
 )
 def test_a_gate(
-    workspace: int, parts: list[int], biased: bool, kernels: list[int], monkeypatch: pytest.MonkeyPatch
+    workspace: int,
+    parts: list[int],
+    backward: str,
+    biased: bool,
+    kernels: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Backward has parts of hidden units, and without a workspace five of them."""
+    """In parts of rows forward, of rows or of hidden units backward, or at once."""
     monkeypatch.setattr(gated_mlp, "_in_planes", lambda *_: True)
+    if backward == "rows":
+        monkeypatch.setattr(gated_mlp, "backward_part", lambda *_: (128, UNITS))
     given = Given()
     inputs = {"x": given.x, "w1": given.w1, "w2": given.w2, "gate": given.w1.flip(0)}
     if biased:
@@ -124,4 +133,5 @@ def test_a_gate(
     assert_close(out.detach(), exact.detach())
     for of, expected in zip(found, gradients, strict=True):
         assert_close(of, expected)
-    assert len(kernels) == 3 * (1 if workspace else 5)  # products of dw1, dw2 and dgate
+    times = 1 if workspace else len(parts) if backward == "rows" else -(-UNITS // 128)
+    assert len(kernels) == 3 * times  # products of dw1, dw2 and dgate
