@@ -40,7 +40,7 @@ def case(
             contenders["monoidreduce, deterministic"] = deterministic(mr.mlp)
         if dtype == torch.float32 and not tf32:
             contenders["monoidreduce, emulated"] = mr.float32("emulated")(mr.mlp)
-        contenders |= compiled(eager)
+        contenders |= compiled(eager, tuned=dtype != torch.float32)
     return Case(
         op="mlp",
         dtype=dtype,
@@ -120,7 +120,10 @@ def gated_case(dtype: torch.dtype, device: torch.device, *, B: int, K: int, d: i
         "torch": eager_swiglu,
         "torch checkpoint": checkpointed_swiglu,
     }
-    if device.type == "cuda":
+    if device.type == "cuda" and dtype == torch.float32:
+        contenders["monoidreduce, emulated"] = mr.float32("emulated")(swiglu)
+        contenders |= compiled(eager_swiglu, tuned=False)
+    elif device.type == "cuda":
         contenders |= compiled(eager_swiglu)
         contenders["monoidreduce, 224 MiB"] = mr.workspace(224 << 20)(swiglu)
         contenders["Liger"] = liger_swiglu
@@ -159,6 +162,7 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
             ]
             + [gated_case(torch.bfloat16, device, B=8192, K=14336, d=4096)]
             + [case(torch.float32, device, B=4096, K=16384, d=4096)]
+            + [gated_case(torch.float32, device, B=4096, K=14336, d=4096)]
         )
     dtypes = (torch.float32, torch.bfloat16)
     return [case(dtype, device, B=8192, K=8192, d=128, target=1.0) for dtype in dtypes] + [

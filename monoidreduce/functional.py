@@ -1644,7 +1644,8 @@ def mlp(
     Some calls store slices of the hidden values, of up to `get_workspace()` bytes but at least 128 rows or
     hidden units: on a GPU if M or N is too wide for one kernel, or in the backward pass if K is too small to
     keep one kernel busy; and all calls with a gate, on the CPU too. torch then computes the matrix products
-    of a slice, on the CPU in the accumulation dtype.
+    of a slice, on the CPU in the accumulation dtype; of float32 with `float32("emulated")` the library's
+    kernels do.
 
     Args:
         x: [..., M].

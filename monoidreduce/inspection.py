@@ -308,8 +308,10 @@ def _of_gate(run: DryRun, forward: Pass) -> list[str]:
     given = run.ops[-1].arguments
     rows, units = len(given["x"]), len(given["w1"])
     parts = zip(("forward", "backward"), _parts(run), strict=True)
+    in_planes = any(x.name == "plane_product" for x in run.launches)
+    whose = "torch's" if not in_planes else "float32 as planes of float16, on tensor cores, through sm_90a"
     return [
-        "with a gate torch takes all matrix products, and the kernel what is between them",
+        f"with a gate all matrix products are {whose}; the kernel takes what is between them",
         *(
             f"{way}: parts of {part[0]} of {rows} rows and {part[1]} of {units} hidden units"
             for way, part in parts

@@ -1,4 +1,4 @@
-"""The products of a wide MLP's parts, of float32 matrices in planes of float16 (planes.py).
+"""The products of an MLP's parts, of float32 matrices in planes of float16 (planes.py).
 
 The first factor of a product is a matrix of the part, or the upstream gradient. It is split for this product
 alone, because the scales of the second factor are multiplied into it first.
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from monoidreduce._ops.memory import aligned
 from monoidreduce._ops.mlp_parts import columns_of, rows_of
-from monoidreduce._ops.planes import plane_product, scales_of, split_columns, split_rows
+from monoidreduce._ops.planes import plane_dots, plane_product, scales_of, split_columns, split_rows
 
-__all__ = ["PlaneGradients", "PlaneOutput"]
+__all__ = ["GatedPlaneGradients", "GatedPlaneOutput", "PlaneGradients", "PlaneOutput"]
 
 
 def _split_units(w2: Tensor) -> Tensor:
@@ -89,3 +89,74 @@ class PlaneGradients:
 
     def gradients(self) -> list[Tensor | None]:
         return [self.dx, self.dw1, self.dw2]
+
+
+class GatedPlaneOutput:
+    """The products of a gated MLP's forward pass, as gated_mlp.OutputProducts."""
+
+    def __init__(
+        self,
+        x: Tensor,
+        w1: Tensor,
+        w2: Tensor,
+        gate: Tensor,
+        bias1: Tensor | None,
+        gate_bias: Tensor | None,
+        bias2: Tensor | None,
+    ) -> None:
+        self.of_ups = PlaneOutput(x, w1, w2, bias2)
+        self.gate, self.bias1, self.gate_bias = split_rows(gate), bias1, gate_bias
+
+    def write_inputs(self, rows: slice, gates: Tensor, ups: Tensor) -> None:
+        x, w1 = self.of_ups.planes_of(rows)
+        plane_dots(gates, x, self.gate, self.gate_bias)
+        plane_dots(ups, x, w1, self.bias1)
+
+    def write_output(self, out: Tensor, hidden: Tensor) -> None:
+        self.of_ups.write(out, hidden)
+
+
+class GatedPlaneGradients:
+    """The products of a gated MLP's backward pass, as gated_mlp.GatedGradients."""
+
+    def __init__(
+        self,
+        grad_out: Tensor,
+        x: Tensor,
+        w1: Tensor,
+        w2: Tensor,
+        gate: Tensor,
+        bias1: Tensor | None,
+        gate_bias: Tensor | None,
+        needed: Sequence[bool],
+    ) -> None:
+        self.of_ups = PlaneGradients(grad_out, x, w1, w2, needed[:3])
+        self.gate, self.bias1, self.gate_bias = split_rows(gate), bias1, gate_bias
+        self.gate_factors = scales_of(self.gate).contiguous()
+        self.dgate = gate.new_empty(gate.shape) if needed[3] else None
+
+    def write_inputs(self, rows: slice, units: slice, gates: Tensor, ups: Tensor) -> None:
+        x, w1, *_ = self.of_ups.planes_of(rows, units)
+        bias1, gate_bias = (
+            None if bias is None else rows_of(bias, units) for bias in (self.bias1, self.gate_bias)
+        )
+        plane_dots(gates, x, rows_of(self.gate, units), gate_bias)
+        plane_dots(ups, x, w1, bias1)
+
+    def write_upstream(self, rows: slice, units: slice, hidden: Tensor) -> None:
+        *_, grad_out, w2 = self.of_ups.planes_of(rows, units)
+        plane_dots(hidden, grad_out, w2, None)
+
+    def add(self, rows: slice, units: slice, gates: Tensor, ups: Tensor, hidden: Tensor) -> None:
+        self.of_ups.add(rows, units, ups, hidden)
+        if self.of_ups.dx is not None:
+            of_rows = split_rows(gates, rows_of(self.gate_factors, units))
+            plane_product(rows_of(self.of_ups.dx, rows), of_rows, rows_of(self.gate, units), None, True)
+            del of_rows
+        if self.dgate is not None:
+            of_units, scales = split_columns(gates, rows_of(self.of_ups.row_factors, rows))
+            x = rows_of(self.of_ups.rows, rows)
+            plane_product(rows_of(self.dgate, units), of_units, x, scales, rows.start > 0)
+
+    def gradients(self) -> list[Tensor | None]:
+        return [*self.of_ups.gradients(), self.dgate]

@@ -26,6 +26,7 @@ from monoidreduce._ops.slices import TILE_COLUMNS, Needed, Space, columns_at_onc
 __all__ = [
     "FrozenPlaneHead",
     "PlaneHead",
+    "plane_dots",
     "plane_product",
     "scales_of",
     "split_columns",
@@ -68,6 +69,13 @@ def split_columns(x: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
 def plane_product(out: Tensor, a: Tensor, b: Tensor, scales: Tensor | None, adds: bool) -> None:
     """out = a @ b, or out += a @ b. scales: of the columns, where a is from split_columns and transposed."""
     _C.plane_product(a, b, scales, out, adds, 1, streams.current(out.device.index))
+
+
+def plane_dots(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None) -> None:
+    """out = a @ b.T + bias. a, b: from split_rows."""
+    _C.plane_dots(a, b, out, 1, streams.current(out.device.index))
+    if bias is not None:
+        out.add_(bias)
 
 
 class PlaneHead:

@@ -21,12 +21,12 @@ from calls import (
 )
 from mlp_calls import check, many_rows
 from paths import takes
-from specimens import Inputs, Specimen, mlp_inputs
+from specimens import LAYOUTS, Inputs, Specimen, mlp_inputs
 from tolerance import check_operator
 from torch import Tensor
 
 import monoidreduce as mr
-from monoidreduce import reference
+from monoidreduce import _C, reference
 from monoidreduce._ops.mlp import ACTIVATIONS
 
 pytestmark = pytest.mark.tiers("sm90")
@@ -316,15 +316,174 @@ def test_memory_of_parts(gpu: torch.device) -> None:
         assert peak() - before <= gradients + workspace + 3 * of_rows + 2 * of_units + (1 << 20)
 
 
-def test_a_gate_takes_other_kernels(gpu: torch.device) -> None:
-    """Products of a gated MLP are torch's (docs/design/mlp.md)."""
-    inputs = mlp_inputs(300, 264, 400, 264, dtype=torch.float32, device=gpu, gate=True)
-    explanation = mr.explain("mlp", *list(inputs.values())[:3], gate=inputs["gate"])
-    assert "planes" not in explanation.forward + explanation.backward
-
-
 def test_is_explained(gpu: torch.device) -> None:
     inputs = inputs_of("ragged", gpu, biases=False)
     explanation = mr.explain("mlp", *inputs.values())
     assert {explanation.forward, explanation.backward} == PASSES
     assert any("float32 as planes of float16" in reason for reason in explanation.reasons)
+
+
+# With a gate. The kernel between the products has no planes, so `takes` cannot tell that products have them.
+
+
+class Products:
+    """How many products of planes are computed inside `with`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.of_lines = self.of_matrices = 0
+        dots, product = _C.plane_dots, _C.plane_product
+
+        def counted_dots(*args: Any) -> None:
+            self.of_lines += 1
+            dots(*args)
+
+        def counted_product(*args: Any) -> None:
+            self.of_matrices += 1
+            product(*args)
+
+        monkeypatch.setattr(_C, "plane_dots", counted_dots)
+        monkeypatch.setattr(_C, "plane_product", counted_product)
+
+
+GATED_SIZES = {  # rows, width in, hidden, width out
+    "one_tile": (128, 64, 128, 64),
+    "ragged": (301, 128, 1000, 128),
+    "odd": (301, 59, 1003, 131),
+    "units": (301, 136, 67, 136),
+    "rows": (65, 264, 520, 392),
+    "deep": (100, 2056, 456, 1032),
+}
+
+
+def gated_inputs(size: str, gpu: torch.device, biases: bool = True) -> Inputs:
+    given = dict.fromkeys(("bias1", "gate_bias", "bias2"), biases)
+    inputs = mlp_inputs(*GATED_SIZES[size], dtype=torch.float32, device=gpu, gate=True, **given)
+    inputs["w2"] = inputs["w2"] / GATED_SIZES[size][2] ** 0.5
+    return inputs
+
+
+@pytest.mark.parametrize("biases", (False, True), ids=("plain", "biases"))
+@pytest.mark.parametrize("size", GATED_SIZES)
+def test_gated_sizes(size: str, biases: bool, gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    products = Products(monkeypatch)
+    check_operator("mlp", gated_inputs(size, gpu, biases), {"activation": "silu"})
+    assert products.of_lines >= 5 and products.of_matrices >= 6
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gated_activations(activation: str, gpu: torch.device) -> None:
+    check_operator("mlp", gated_inputs("ragged", gpu), {"activation": activation})
+
+
+@pytest.mark.parametrize("of", PARTS)
+def test_gated_parts(of: str, gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 128 rows or hidden units in the backward pass."""
+    (rows, hidden, width, outputs), tile_bytes = PARTS[of]
+    given = dict.fromkeys(("bias1", "gate_bias", "bias2"), True)
+    sizes = (rows, width, hidden, outputs)
+    inputs = mlp_inputs(*sizes, dtype=torch.float32, device=gpu, gate=True, **given)
+    inputs["w2"] = inputs["w2"] / hidden**0.5
+    leaves = {name: t.clone().requires_grad_() for name, t in inputs.items()}
+    products = Products(monkeypatch)
+    with mr.workspace(tile_bytes):
+        check_operator("mlp", inputs, {"activation": "gelu"})
+        out = mr.mlp(**leaves, activation="gelu")
+        before = products.of_lines
+        torch.autograd.grad(out.sum(), list(leaves.values()))
+    parts = -(-(hidden if of == "units" else rows) // 128)
+    assert products.of_lines - before == 3 * parts
+
+
+@pytest.mark.parametrize("wanted", ("x", "w1", "w2", "gate", "bias1", "gate_bias", "bias2"))
+def test_one_gradient_of_a_gated_mlp(wanted: str, gpu: torch.device) -> None:
+    check_operator("mlp", gated_inputs("odd", gpu), {"activation": "silu"}, differentiate=[wanted])
+
+
+@pytest.mark.parametrize("layout", ("transposed", "gaps", "offset1", "padded_rows"))
+def test_strides_of_a_gated_mlp(layout: str, gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    products, inputs = Products(monkeypatch), gated_inputs("ragged", gpu)
+    check_operator("mlp", {name: LAYOUTS[layout](t) for name, t in inputs.items()}, {"activation": "silu"})
+    assert products.of_lines and products.of_matrices
+
+
+@pytest.mark.parametrize("drawn", DRAWN)
+@pytest.mark.parametrize("width", (64, 256, 1024))
+def test_error_norms_of_a_gated_mlp(
+    width: int, drawn: str, gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside those of torch's products in float32."""
+    inputs = mlp_inputs(1000, width, 1000, width, dtype=torch.float32, device=gpu, gate=True)
+    gate = inputs.pop("gate")
+    inputs = dict(zip(inputs, DRAWN[drawn](*inputs.values()), strict=True)) | {"gate": gate}
+    in_double = {name: t.double() for name, t in inputs.items()}
+    products = Products(monkeypatch)
+    found = outputs_and_gradients(mr.mlp, inputs, "silu")
+    assert products.of_lines == 5 and products.of_matrices == 6
+    exact = outputs_and_gradients(reference.mlp, in_double, "silu")
+    base = outputs_and_gradients(reference.mlp, inputs, "silu")
+    names = ("out", "d_x", "d_w1", "d_w2", "d_gate")
+    for name, y, ref, of_torch in zip(names, found, exact, base, strict=True):
+        ours, theirs = error_norm(y, ref), error_norm(of_torch, ref)
+        assert ours <= BOUNDS.get(drawn, 1.5) * theirs, f"{name}: error norm {ours:.3g}, torch's {theirs:.3g}"
+
+
+def test_same_bits_of_a_gated_mlp(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every run, and in the deterministic mode, which needs no setting of cuBLAS."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    call = Specimen("gated", "mlp", gated_inputs, options={"activation": "silu"})
+    inputs = gated_inputs("rows", gpu)
+    grads = upstreams(call, inputs)
+    first = results(call, inputs, grads)
+    assert_same_bits(results(call, inputs, grads), first)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert_same_bits(results(call, inputs, grads), first)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("value", (torch.nan, torch.inf))
+def test_a_row_of_a_gated_mlp_that_is_not_finite(value: float, gpu: torch.device) -> None:
+    """Spoils itself alone, and the gradients of the weights."""
+    inputs = gated_inputs("rows", gpu)
+    inputs["x"][17, 3] = value
+    x = inputs["x"].requires_grad_()
+    out = mr.mlp(**inputs, activation="gelu")
+    (dx,) = torch.autograd.grad(out, x, torch.ones_like(out))
+    others = torch.arange(len(x), device=gpu) != 17
+    assert not out[17].isfinite().any() and out[others].isfinite().all()
+    assert not dx[17].isfinite().any() and dx[others].isfinite().all()
+
+
+@pytest.mark.parametrize("sizes", ((63, 264, 400, 264), (300, 56, 400, 264)), ids=str)
+def test_few_rows_or_terms_of_a_gated_mlp(
+    sizes: tuple[int, int, int, int], gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch multiplies."""
+    products = Products(monkeypatch)
+    inputs = mlp_inputs(*sizes, dtype=torch.float32, device=gpu, gate=True)
+    check_operator("mlp", inputs, {"activation": "silu"})
+    assert products.of_lines == products.of_matrices == 0
+    assert any("are torch's" in reason for reason in mr.explain("mlp", **inputs).reasons)
+
+
+def test_a_gated_mlp_is_explained(gpu: torch.device) -> None:
+    explanation = mr.explain("mlp", **gated_inputs("ragged", gpu))
+    assert any("float32 as planes of float16" in reason for reason in explanation.reasons)
+
+
+def test_memory_of_a_gated_mlp(gpu: torch.device) -> None:
+    """The workspace, and planes: of the operands, backward also twice of the upstream gradient."""
+    rows, hidden, width, workspace = 4096, 16384, 512, 64 << 20
+    inputs = mlp_inputs(rows, width, hidden, width, dtype=torch.float32, device=gpu, gate=True)
+    leaves = {name: t.requires_grad_() for name, t in inputs.items()}
+    grad = torch.randn(rows, width, device=gpu)
+    of_rows, of_units = ((4 * width + 16) * lines for lines in (rows, hidden))
+    with mr.workspace(workspace):
+        before = reset_peak()
+        out = mr.mlp(**leaves, activation="silu")
+        assert peak() - before <= out.nbytes + workspace + of_rows + 3 * of_units + (1 << 20)
+        before = reset_peak()
+        torch.autograd.grad(out, list(leaves.values()), grad)
+        gradients = sum(t.nbytes for t in leaves.values())
+        assert peak() - before <= gradients + workspace + 3 * of_rows + 3 * of_units + (1 << 20)

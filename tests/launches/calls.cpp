@@ -1032,6 +1032,30 @@ void run_gated_calls(Recorder& recorder) {
   }
 }
 
+// ---- Products of float32 matrices in planes
+
+void run_plane_products(Recorder& recorder) {
+  const Launch launch = launch_of();
+  const auto split = [](const Tensors& t, const char* name, std::int64_t lines, std::int64_t width) {
+    return t(name, kFloat16, {lines, planes_width(width)});
+  };
+  recorder.run("plane_dots", [&](const Tensors& t) {
+    run(PlaneDots{.a = split(t, "a", 5000, 1000),
+                  .b = split(t, "b", 2000, 1000),
+                  .out = t("out", kFloat32, {5000, 2000})},
+        launch);
+    return Plan{};
+  });
+  recorder.run("plane_product", [&](const Tensors& t) {
+    run(PlaneProduct{.a = split(t, "a", 5000, 2000),
+                     .b = split(t, "b", 2000, 1000),
+                     .scales = {},
+                     .out = t("out", kFloat32, {5000, 1000})},
+        launch);
+    return Plan{};
+  });
+}
+
 // ---- Distillation by "jsd", which stores scores
 
 void run_stored_scores(Recorder& recorder) {
@@ -1216,7 +1240,7 @@ std::vector<Call> calls_on(const Machine& machine) {
   run_cases(recorder, "mlp", mlp_calls());
   run_row_calls(recorder), run_gated_calls(recorder), run_sequence_calls(recorder);
   if (can_keep(2048, 0, 1, facts_of(machine.device)))
-    run_product_calls(recorder), run_stored_scores(recorder);
+    run_product_calls(recorder), run_stored_scores(recorder), run_plane_products(recorder);
   return std::move(recorder.calls);
 }
 

@@ -564,6 +564,17 @@ const std::vector<Expected> kExpected = {
      "",
      {{"combine_states_kernel<CombinedDistillationRows<double>", 79, 64}}},
     {"A100", "order_rows mask", "", {{"order_rows_kernel", 1, 1024}}},
+    // 20 x 16 tiles, and 20 x 8.
+    {"H100",
+     "plane_dots",
+     "",
+     {{"sm90::contraction_kernel<__half, sm90::ContractionTile<128, 3, 1, false, 2, 2>, sm90::FloatEpilogue",
+       132, 384}}},
+    {"H100",
+     "plane_product",
+     "",
+     {{"sm90::contraction_kernel<__half, sm90::ContractionTile<128, 3, 1, false, 2, 2>, sm90::FloatEpilogue",
+       132, 384}}},
     // One thread per row, then one per column.
     {"H100", "sequence_spans", "", {{"sequence_spans_kernel", 16, 256}}},
     {"H100", "undefine", "", {{"undefine_kernel", 4 * 132, 256}}},

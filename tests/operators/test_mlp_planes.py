@@ -7,6 +7,9 @@ import torch
 from plane_kernels import numbers, replace_plane_kernels
 from torch import Tensor
 
+import monoidreduce as mr
+from monoidreduce import reference
+from monoidreduce._ops import gated_mlp, mlp_planes
 from monoidreduce._ops.mlp_parts import HiddenPart, multiply_hidden, multiply_hidden_gradients
 from monoidreduce._ops.mlp_planes import PlaneGradients, PlaneOutput
 
@@ -85,3 +88,50 @@ def test_gradients(wanted: tuple[bool, bool, bool], part: tuple[int, int], kerne
             assert_close(of, exact)
     units = [256, 256, 8] if part[1] == 256 else [520] * (2 if part[0] == 256 else 1)
     assert kernels == [rows for n in units for rows in (n, OUTPUTS)] * wanted[1]
+
+
+@pytest.mark.parametrize("biased", (False, True), ids=("plain", "biased"))
+@pytest.mark.parametrize(
+    ("workspace", "parts", "backward"),
+    ((0, [128, 128, 44], "units"), (0, [128, 128, 44], "rows"), (1 << 30, [300], "units")),
+    ids=("units", "rows", "at_once"),
+)
+def test_a_gate(
+    workspace: int,
+    parts: list[int],
+    backward: str,
+    biased: bool,
+    kernels: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In parts of rows forward, of rows or of hidden units backward, or at once."""
+    monkeypatch.setattr(gated_mlp, "_in_planes", lambda *_: True)
+    if backward == "rows":
+        monkeypatch.setattr(gated_mlp, "backward_part", lambda *_: (128, UNITS))
+    given = Given()
+    inputs = {"x": given.x, "w1": given.w1, "w2": given.w2, "gate": given.w1.flip(0)}
+    if biased:
+        inputs |= {"bias1": given.bias1, "gate_bias": given.bias1.flip(0), "bias2": given.bias2}
+    leaves = {name: t.requires_grad_() for name, t in inputs.items()}
+    in_double = {name: t.detach().double().requires_grad_() for name, t in inputs.items()}
+    rows: list[int] = []
+    split = mlp_planes.split_rows
+
+    def of_rows(x: Tensor, by: Tensor | None = None) -> Tensor:
+        if by is not None:  # hidden values
+            rows.append(len(x))
+        return split(x, by)
+
+    with monkeypatch.context() as patch, mr.workspace(workspace):
+        patch.setattr(mlp_planes, "split_rows", of_rows)
+        out = mr.mlp(**leaves, activation="silu")
+        assert rows == parts
+    with mr.workspace(workspace):
+        found = torch.autograd.grad(out, list(leaves.values()), given.grad_out)
+    exact = reference.mlp(**in_double, activation="silu")
+    gradients = torch.autograd.grad(exact, list(in_double.values()), given.grad_out.double())
+    assert_close(out.detach(), exact.detach())
+    for of, expected in zip(found, gradients, strict=True):
+        assert_close(of, expected)
+    times = 1 if workspace else len(parts) if backward == "rows" else -(-UNITS // 128)
+    assert len(kernels) == 3 * times  # products of dw1, dw2 and dgate

@@ -24,7 +24,8 @@ def test_a_call_takes_its_fields_by_position(name: str) -> None:
     unplanned = ("scale_rows", "copy_fitted", "order_rows", "rows_product", "columns_product")
     unplanned += ("gated_hidden", "gated_gradient", "sequence_spans", "undefine")
     unplanned += ("reduce_losses", "score_product", "jsd_rows", "jsd_gradient")
-    unplanned += ("target_scores", "target_dlogits", "split_rows", "split_columns", "plane_product")
+    unplanned += ("target_scores", "target_dlogits")
+    unplanned += ("split_rows", "split_columns", "plane_product", "plane_dots")
     unplanned += tuple(name for name in _C.CALLS if name.startswith("combine_"))
     unplanned += ("statistics_forward", "statistics_backward")
     launch = ["threads", "stream", *([] if name in unplanned else ["plan"])]

@@ -75,5 +75,17 @@ void run(const PlaneProduct& x, const Plan&, const Launch& launch) {
            OperandPlanes{x.a, plane_width(rows), static_cast<const float*>(x.scales.data), 1, rows});
 }
 
+template <>
+void run(const PlaneDots& x, const Plan&, const Launch& launch) {
+  using namespace monoidreduce::sm90;
+  const std::int64_t width = (x.a.size[1] - planes_width(0)) / 2;  // of a plane
+  const TensorView out = as_rows(x.out);
+  FoldProblem p{.a = out, .b = out};  // sizes alone: the kernel reads the planes
+  p.a.size[3] = p.b.size[3] = width, p.b.size[2] = x.b.size[0];
+  p.a_planes = planes_of_lines(x.a, p.width()), p.b_planes = planes_of_lines(x.b, p.width());
+  contraction<float>(PlaneTile<>{}, p, FloatEpilogue{stores_for(PlaneTile<>{}, {out})}, nullptr, "plane_dots",
+                     launch);
+}
+
 }  // namespace sm90
 }  // namespace monoidreduce::cuda

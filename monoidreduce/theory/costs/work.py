@@ -608,9 +608,10 @@ def _product(launch: Launch, gpu: Hardware) -> Iterator[Work]:
 def _plane_product(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     """A product of float32 matrices in planes."""
     a = launch.arguments
-    (rows, columns), depth, out = a["out"].shape, a["b"].shape[0], a["out"].bytes
+    (rows, columns), out = a["out"].shape, a["out"].bytes
+    depth = (a["b"].shape[1] - 8) // 2 if launch.name == "plane_dots" else a["b"].shape[0]
     work = contraction(launch.name, rows, columns, depth, _PLANE_TILE, gpu, out, True)
-    yield Work(**{**vars(work), "read": work.read + (out if a["adds"] else 0)})
+    yield Work(**{**vars(work), "read": work.read + (out if a.get("adds") else 0)})
 
 
 def _split(launch: Launch, gpu: Hardware) -> Iterator[Work]:
@@ -650,6 +651,7 @@ KERNELS: dict[str, Callable[[Launch, Hardware], Iterator[Work]]] = {
     "rows_product": _product,
     "columns_product": _product,
     "plane_product": _plane_product,
+    "plane_dots": _plane_product,
     "split_rows": _split,
     "split_columns": _split,
     "scale_rows": _copied,

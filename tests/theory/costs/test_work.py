@@ -301,6 +301,18 @@ def test_wide_float32_mlps_multiply_planes_in_parts() -> None:
     assert sum(splits) == 2 * of_operands + line * 1024 + 3 * of_hidden + of_columns
 
 
+def test_gated_float32_mlps_multiply_planes_in_parts() -> None:
+    """Eleven products: forward three; backward the gates, the ups, their upstream gradient, and five more."""
+    tensors, options = call_of("mlp", {"B": 1024, "K": 2048, "d": 256, "gated": True}, torch.float32)
+    with mr.float32("emulated"):
+        found = [work for _, work in works("mlp", *tensors, **options)]
+    multiplied = [work for work in found if work.kernel]
+    dots, product = "plane_dots/planes", "plane_product/planes"
+    assert [work.kernel for work in multiplied] == [dots, dots, product, dots, dots, dots, *[product] * 5]
+    widths = [256, 256, 2048, 256, 256, 256, 2048, 1024, 1024, 2048, 1024]
+    assert [work.width for work in multiplied] == widths
+
+
 def test_products_of_torch_in_float32_have_its_rate() -> None:
     """In bfloat16 a product takes 1 / 15 of the time (H200)."""
     sizes = {"B": 4096, "K": 14336, "d": 4096, "gated": True}

@@ -83,6 +83,20 @@ constexpr auto describe(const X*) {
                 option("adds", &X::adds));
 }
 
+// out = a b^T in float32. a [M, K] and b [D, K] are from split_rows.
+struct PlaneDots {
+  TensorView a, b, out;
+};
+inline void check_plane_dots(const PlaneDots& x) {
+  require(x.a.dtype == DType::kFloat16, "a: expected float16, got ", name(x.a.dtype));
+  require(x.a.size[1] % (2 * plane_width(1)) == 8, "a: expected a width of 128 n + 8, got ", x.a.size[1]);
+}
+template <std::same_as<PlaneDots> X>
+constexpr auto describe(const X*) {
+  return helper("plane_dots", kSm90, tensor("a", &X::a, "M P").where(&check_plane_dots),
+                tensor("b", &X::b, "D P"), result("out", &X::out, "M D", Type::kAccumulation).strided());
+}
+
 // The shape of the planes of an operand [lines, width].
 constexpr Shape plane_lines(std::string_view lines, std::string_view width) {
   return {Axis{.name = lines}, Axis{.name = "planes", .of = width, .follows = &planes_width}};
