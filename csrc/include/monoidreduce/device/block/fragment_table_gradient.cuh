@@ -86,7 +86,9 @@ struct RowTableGradient {
         for (int r = 0; r < 2; ++r) {
           const float sum = reduce_lanes<kLanesOfRow>(of_rows[n][r], AddNumbers{}) * factor;
           const auto of_row = scores.element(0.f, 2 * r);
-          of_warp.add(entries, P::template entry<n>(of_row), threadIdx.x % kLanesOfRow == 0 ? sum : 0.f);
+          // Derivatives of rows beyond the last one may be NaN.
+          const bool adds = threadIdx.x % kLanesOfRow == 0 && of_row.query < scores.all.data.rows;
+          of_warp.add(entries, P::template entry<n>(of_row), adds ? sum : 0.f);
         }
         of_warp.finish(entries);
       }
