@@ -62,6 +62,17 @@ def test_functions(make: Any, shape: tuple[int, ...], gpu: torch.device) -> None
     check_in_planes(make, shape, gpu)
 
 
+def infinite_behind_the_last_query(B: int, H: int, M: int, N: int, **like: Any) -> Case:
+    """A number for each head, divided by 1 for queries and by 0 beyond the last one."""
+    of_heads = torch.randn(H, dtype=torch.float64).to(**like).requires_grad_()
+    return Case(lambda s, b, h, i, j: s + of_heads[h] / (M - i).clamp(0, 1), None, (of_heads,))
+
+
+def test_rows_beyond_the_last_query_add_nothing_to_tables(gpu: torch.device) -> None:
+    """The last tile has such rows, whose scores are infinite here."""
+    check_in_planes(infinite_behind_the_last_query, SHAPES[0], gpu)
+
+
 @pytest.mark.parametrize("options", ({"causal": True}, {"window": (40, 3), "scale": -0.2}), ids=str)
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
 def test_bands(shape: tuple[int, ...], options: dict[str, Any], gpu: torch.device) -> None:
