@@ -87,6 +87,9 @@ HOPPER = {
         "store_matrix_x4(at, {1, 2, 3, 4});": "stmatrix.sync.aligned.m8n8.x4.shared.b16",
         "store_matrix_x4_transposed(at, {1, 2, 3, 4});": "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16",
     },
+    "store_async": {
+        "store_async(at, x, at);": "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32",
+    },
     "tma": {
         "prefetch(map);": "prefetch.tensormap",
         "load(memory, map, {}, barrier);": "cp.async.bulk.tensor.4d.shared::cluster.global.tile",
