@@ -42,7 +42,7 @@ SHAPES = (
 
 @pytest.fixture(autouse=True)
 def emulated() -> Iterator[None]:
-    """What the tests compare with must not round to tf32."""
+    """The reference, torch's float32, must not round to tf32."""
     assert not torch.backends.cuda.matmul.allow_tf32
     with mr.float32("emulated"):
         yield

@@ -20,9 +20,17 @@ from monoidreduce.theory.hardware import Hardware
 
 __all__ = ["Constants", "Time", "constants_of", "fitted_constants", "makespan", "time_of"]
 
-# `share` of kernels that were not measured, by family: about that of the family's measured kernels. Of
-# torch's products of float32 and tf32: that of a large product (`product_gflops` in bench/results, H200).
-_UNMEASURED = {"float32": 0.064, "tf32": 0.52, "simt": 0.025, "sm80": 0.45, "planes": 0.84, "sm90": 0.85}
+# `share` of kernels that were not measured, by family: about that of the family's measured kernels.
+# "torch/float32" and "torch/tf32" are torch's matrix products: the share of a large one (`product_gflops` in
+# bench/results, H200).
+_UNMEASURED = {
+    "torch/float32": 0.064,
+    "torch/tf32": 0.52,
+    "simt": 0.025,
+    "sm80": 0.45,
+    "planes": 0.84,
+    "sm90": 0.85,
+}
 *_, _WITH_TILES = _UNMEASURED  # the family whose kernels are named by their tiles instead
 # From a profile on an H100 (docs/design/calls.md names the cases): the gap before a kernel, the duration of a
 # kernel that does next to nothing, and what CUDA events around a pass measure in addition.
@@ -98,7 +106,7 @@ def constants_of(kernel: str, width: int, among: dict[str, tuple[Constants, ...]
     """
     rows = (fitted_constants() if among is None else among).get(kernel, ())
     if not rows:
-        family = next((name for name in _UNMEASURED if f"/{name}/" in f"{kernel}/"), _WITH_TILES)
+        family = next((name for name in _UNMEASURED if f"/{name}/" in f"/{kernel}/"), _WITH_TILES)
         return Constants(0, _UNMEASURED[family], 0.0)
     return next((row for row in rows if row.width >= width), rows[-1])
 

@@ -14,7 +14,7 @@ import monoidreduce as mr
 from monoidreduce import _C
 from monoidreduce._ops import slices
 from monoidreduce.hardware import HARDWARE
-from monoidreduce.theory.costs import modelled, work
+from monoidreduce.theory.costs import model, modelled, work
 from monoidreduce.theory.costs.cost import kernels as kernels_of
 from monoidreduce.theory.costs.sizes import call_of
 from monoidreduce.theory.costs.work import Band, Work
@@ -328,6 +328,8 @@ def test_products_of_torch_in_float32_have_its_rate() -> None:
         assert 6 < exact / seconds(torch.float32) < 9
     finally:
         torch.backends.cuda.matmul.allow_tf32 = False
+    ours = model.constants_of("a_kernel/simt/float32", 64, {})  # of this library
+    assert ours.share < model.constants_of("torch/float32", 64, {}).share / 2
 
 
 # Constants of the sources

@@ -37,7 +37,8 @@ inline unsigned repair_blocks(const FoldProblem& p) {
 }
 
 // The same for the gradients of marked rows and columns. wanted.d_bias may be absent. For a bias of each column (the MLP's) it
-// is [columns]. For a bias of each score it is recomputed too, unless several scores share an element: that sum stays as it is.
+// is [columns]. The gradient of a bias of scores is recomputed too, but not if several scores share an element. Nor is that of
+// tables. These sums may keep a NaN of a marked line.
 inline RepairArguments repair_arguments(const FoldProblem& p, const FoldGradients& wanted, float scale) {
   const bool by_column = wanted.d_bias.rank == 1;
   return {.rows = device_tensor(p.a),

@@ -7,9 +7,9 @@
 
 namespace monoidreduce {
 
-// For a transposed fragment, whose lines are columns of the fold, and gathers by key. Called as `see` of pull_fragment
-// (pull_fragment.cuh), while dots[i] is still the dot product of element i. Scores: ModifiedScores::Pulled, or
-// PlaneScores::Pulled.
+// Sums the gradients of table entries that are gathered by key, over a transposed fragment: its lines are keys.
+// pull_fragment (pull_fragment.cuh) calls it as `see`, once for each element, while dots[i] is still the dot product of
+// element i. Scores: ModifiedScores::Pulled, or PlaneScores::Pulled.
 template <class P, class Scores, int kSize>
 struct FragmentTableGradient {
   static constexpr int kGathers = P::kGathers;

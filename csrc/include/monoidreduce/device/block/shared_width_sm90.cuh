@@ -40,7 +40,7 @@ struct PartialDots {
   static constexpr int kElements = Memory::kElements;
   RingPosition<kSlots> at{};
 
-  // dots += those of the other block. Called by all threads of the consumer.
+  // Adds the other block's dot products to dots. All threads of the consumer must call it.
   template <int kSize>
   __device__ __forceinline__ void add(float (&dots)[kSize], Memory& memory, int consumer) {
     // Chunks that are sent before the first one is received.

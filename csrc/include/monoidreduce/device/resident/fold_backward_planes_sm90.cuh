@@ -260,7 +260,7 @@ struct PlanesPassConsumer {
     product.scaled(dots, {own_scale(which, 0), own_scale(which, 1)}, streamed.scales);
   }
 
-  // dots += those of the other block, if two share the width.
+  // If two blocks share the width, adds the other one's dot products to dots.
   __device__ __forceinline__ void add_other_block(float (&dots)[kStreamed / 2]) {
     if constexpr (Tile::kBlocks > 1) partial_dots.add(dots, memory.partial_dots, warpgroup());
   }
