@@ -21,17 +21,10 @@ from monoidreduce.theory.hardware import Hardware
 __all__ = ["Constants", "Time", "constants_of", "fitted_constants", "makespan", "time_of"]
 
 # `share` of kernels that were not measured, by family: about that of the family's measured kernels.
-# "torch/float32" and "torch/tf32" are torch's matrix products: the share of a large one (`product_gflops` in
-# bench/results, H200).
-_UNMEASURED = {
-    "torch/float32": 0.064,
-    "torch/tf32": 0.52,
-    "simt": 0.025,
-    "sm80": 0.45,
-    "planes": 0.84,
-    "sm90": 0.85,
-}
+_UNMEASURED = {"simt": 0.025, "sm80": 0.45, "planes": 0.84, "sm90": 0.85}
 *_, _WITH_TILES = _UNMEASURED  # the family whose kernels are named by their tiles instead
+# That of torch's matrix products of float32: of a large one (`product_gflops` in bench/results, H200).
+_OF_TORCH = {"torch/float32": 0.064, "torch/tf32": 0.52}
 # From a profile on an H100 (docs/design/calls.md names the cases): the gap before a kernel, the duration of a
 # kernel that does next to nothing, and what CUDA events around a pass measure in addition.
 GAP_SECONDS, START_SECONDS, PASS_SECONDS = 0.8e-6, 1.95e-6, 3.15e-6
@@ -106,8 +99,8 @@ def constants_of(kernel: str, width: int, among: dict[str, tuple[Constants, ...]
     """
     rows = (fitted_constants() if among is None else among).get(kernel, ())
     if not rows:
-        family = next((name for name in _UNMEASURED if f"/{name}/" in f"/{kernel}/"), _WITH_TILES)
-        return Constants(0, _UNMEASURED[family], 0.0)
+        family = next((name for name in _UNMEASURED if f"/{name}/" in f"{kernel}/"), _WITH_TILES)
+        return Constants(0, _OF_TORCH.get(kernel, _UNMEASURED[family]), 0.0)
     return next((row for row in rows if row.width >= width), rows[-1])
 
 
