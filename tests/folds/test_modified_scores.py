@@ -201,7 +201,7 @@ def test_step_from_key_to_key(name: str) -> None:
 
 
 def test_gathers_by_row() -> None:
-    """Only kernels for planes sum the gradients of entries whose index lacks the key."""
+    """Only kernels for planes sum the gradient of a table that is indexed without the key."""
     case = mods.learned(2, 4, 37, 53, dtype=F64, device=CPU)
     text = mods_of(case.score_mod, case.mask_mod).text
     assert "EntryOf::kRow" not in scores_source(text, tables="floats").text

@@ -69,7 +69,7 @@ def infinite_behind_the_last_query(B: int, H: int, M: int, N: int, **like: Any) 
 
 
 def test_rows_beyond_the_last_query_add_nothing_to_tables(gpu: torch.device) -> None:
-    """The last tile has such rows, whose scores are infinite here."""
+    """201 queries leave rows of the last tile empty. The function gives these rows infinite scores."""
     check_in_planes(infinite_behind_the_last_query, SHAPES[0], gpu)
 
 

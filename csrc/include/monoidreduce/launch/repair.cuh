@@ -37,8 +37,8 @@ inline unsigned repair_blocks(const FoldProblem& p) {
 }
 
 // The same for the gradients of marked rows and columns. wanted.d_bias may be absent. For a bias of each column (the MLP's) it
-// is [columns]. The gradient of a bias of scores is recomputed too, but not if several scores share an element. Nor is that of
-// tables. These sums may keep a NaN of a marked line.
+// is [columns]. The gradient of a bias of scores is recomputed too, if each score has an element of its own. Gradients of shared
+// elements and of tables are not recomputed: if a marked line made them NaN, they stay NaN.
 inline RepairArguments repair_arguments(const FoldProblem& p, const FoldGradients& wanted, float scale) {
   const bool by_column = wanted.d_bias.rank == 1;
   return {.rows = device_tensor(p.a),

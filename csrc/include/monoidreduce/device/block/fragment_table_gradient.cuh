@@ -61,7 +61,8 @@ struct FragmentTableGradient {
   }
 };
 
-// For fragments whose lines are rows of the fold, and gathers by row: sums over many tiles of the same rows.
+// Sums the gradients of table entries that are gathered by query, not by key. The fragment's lines are queries, and the
+// sums of each run over many tiles of keys.
 template <class P>
 struct RowTableGradient {
   float of_rows[kGathers<P> > 0 ? kGathers<P> : 1][2] = {};  // for each gather: of the thread's two rows
