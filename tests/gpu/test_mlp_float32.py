@@ -26,7 +26,8 @@ from tolerance import check_operator
 from torch import Tensor
 
 import monoidreduce as mr
-from monoidreduce import _C, reference
+from monoidreduce import reference
+from monoidreduce._ops import mlp_planes
 from monoidreduce._ops.mlp import ACTIVATIONS
 
 pytestmark = pytest.mark.tiers("sm90")
@@ -327,11 +328,11 @@ def test_is_explained(gpu: torch.device) -> None:
 
 
 class Products:
-    """How many products of planes are computed inside `with`."""
+    """How many products of planes an MLP with a gate has computed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.of_lines = self.of_matrices = 0
-        dots, product = _C.plane_dots, _C.plane_product
+        dots, product = mlp_planes.plane_dots, mlp_planes.plane_product
 
         def counted_dots(*args: Any) -> None:
             self.of_lines += 1
@@ -341,8 +342,8 @@ class Products:
             self.of_matrices += 1
             product(*args)
 
-        monkeypatch.setattr(_C, "plane_dots", counted_dots)
-        monkeypatch.setattr(_C, "plane_product", counted_product)
+        monkeypatch.setattr(mlp_planes, "plane_dots", counted_dots)
+        monkeypatch.setattr(mlp_planes, "plane_product", counted_product)
 
 
 GATED_SIZES = {  # rows, width in, hidden, width out
