@@ -1,5 +1,5 @@
 // Compacts the indices of the active rows (not ignored, not masked): these first, then the others, and last
-// the number of active rows.
+// the number of active rows. Also writes what a sum or a mean of losses multiplies each row's gradient by.
 #include "monoidreduce/launch/launch_kernel.cuh"
 #include "monoidreduce/ops/rows.h"
 #include "operator.h"
@@ -18,10 +18,19 @@ __device__ __forceinline__ std::int64_t scan_warp(std::int64_t value) {
   return value;
 }
 
+// The factors of a RowOrdering.
+struct UniformFactors {
+  const float* upstream;
+  float* factors;  // [rows], written; or null
+  float unit;
+  bool mean;
+};
+
 // order: [rows + 1]. One block. A warp has consecutive rows; it first counts its active rows, then places all
 // of them, 32 at a time.
 __global__ void __launch_bounds__(kThreads)
-    order_rows_kernel(std::int64_t rows, const ActiveTokens counted, std::int64_t* order) {
+    order_rows_kernel(std::int64_t rows, const ActiveTokens counted, std::int64_t* order,
+                      const UniformFactors uniform) {
   __shared__ std::int64_t up_to[kWarps];  // active rows of a warp and of all warps before it
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const std::int64_t of_warp = (rows + kThreads - 1) / kThreads * 32;
@@ -47,7 +56,12 @@ __global__ void __launch_bounds__(kThreads)
     place += __popc(here);
     place_of_others += 32 - __popc(here);
   }
-  if (threadIdx.x == 0) order[rows] = up_to[kWarps - 1];
+  const std::int64_t active = up_to[kWarps - 1];
+  if (threadIdx.x == 0) order[rows] = active;
+  if (uniform.factors == nullptr) return;
+  const float divisor = uniform.mean ? static_cast<float>(::max(active, std::int64_t{1})) : 1.f;
+  const float factor = uniform.unit * (*uniform.upstream / divisor);
+  for (std::int64_t row = threadIdx.x; row < rows; row += kThreads) uniform.factors[row] = factor;
 }
 
 }  // namespace
@@ -56,7 +70,9 @@ template <>
 void run(const RowOrdering& x, const Launch& launch) {
   const DeviceGuard device(x.order.cuda_device);
   launch_kernel("order_rows", &order_rows_kernel, 1, kThreads, 0, launch.stream, x.order.size[0] - 1,
-                ActiveTokens(x), data<std::int64_t>(x.order));
+                ActiveTokens(x), data<std::int64_t>(x.order),
+                UniformFactors{data<const float>(x.upstream), data<float>(x.factors),
+                               static_cast<float>(x.unit), x.mean});
 }
 
 }  // namespace monoidreduce::cuda

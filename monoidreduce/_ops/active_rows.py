@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from monoidreduce._ops.engine import _C, streams
+from monoidreduce._ops.memory import empty_statistics
 
-__all__ = ["gather_rows", "new_gather_buffers", "order_rows", "scale_rows"]
+__all__ = ["gather_rows", "new_gather_buffers", "order_rows", "order_rows_and_factors", "scale_rows"]
 
 # The size of the buffer into which a forward pass gathers rows, part after part. If all dlogits are saved,
 # the buffer adds to the peak of memory. A smaller one leaves clusters idle at the end of each part: on an
@@ -21,14 +22,52 @@ _GATHER_BUFFER_BYTES = 38 << 20
 
 
 def order_rows(
-    rows: Tensor, *, target: Tensor | None = None, mask: Tensor | None = None, ignore_index: int = 0
+    rows: Tensor,
+    *,
+    target: Tensor | None = None,
+    mask: Tensor | None = None,
+    ignore_index: int = 0,
 ) -> Tensor:
     """[N + 1] int64: the indices of the active rows, then of the other rows; last, the number of active rows.
 
     A row is active if mask is True there, or if its target is not ignore_index. Give one of the two.
     """
+    return _ordered(rows, target, mask, ignore_index, None, None, 1.0, False)
+
+
+def order_rows_and_factors(
+    rows: Tensor,
+    grad_loss: Tensor,
+    unit: float,
+    mean: bool,
+    *,
+    target: Tensor | None = None,
+    mask: Tensor | None = None,
+    ignore_index: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """`order_rows`, and the factors [N] float32 of the rows' gradients. One kernel writes both.
+
+    All factors are unit * grad_loss, for a `mean` divided by the number of active rows (by 1 if none is).
+
+    grad_loss: [], the upstream gradient of the sum or the mean of the rows' losses.
+    """
+    factors = empty_statistics(rows, rows.shape[0])
+    return _ordered(rows, target, mask, ignore_index, grad_loss, factors, unit, mean), factors
+
+
+def _ordered(
+    rows: Tensor,
+    target: Tensor | None,
+    mask: Tensor | None,
+    ignore_index: int,
+    upstream: Tensor | None,
+    factors: Tensor | None,
+    unit: float,
+    mean: bool,
+) -> Tensor:
     order = rows.new_empty(rows.shape[0] + 1, dtype=torch.int64)
-    _C.order_rows(order, target, mask, ignore_index, 1, streams.current(rows.device.index))
+    stream = streams.current(rows.device.index)
+    _C.order_rows(order, target, mask, upstream, factors, ignore_index, unit, mean, 1, stream)
     return order
 
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from monoidreduce._ops.active_rows import order_rows
-from monoidreduce._ops.dlogits import UNIT_UPSTREAM, HeadSlice
+from monoidreduce._ops.active_rows import order_rows, order_rows_and_factors
+from monoidreduce._ops.dlogits import UNIT_UPSTREAM, HeadSlice, unit_of
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.linear_loss import (
     LinearBackward,
@@ -330,16 +330,24 @@ def cross_entropy_backward(
             planes=allows_planes(),
         )
     skips = plan is not None and plan.tensor_cores and plan.skips_rows and not options.lse_of_ignored
-    order = order_rows(x, target=target, ignore_index=options.ignore_index) if skips else None
     loss_alone = grad_lse is None
-    uniform = skips and loss_alone and grad_loss is not None and options.reduction != "none"
-    # Kernels that skip ignored tokens have their number in `order`. Then a reduced loss without class weights
-    # needs to know no more of them.
-    counted = None if uniform and class_weights is None else target != options.ignore_index
-    if grad_loss is not None:
-        weights = None if counted is None else target_weights(class_weights, target, counted)
-        count = mean_divisor(counted, options.reduction, lse, weights, order)
-        grad_loss = unreduced(grad_loss, lse, count, options.reduction)
+    order = uniform = counted = None
+    is_uniform = skips and loss_alone and grad_loss is not None and options.reduction != "none"
+    unit = unit_of(options.logit_scale)
+    if is_uniform and grad_loss is not None and class_weights is None:
+        mean = options.reduction == "mean"
+        order, uniform = order_rows_and_factors(
+            x, grad_loss, unit, mean, target=target, ignore_index=options.ignore_index
+        )
+        grad_loss = None
+    else:
+        order = order_rows(x, target=target, ignore_index=options.ignore_index) if skips else None
+        counted = target != options.ignore_index
+        if grad_loss is not None:
+            weights = target_weights(class_weights, target, counted)
+            count = mean_divisor(counted, options.reduction, lse, weights)
+            grad_loss = unreduced(grad_loss, lse, count, options.reduction)
+            uniform = unit * grad_loss if is_uniform else None
     if plan is not None and plan.tensor_cores:
         if skips and grad_lse is not None:
             assert counted is not None

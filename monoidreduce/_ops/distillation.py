@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from monoidreduce._ops.active_rows import order_rows
-from monoidreduce._ops.dlogits import UNIT_UPSTREAM, HeadSlice
+from monoidreduce._ops.active_rows import order_rows, order_rows_and_factors
+from monoidreduce._ops.dlogits import UNIT_UPSTREAM, HeadSlice, unit_of
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.linear_loss import (
     LinearBackward,
@@ -242,9 +242,13 @@ def distillation_backward(
     inputs, weight = (x, weight, teacher_x, teacher_weight), in_dtype_of(x, weight)
     unrounded_weight = unrounded_weight or inputs[1] is not weight  # a master is float32
     stats, saved = stats.contiguous(), saved.contiguous()
-    count = mean_divisor(mask, options.reduction, stats)
-    grad_losses = unreduced(grad_loss, stats[0], count, options.reduction)
     workspace, plan = get_workspace() if options.workspace is None else options.workspace, None
+
+    def grad_of_losses() -> Tensor:
+        """The upstream gradient of each token's loss."""
+        count = mean_divisor(mask, options.reduction, stats)
+        return unreduced(grad_loss, stats[0], count, options.reduction)
+
     if x.is_cuda:
         teacher_needed = needed[2] or needed[3]
         head_workspace = workspace // 2 if teacher_needed else workspace
@@ -259,7 +263,16 @@ def distillation_backward(
             planes=allows_planes(),
         )
         if plan.tensor_cores:
-            order = order_rows(x, mask=mask) if plan.skips_rows and mask is not None else None
+            order = uniform = None
+            is_uniform = plan.skips_rows and options.reduction != "none"
+            slope = 1 / options.temperature
+            if is_uniform and mask is not None:
+                mean = options.reduction == "mean"
+                order, uniform = order_rows_and_factors(x, grad_loss, unit_of(slope), mean, mask=mask)
+            elif plan.skips_rows and mask is not None:
+                order = order_rows(x, mask=mask)
+            elif is_uniform:
+                uniform = unit_of(slope) * grad_of_losses()
 
             def store(part: slice, heads: Sequence[HeadSlice], grad: Tensor | None) -> None:
                 student, teacher = heads
@@ -296,9 +309,9 @@ def distillation_backward(
                 saved=None if teacher_needed else saved,  # there are saved dlogits of the student alone
                 counted=mask,
                 order=order,
-                grad=grad_losses,
-                uniform=plan.skips_rows and options.reduction != "none",
-                slope=1 / options.temperature,
+                grad=grad_of_losses() if uniform is None else None,
+                uniform=uniform,
+                slope=slope,
                 unrounded=unrounded,
                 unrounded_weight=unrounded_weight,
                 sum_to=sum_to,
@@ -317,7 +330,7 @@ def distillation_backward(
         teacher_x,
         teacher_weight,
         mask,
-        grad_losses,
+        grad_of_losses(),
         stats,
         dx,
         dweight,

@@ -31,8 +31,10 @@ __all__ = [
     "Head",
     "HeadGradients",
     "HeadSlice",
+    "UniformUpstream",
     "Upstream",
     "multiply_dlogits",
+    "unit_of",
 ]
 
 # A stand-in for the upstream gradient, for dlogits that are stored before the real one is known. The products
@@ -75,38 +77,51 @@ class HeadGradients(NamedTuple):
 class Upstream(NamedTuple):
     """The upstream gradients of the rows' losses, for dlogits that were stored with UNIT_UPSTREAM instead.
 
-    Those dlogits are UNIT_UPSTREAM * d loss / d logit, and the products multiply by grad * slope /
-    UNIT_UPSTREAM.
+    Those dlogits are UNIT_UPSTREAM * d loss / d logit, and the products multiply by grad * unit.
 
-    grad: [N], 0 for inactive rows unless it is uniform.
-    slope: d logit / d dot product.
-    uniform: grad is the same number for all rows (a mean or a sum), and products skip inactive rows. Then all
-        dlogits use UNIT_UPSTREAM, saved or not: the upstream gradient multiplies float32 sums and is not
-        rounded to 16 bits with each dlogit. Otherwise only saved dlogits use it.
+    grad: [N], 0 for inactive rows.
+    unit: slope / UNIT_UPSTREAM. slope: d logit / d dot product.
     """
 
     grad: Tensor
-    slope: float
-    uniform: bool
+    unit: float
+
+
+class UniformUpstream(NamedTuple):
+    """The same for a mean or a sum, if products skip inactive rows.
+
+    Then all dlogits use UNIT_UPSTREAM, saved or not: the upstream gradient multiplies float32 sums and is not
+    rounded to 16 bits with each dlogit. Beside an `Upstream` only saved dlogits use it.
+
+    by_row: [N], grad * unit, the same number for all rows.
+    """
+
+    by_row: Tensor
+
+
+def unit_of(slope: float) -> float:
+    """What upstream gradients are multiplied by for dlogits with UNIT_UPSTREAM. slope: as in `Upstream`."""
+    return slope / UNIT_UPSTREAM
 
 
 class _Factors:
     """The factors by which products multiply dlogits that were stored with UNIT_UPSTREAM.
 
-    grad: [N], the upstream gradients in the order of the rows of dlogits.
-    unit: slope / UNIT_UPSTREAM.
-    by_row: [N], unit * grad.
+    by_row: [N], in the order of the rows of dlogits.
     uniform: [1], the factor of all rows; None if it differs between rows.
+    grad, unit: of an `Upstream`, in that order; None beside a uniform factor.
     """
 
-    def __init__(self, upstream: Upstream, order: Tensor | None) -> None:
-        self.unit = upstream.slope / UNIT_UPSTREAM
-        if upstream.uniform:
-            self.grad = upstream.grad  # one number, expanded; the product below is dense
-        else:
-            self.grad = upstream.grad.contiguous() if order is None else upstream.grad[order[:-1]]
+    def __init__(self, upstream: Upstream | UniformUpstream, order: Tensor | None) -> None:
+        self.uniform: Tensor | None = None
+        self.grad: Tensor | None = None
+        if isinstance(upstream, UniformUpstream):
+            self.by_row = upstream.by_row
+            self.uniform = self.by_row[:1]
+            return
+        self.unit = upstream.unit
+        self.grad = upstream.grad.contiguous() if order is None else upstream.grad[order[:-1]]
         self.by_row = self.unit * self.grad
-        self.uniform = self.by_row[:1] if upstream.uniform else None
 
 
 class BiasSums:
@@ -151,7 +166,7 @@ class Head:
         clusters: int,
         own_columns: int,
         saved: Tensor | None = None,
-        upstream: Upstream | None = None,
+        upstream: Upstream | UniformUpstream | None = None,
         order: Tensor | None = None,
         unrounded: bool = False,
         column_sums: Tensor | None = None,
@@ -279,7 +294,7 @@ class Head:
         """
         order = None if self.gathers else self.order
         upstream, scale = None, None if self.factors is None else self.factors.uniform
-        if scale is None and self.factors is not None:
+        if self.factors is not None and self.factors.grad is not None:
             upstream = self.factors.grad
             scale = upstream.new_full((1,), self.factors.unit)
             if self.rows.dtype == torch.float16:

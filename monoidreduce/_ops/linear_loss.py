@@ -18,13 +18,14 @@ from torch import Tensor
 
 from monoidreduce._ops.active_rows import new_gather_buffers
 from monoidreduce._ops.dlogits import (
-    UNIT_UPSTREAM,
     FrozenHead,
     Head,
     HeadGradients,
     HeadSlice,
+    UniformUpstream,
     Upstream,
     multiply_dlogits,
+    unit_of,
 )
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.memory import add_to, empty_statistics, is_aligned, padded, padded_weight
@@ -61,7 +62,6 @@ def mean_divisor(
     reduction: str,
     like: Tensor,
     weights: Tensor | None = None,
-    order: Tensor | None = None,
 ) -> Tensor | None:
     """The divisor of a mean, if only the device knows it: the number of active tokens, or the sum of their
     weights. None for other reductions, and if all tokens are active.
@@ -69,13 +69,9 @@ def mean_divisor(
     As in torch, the mean is NaN if all active tokens have weight 0, even if label smoothing adds to the loss.
 
     counted: [N] bool, the active tokens. like: gives the dtype. weights: [N], of each token's target.
-    order: from order_rows. It ends with the number of active tokens, so counted is only read beside weights.
     """
-    if reduction != "mean" or (counted is None and order is None):
+    if reduction != "mean" or counted is None:
         return None
-    if weights is None and order is not None:
-        return order[-1].clamp(min=1)
-    assert counted is not None
     if weights is None:
         return counted.sum(dtype=like.dtype).clamp_(min=1)
     total = torch.where(weights.any(), weights.sum(), math.nan)
@@ -246,10 +242,12 @@ class LinearBackward:
         finish_saved: launches the kernel that turns `saved` into final dlogits. Without it `saved` has
             dlogits for UNIT_UPSTREAM.
         counted: [N] bool, the active tokens. None if all are active, if `store` deals with the others, or if
-            `grad` is uniform and `order` is enough.
+            `uniform` is given and `order` is enough.
         order: from order_rows, if the kernels skip inactive tokens.
-        grad: [N], the upstream gradient of each token's loss; None if `store` has it already.
-        uniform: grad is the same for all active tokens, as after a mean or sum. Only for Hopper's kernels.
+        grad: [N], the upstream gradient of each token's loss; None if `store` has it already, and beside
+            `uniform`.
+        uniform: [N], all the same number: the upstream gradient of each active token in a mean or a sum of
+            losses, times unit_of(slope). Only for Hopper's kernels.
         slope: d logit / d dot product.
         unrounded: return the gradient of x in float32.
         unrounded_weight: return the gradient of the first head's weight in float32.
@@ -267,7 +265,7 @@ class LinearBackward:
     counted: Tensor | None = None
     order: Tensor | None = None
     grad: Tensor | None = None
-    uniform: bool = False
+    uniform: Tensor | None = None
     slope: float = 1.0
     unrounded: bool = False
     unrounded_weight: bool = False
@@ -285,8 +283,8 @@ class LinearBackward:
             # An inactive token may hold NaN, and its dlogits, which are 0, times NaN would be NaN.
             xs = [torch.where(self.counted[:, None], x, 0) for x in xs]
         upstream, grad = self._upstream(saved), self.grad
-        if self.uniform and grad is not None and computes:
-            grad = grad.new_full((1,), UNIT_UPSTREAM / self.slope).expand(grad.shape)
+        if self.uniform is not None and computes:
+            grad = self.uniform.new_full((1,), 1 / unit_of(self.slope)).expand(self.uniform.shape)
 
         def head(which: int) -> Head | PlaneHead | FrozenHead:
             x, weight, needed = xs[which], weights[which], self.heads[which].needed
@@ -297,6 +295,7 @@ class LinearBackward:
             if self.plan.planes and is_frozen:
                 return FrozenPlaneHead(x, weight)
             if self.plan.planes:
+                assert not isinstance(upstream, UniformUpstream)
                 return PlaneHead(
                     x,
                     weight,
@@ -348,14 +347,14 @@ class LinearBackward:
             return None
         return weight.new_zeros(weight.shape, dtype=torch.float32)
 
-    def _upstream(self, saved: Tensor) -> Upstream | None:
+    def _upstream(self, saved: Tensor) -> Upstream | UniformUpstream | None:
         """None if no dlogits were or will be stored with UNIT_UPSTREAM."""
-        if self.grad is None or not (self.uniform or saved.shape[1]):
+        if self.uniform is not None:
+            return UniformUpstream(self.uniform)
+        if self.grad is None or not saved.shape[1]:
             return None
-        grad = self.grad
-        if self.counted is not None and not self.uniform:
-            grad = torch.where(self.counted, grad, 0)
-        return Upstream(grad, self.slope, self.uniform)
+        grad = self.grad if self.counted is None else torch.where(self.counted, self.grad, 0)
+        return Upstream(grad, unit_of(self.slope))
 
     def _by_terms(self, gradients: HeadGradients) -> HeadGradients:
         """Divides the bias gradient by slope: a bias is added to the logits, not to the dot products."""

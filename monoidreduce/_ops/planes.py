@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from monoidreduce._ops.dlogits import (
-    UNIT_UPSTREAM,
     BiasSums,
     FrozenHead,
     HeadGradients,
@@ -120,7 +119,7 @@ class PlaneHead:
             self.d_columns = columns.new_empty(columns.shape)
         self.bias = BiasSums(columns, len(rows), own, skips=False) if needed.bias else None
         self.dlogits = None if first else rows.new_empty(len(rows), own)
-        self.factors = None if upstream is None else upstream.grad * (upstream.slope / UNIT_UPSTREAM)
+        self.factors = None if upstream is None else upstream.grad * upstream.unit
         self.row_planes = split_rows(rows)
         self.row_scales: Tensor | None = None
         if self.d_columns is not None:

@@ -369,6 +369,12 @@ def test_the_order_of_rows(rows: int, share: float, gpu: torch.device) -> None:
     assert order_of(rows, target=None, mask=mask) == (order, count)
     target = torch.where(mask, 5, 7)
     assert order_of(rows, target=target, mask=None, ignore_index=7) == (order, count)
+    grad, of_rows = torch.tensor(3.0, device=gpu), torch.empty(rows, 1, device=gpu)
+    for mean in (False, True):
+        found, factors = active_rows.order_rows_and_factors(of_rows, grad, -0.5, mean, mask=mask)
+        assert found.tolist() == [*order, count]
+        expected = torch.full((rows,), -1.5, device=gpu) / (max(count, 1) if mean else 1)
+        torch.testing.assert_close(factors, expected)
 
 
 @pytest.mark.tiers("sm90")

@@ -94,6 +94,7 @@ def test_rows_that_torch_multiplies(
     local[counted:] = torch.nan
     x, weight = (torch.randn(n, 512, device=gpu).to(dtype) for n in (256, 2048))
     grad = torch.full((1,), -3.0, device=gpu).expand(256) if uniform else torch.randn(256, device=gpu)
+    unit = dlogits.unit_of(2.0)
     head = dlogits.Head(
         x,
         weight,
@@ -102,7 +103,7 @@ def test_rows_that_torch_multiplies(
         own_columns=256,
         saved=local,
         order=order,
-        upstream=dlogits.Upstream(grad, 2.0, uniform),
+        upstream=dlogits.UniformUpstream(unit * grad) if uniform else dlogits.Upstream(grad, unit),
         unrounded=unrounded,
     )
     assert head.rows_by_torch

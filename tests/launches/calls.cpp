@@ -1172,7 +1172,12 @@ void run_row_calls(Recorder& recorder) {
     });
   }
   recorder.run("order_rows mask", [&](const Tensors& t) {
-    run(RowOrdering{.target = {}, .mask = t("mask", kBool, {5000}), .order = t("order", kInt64, {5001})},
+    run(RowOrdering{.target = {},
+                    .mask = t("mask", kBool, {5000}),
+                    .order = t("order", kInt64, {5001}),
+                    .upstream = t("upstream", kFloat32, {1}),
+                    .factors = t("factors", kFloat32, {5000}),
+                    .mean = true},
         launch);
     return Plan{};
   });

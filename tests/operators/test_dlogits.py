@@ -7,13 +7,27 @@ import torch
 from torch import Tensor
 
 from monoidreduce._ops import dlogits
-from monoidreduce._ops.dlogits import UNIT_UPSTREAM, Head, HeadSlice, Upstream, multiply_dlogits
+from monoidreduce._ops.dlogits import (
+    UNIT_UPSTREAM,
+    Head,
+    HeadSlice,
+    UniformUpstream,
+    Upstream,
+    multiply_dlogits,
+    unit_of,
+)
 from monoidreduce._ops.products import SUMS_IN_FLOAT32, add_product, write_product
 from monoidreduce._ops.slices import Needed, Space, columns_to_save, leaves_clusters_idle, slices
 
 TILE = 256  # classes
 RESERVE = 128 << 20  # bytes that the others are computed in
 ROWS = 8192
+
+
+def upstream_of(grad: Tensor, slope: float, uniform: bool) -> Upstream | UniformUpstream:
+    """grad: [N]."""
+    unit = unit_of(slope)
+    return UniformUpstream(unit * grad) if uniform else Upstream(grad, unit)
 
 
 @pytest.mark.parametrize("scores", (1, 2))
@@ -220,7 +234,7 @@ def test_saved_dlogits_are_multiplied_after_the_others(
             clusters=66,
             own_columns=TILE,
             saved=saved,
-            upstream=Upstream(upstream, 1.0, uniform),
+            upstream=upstream_of(upstream, 1.0, uniform),
             column_sums=sums,
         )
         starts = [columns]
@@ -363,7 +377,7 @@ def test_rows_that_torch_multiplies(
             clusters=66,
             own_columns=TILE,
             saved=local[:, :saved_columns],
-            upstream=Upstream(grad, 2.0, uniform),
+            upstream=upstream_of(grad, 2.0, uniform),
             order=order,
             unrounded=unrounded,
         )

@@ -10,7 +10,14 @@ import torch
 from plane_kernels import numbers, replace_plane_kernels
 from torch import Tensor
 
-from monoidreduce._ops.dlogits import UNIT_UPSTREAM, HeadGradients, HeadSlice, Upstream, multiply_dlogits
+from monoidreduce._ops.dlogits import (
+    UNIT_UPSTREAM,
+    HeadGradients,
+    HeadSlice,
+    Upstream,
+    multiply_dlogits,
+    unit_of,
+)
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.planes import FrozenPlaneHead, PlaneHead, split_rows
 from monoidreduce._ops.slices import TILE_COLUMNS, Needed
@@ -47,7 +54,7 @@ class Given:
             clusters=66,
             workspace=8 * ROWS * 2 * TILE_COLUMNS,
             saved=self.dlogits * (UNIT_UPSTREAM / SLOPE) if saved else None,
-            upstream=Upstream(self.grad, SLOPE, False) if saved else None,
+            upstream=Upstream(self.grad, unit_of(SLOPE)) if saved else None,
             **options,
         )
 

@@ -621,7 +621,7 @@ def _split(launch: Launch, gpu: Hardware) -> Iterator[Work]:
 
 
 def _copied(launch: Launch, gpu: Hardware) -> Iterator[Work]:
-    written = _bytes(launch, "out order reduced")
+    written = _bytes(launch, "out order factors reduced")
     yield moves(launch.name, _bytes(launch, "x factor losses target mask"), written)
 
 

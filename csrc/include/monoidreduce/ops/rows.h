@@ -19,24 +19,32 @@ constexpr TensorField<Call> order_of(TensorView Call::* member, std::string_view
   return optional("order", member, {places_of(rows)}, Type::kInt64).dense();
 }
 
-// Finds the active rows by stable compaction, for kernels that skip the others.
+// Finds the active rows by stable compaction, for kernels that skip the others. With an upstream gradient of a sum or a mean of
+// losses it also writes the factor of each row, which is the same for all: unit * upstream, for a mean divided by the number of
+// active rows, but at least by 1.
 struct RowOrdering {
   TensorView target, mask;  // as in LossReduction; one of the two
   TensorView order;
+  TensorView upstream, factors;  // both or neither
   std::int64_t ignore_index = -100;
+  double unit = 1;
+  bool mean = false;
 };
 inline void check_one_of(const RowOrdering& x) {
   require(x.target.present() != x.mask.present(), "target, mask: expected one of them, got both or neither");
   const TensorView& active = x.target.present() ? x.target : x.mask;
   require(active.size[0] + 1 == x.order.size[0], "order: expected a place for each row and one more, got ",
           x.order.size[0]);
+  require(x.upstream.present() == x.factors.present(), "upstream, factors: expected both or neither");
 }
 template <std::same_as<RowOrdering> X>
 constexpr auto describe(const X*) {
   return helper("order_rows", kGpus, result("order", &X::order, {places_of("N")}, Type::kInt64),
                 optional("target", &X::target, "N", Type::kInt64),
-                optional("mask", &X::mask, "N", Type::kBool).where(&check_one_of),
-                option("ignore_index", &X::ignore_index));
+                optional("mask", &X::mask, "N", Type::kBool),
+                optional("upstream", &X::upstream, "values=1", Type::kFloat32),
+                result("factors", &X::factors, "N", Type::kFloat32).maybe().where(&check_one_of),
+                option("ignore_index", &X::ignore_index), option("unit", &X::unit), option("mean", &X::mean));
 }
 
 // out_i = factor_i x_i, and 0 if factor_i is 0 or row i is not active, even if row i holds NaN. On CUDA, for float and 16-bit
