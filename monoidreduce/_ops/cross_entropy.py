@@ -347,7 +347,8 @@ def cross_entropy_backward(
             weights = target_weights(class_weights, target, counted)
             count = mean_divisor(counted, options.reduction, lse, weights)
             grad_loss = unreduced(grad_loss, lse, count, options.reduction)
-            uniform = unit * grad_loss if is_uniform else None
+            if is_uniform:
+                uniform, grad_loss = unit * grad_loss, None
     if plan is not None and plan.tensor_cores:
         if skips and grad_lse is not None:
             assert counted is not None

@@ -109,7 +109,8 @@ class _Factors:
 
     by_row: [N], in the order of the rows of dlogits.
     uniform: [1], the factor of all rows; None if it differs between rows.
-    grad, unit: of an `Upstream`, in that order; None beside a uniform factor.
+    grad: of an `Upstream`, in that order; None beside a uniform factor.
+    unit: of an `Upstream`.
     """
 
     def __init__(self, upstream: Upstream | UniformUpstream, order: Tensor | None) -> None:
