@@ -268,9 +268,14 @@ def case(
         kind = KINDS[name](H, L)
         options, pairs, on = kind.parameters, kind.pairs, functools.cache(kind.on)
         contenders = {"monoidreduce": own_attention(on, L), "torch": torch_attention(on, H, L)}
-        contenders |= kind.built_in
+        in_planes = device.type == "cuda" and dtype == torch.float32
+        if in_planes:
+            contenders["monoidreduce, emulated"] = mr.float32("emulated")(contenders["monoidreduce"])
+        else:
+            contenders |= kind.built_in
         if device.type == "cuda":
             contenders["FlexAttention"] = flex_attention(on, L)
+        if device.type == "cuda" and not in_planes:
             contenders["FlexAttention, FLASH"] = flex_attention(on, L, FLASH)
             contenders["FlashAttention-4"] = flash_attention_4(kind, on, L)
     products = 2 * B * H * pairs * d  # FLOPs of q k^T
@@ -294,13 +299,18 @@ def case(
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    """Cases in bfloat16."""
+    """Cases in bfloat16; on a GPU two functions in float32, too."""
     if device.type == "cuda" and not quick:
         long = {"B": 2, "H": 16, "L": 8192}
-        return [
+        of_16_bits = [
             case(torch.bfloat16, device, **long, d=d, name=name)
             for name in (*KINDS, *WEIGHTS)
             for d in ((64, 128) if name in ("score_mod alibi", *WEIGHTS) else (128,))
+        ]
+        return of_16_bits + [
+            case(torch.float32, device, B=8, H=16, L=2048, d=d, name=name)
+            for name in ("score_mod alibi", "mask_mod document")
+            for d in (64, 128)
         ]
     size = {"B": 1, "H": 2, "L": 256, "d": 64} if quick else {"B": 1, "H": 8, "L": 2048, "d": 64}
     return [case(torch.bfloat16, device, **size, name=name) for name in (*KINDS, *WEIGHTS)]
