@@ -139,10 +139,13 @@ def tanh_of_scores(B: int, H: int, M: int, N: int, **like: Any) -> Case:
 
 
 def many_functions(B: int, H: int, M: int, N: int, **like: Any) -> Case:
-    """Whose rounding errors would show, were they approximations."""
+    """Whose rounding errors would show, were they approximations.
+
+    All are smooth: where rounding gives a score the other sign, a step of a derivative at 0 would show.
+    """
 
     def score_mod(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-        part = torch.log1p(torch.exp(score)) + torch.sigmoid(score) * torch.expm1(-score.abs())
+        part = torch.log1p(torch.exp(score)) + torch.sigmoid(score) * torch.expm1(-score * score)
         return part + 0.5 * torch.log(1.0 + score * score) + 0.3 * torch.sin(score)
 
     return Case(score_mod, None)
