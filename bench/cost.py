@@ -56,7 +56,9 @@ MARK, CPU_MARK, END = (
     "<!-- bench: python bench/cost.py, CPU -->",
     "<!-- /bench -->",
 )
-DEVICES = {"NVIDIA H100 80GB HBM3": "h100"}
+DEVICES = {"NVIDIA H100 80GB HBM3": "h100", "NVIDIA H200": "h200"}
+# All results of the H100 are compared. Of the H200's those of float32 in planes, which did not run on an H100.
+IN_PLANES = ("h200", "emulated")
 # Commits with a default workspace of 128 MiB.
 WORKSPACES = dict.fromkeys(("0d07cf7", "a7f1d91"), 128 << 20)
 # An H100 measured the backward passes of these cases with kernels that they no longer run. The MLP now runs
@@ -121,7 +123,7 @@ def measured() -> tuple[Measured, ...]:
 
 
 def _cases(row: dict[str, Any], environment: dict[str, Any]) -> Iterator[Measured]:
-    phases = row["phases"]
+    phases, device = row["phases"], DEVICES[environment["device"]]
     if row["parameters"].get("loss") == "jsd":  # not an operator, but a function for mr.statistics
         return
     if "weight" in row["parameters"]:  # under autocast, or with sums of several steps
@@ -130,6 +132,8 @@ def _cases(row: dict[str, Any], environment: dict[str, Any]) -> Iterator[Measure
         ours, _, mode = contender.partition(", ")
         of_another = mode.startswith("linear_cross_entropy")  # a contender of log_probs
         if ours != "monoidreduce" or of_another or (row["op"], mode) in UNMODELLED:
+            continue
+        if device == IN_PLANES[0] and mode != IN_PLANES[1]:
             continue
         default = WORKSPACES.get(environment["commit"][:7], 352 << 20)
         name = f"{row['op']}, {in_words(row['parameters'])}"
@@ -140,7 +144,7 @@ def _cases(row: dict[str, Any], environment: dict[str, Any]) -> Iterator[Measure
         times = {phase: phases[phase]["milliseconds"][contender] for phase in known}
         yield Measured(
             name=f"{name}, {row['dtype']}{', ' * bool(mode)}{mode}",
-            hardware=DEVICES[environment["device"]],
+            hardware=device,
             op=row["op"],
             parameters=row["parameters"],
             dtype=row["dtype"],
@@ -201,8 +205,8 @@ def under(case: Measured) -> ExitStack:
     stack.enter_context(patch.object(dlogits, "leaves_clusters_idle", lambda *_: False))
     stack.enter_context(patch("monoidreduce.theory.costs.work.tile_of", _wide_tile))
     stack.enter_context(tf32_allowed(case.dtype == "tf32"))
-    if case.dtype == "float32":  # measured before there were kernels for planes
-        stack.enter_context(mr.float32("simt"))
+    if case.dtype == "float32":
+        stack.enter_context(mr.float32("emulated" if case.mode == "emulated" else "simt"))
     if case.mode == "sm80":
         stack.enter_context(patch.dict(os.environ, {"MONOIDREDUCE_CUDA_TIER": "sm80"}))
     if case.mode == "deterministic":
@@ -248,6 +252,13 @@ class Fit:
 
 def _attention(B: int, H: int, L: int, d: int, more: str = "", dtype: str = "bfloat16") -> str:
     return f"attention, B {B}, H {H}, L {L}, d {d}{more}, {dtype}"
+
+
+OPTIONS = {"": "", "softcap/": ", softcap 30.0", "bias/": ", bias"}  # of kernels for planes, and of cases
+
+
+def _planes(d: int, more: str = "") -> str:
+    return _attention(8, 16, 2048, d, more, "float32, emulated")
 
 
 def _mlp(B: int, K: int, d: int, dtype: str = "bfloat16") -> str:
@@ -419,6 +430,53 @@ FITS = (
     *(
         Fit((f"logsumexp_{phase}/simt/float32",), 0, phase, ("logsumexp, M 32768, N 32768, F 64, float32",))
         for phase in ("forward", "backward")
+    ),
+    *(
+        Fit((f"attention_forward/planes/{option}{tile}",), d, "forward", (_planes(d, more),))
+        for tile, d in (("192x64", 64), ("128x64", 128))
+        for option, more in OPTIONS.items()
+    ),
+    Fit(("attention_forward/planes/128x64",), 256, "forward", (_planes(256),)),
+    *(
+        Fit(
+            tuple(f"attention_backward/planes/{option}{of} alone/128x64" for of in ("dq", "dk", "dv")),
+            d,
+            "backward",
+            (_planes(d, more),),
+        )
+        for d in (64, 128)
+        for option, more in OPTIONS.items()
+    ),
+    Fit(
+        tuple(f"attention_backward/planes/{of}/128x64" for of in ("dq", "dk", "dv")),
+        256,
+        "backward",
+        (_planes(256),),
+    ),
+    *(
+        Fit((f"mlp_forward/planes/{tile}",), d, "forward", (_mlp(16384, 16384, d, "float32, emulated"),))
+        for tile, d in (("192x64", 64), ("128x64", 128))
+    ),
+    *(
+        Fit(
+            tuple(f"mlp_backward/planes/{of} alone/128x64" for of in ("dx", "dw1", "dw2")),
+            d,
+            "backward",
+            (_mlp(16384, 16384, d, "float32, emulated"),),
+        )
+        for d in (64, 128)
+    ),
+    Fit(
+        ("cross_entropy_forward/keeping/planes", "plane_product/planes"),
+        0,
+        "forward",
+        ("cross_entropy, N 8192, V 128256, D 4096, float32, emulated",),
+    ),
+    Fit(
+        ("logsumexp_forward/planes",),
+        64,
+        "forward",
+        ("logsumexp, M 32768, N 32768, F 64, float32, emulated",),
     ),
     Fit(("cross_entropy_forward/sm80/bfloat16",), 0, "forward", (_head(65536, "sm80"),)),
     Fit(("cross_entropy_local_gradient/sm80/bfloat16",), 0, "backward", (_head(65536, "sm80"),)),
