@@ -57,7 +57,7 @@ MARK, CPU_MARK, END = (
     "<!-- /bench -->",
 )
 DEVICES = {"NVIDIA H100 80GB HBM3": "h100", "NVIDIA H200": "h200"}
-# All results of the H100 are compared. Of the H200's those of float32 in planes, which did not run on an H100.
+# All results of the H100 are compared; of the H200 those of float32 in planes, which an H100 did not run.
 IN_PLANES = ("h200", "emulated")
 # Commits with a default workspace of 128 MiB.
 WORKSPACES = dict.fromkeys(("0d07cf7", "a7f1d91"), 128 << 20)
