@@ -23,12 +23,14 @@ TENSOR_CORES="(sm80 or sm90) and (bfloat16 or deterministic) and (ragged or wide
 PROGRAMS="test_slices_of_columns or test_no_sum_depends_on_the_order_of_blocks"
 PROGRAMS="$PROGRAMS or (test_score_mod and test_functions and bfloat16 and (alibi or document))"
 PROGRAMS="$PROGRAMS or (test_attend and test_weights and bfloat16 and sigmoid) or test_any_width"
-# float32 in planes of float16: attention, losses and gradients of folds.
+# float32 in planes of float16: attention, functions of scores, MLPs, losses and gradients of folds.
 PLANES="(test_attention_float32 and test_masks_and_sizes and (one_tile or ragged or padded_59) and (full or causal))"
 PLANES="$PLANES or (test_attention_float32 and (test_widths or test_one_gradient_alone))"
 PLANES="$PLANES or (test_attention_float32 and test_what_is_not_finite and causal-v-nan)"
 PLANES="$PLANES or (test_float32_planes and (sizes1 or test_logsumexp_matmul or test_log_probs))"
 PLANES="$PLANES or (test_float32_planes and test_gradients_on_chip and sums and 515)"
+PLANES="$PLANES or (test_score_mod_float32 and (test_functions and learned or test_rows_beyond))"
+PLANES="$PLANES or (test_mlp_float32 and (wide_sums or test_gated_sizes and ragged))"
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 "$PYTHON" -c 'import xdist' 2>/dev/null && PARALLEL="-n 8" || PARALLEL=
 mkdir -p "$LOGS"
