@@ -73,6 +73,15 @@ WHOLE = {"mlp, B 1024, K 1024, d 64"}
 BOUND = 0.15  # no relative error of a phase should be larger
 # Kernels of Hopper's backward passes that were measured and are gone: they made the factors of tokens.
 GONE = {"cross_entropy": 9, "distillation": 2}
+# (forward, backward): when these cases were measured, as many small products were written in float32, and
+# rounded by a kernel of their own.
+ROUNDED_APART = {
+    "mlp, B 1024, K 1024, d 512": (1, 3),
+    "mlp, B 1024, K 2048, d 1024": (1, 3),
+    "mlp, B 128, K 8192, d 256": (0, 3),
+    "mlp, B 128, K 16384, d 256": (0, 3),
+    "mlp, B 16384, K 2048, d 512": (0, 2),
+}
 UNMODELLED = {("attention", "compensated")}
 
 
@@ -169,7 +178,8 @@ def _other_kernels(row: dict[str, Any], mode: str, phase: str) -> int:
     converts = row["op"] not in ("attention", "mlp") and row["dtype"] in ("bfloat16", "float16")
     on_hopper = row["dtype"] in ("bfloat16", "float16") and mode != "sm80"
     gone = GONE.get(row["op"], 0) * on_hopper
-    return of_entropy + (converts + gone) * (phase == "backward")
+    rounded = ROUNDED_APART.get(f"{row['op']}, {in_words(row['parameters'])}", (0, 0))[phase == "backward"]
+    return of_entropy + rounded + (converts + gone) * (phase == "backward")
 
 
 def _workspace(mode: str, parameters: dict[str, Any], default: int) -> int:

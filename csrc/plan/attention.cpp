@@ -106,6 +106,12 @@ std::int64_t forward_planes_scratch(const Call& x) {
   return floats;
 }
 
+// Whether blocks of a forward pass take their jobs, tiles of rows, from a counter: some take longer than others, and there are
+// more of them than blocks. even: all take equally long.
+bool counts_jobs(const FoldProblem& p, TileSize tile, bool even, const DeviceFacts& gpu) {
+  return !even && p.batch() * p.heads() * parts_of(p.rows(), tile.rows) > gpu.multiprocessors;
+}
+
 // Why Hopper's kernels cannot take attention with a user's score_mod or mask_mod. in_order: sums have a fixed order.
 template <class Call>
 Limits modified_limits(const Call& x, bool in_order, const DeviceFacts& gpu) {
@@ -149,7 +155,7 @@ Plan plan(const AttentionForward& given, const DeviceFacts& gpu, const Launch& l
   const std::int64_t tile_columns = x.row_spans.present() ? tiles::kFewColumns : p.columns();
   plan.tile = tiles::attention_forward(std::max(p.width(), p.payload_width()), tile_columns,
                                        p.score.softcap != 0, p.bias.present() ? item_size(p.bias.dtype) : 0);
-  if (!p.range.all()) plan.scratch = 2;  // a counter of 8 bytes
+  if (counts_jobs(p, *plan.tile, p.range.all(), gpu)) plan.scratch = 2;  // 8 bytes
   return plan;
 }
 
@@ -192,7 +198,7 @@ Plan plan(const ModifiedAttentionForward& given, const DeviceFacts& gpu, const L
     plan.tile = tiles::kModifiedPlanes, plan.scratch = forward_planes_scratch(x);
   if (plan.choice.family != Family::kSm90) return plan;
   plan.tile = tiles::modified_forward(std::max(p.width(), p.payload_width()), x.row_spans.present());
-  if (!is_even(x)) plan.scratch = 2;  // a counter of 8 bytes
+  if (counts_jobs(p, *plan.tile, is_even(x), gpu)) plan.scratch = 2;  // 8 bytes
   return plan;
 }
 

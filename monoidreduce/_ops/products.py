@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.backends.cuda import matmul
 
 __all__ = [
     "ELEMENTS_OF_A_WHOLE_GPU",
@@ -89,13 +91,44 @@ def _sums_of_products(a: Tensor, b: Tensor) -> Tensor:
         return torch.bmm(a.float(), b.float())  # torch before 2.8
 
 
-def write_product(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None) -> None:
-    """out = a @ b + bias, in out's dtype. a and b have that dtype, or are 16-bit.
+class _RoundedOnce:
+    """A context in which cuBLAS adds the parts of a split product of this 16-bit dtype in float32.
 
-    A 16-bit product goes through a float32 sum (add_product) in two cases. A small one on a GPU: with split-K
-    cuBLAS would add the parts in 16 bits. Any on a CPU: torch may give NaN beside an infinity.
+    torch's setting for it, `allow_bf16_reduced_precision_reduction` or that of fp16, is one for all threads.
+    The first thread to enter changes it, and the last one to leave restores it.
     """
-    apart = out.element_size() == 2 and (out.is_cpu or not fills_a_gpu(out))
+
+    def __init__(self, name: str) -> None:
+        self.name = f"allow_{name}_reduced_precision_reduction"
+        self.lock, self.inside, self.allowed = Lock(), 0, False
+
+    def __enter__(self) -> None:
+        with self.lock:
+            self.inside += 1
+            if self.inside == 1:
+                self.allowed = getattr(matmul, self.name)
+                if self.allowed:
+                    setattr(matmul, self.name, False)
+
+    def __exit__(self, *_: object) -> None:
+        with self.lock:
+            self.inside -= 1
+            if self.inside == 0 and self.allowed:
+                setattr(matmul, self.name, True)
+
+
+_ROUNDED_ONCE = {torch.bfloat16: _RoundedOnce("bf16"), torch.float16: _RoundedOnce("fp16")}
+
+
+def write_product(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None) -> None:
+    """out = a @ b + bias, in out's dtype, summed in float32. a and b have that dtype, or are 16-bit.
+
+    A 16-bit product goes through a float32 tensor (add_product) in two cases. A small one on a GPU whose last
+    terms need a product of their own. Any on a CPU: torch may give NaN beside an infinity.
+    """
+    of_16_bits = out.element_size() == 2
+    may_split = of_16_bits and not out.is_cpu and not fills_a_gpu(out)
+    apart = of_16_bits and (out.is_cpu or (may_split and b.shape[0] % 8 != 0))
     if apart or not out.dtype == a.dtype == b.dtype:
         total = out.new_empty(out.shape, dtype=torch.float32) if apart else out
         if bias is not None:
@@ -103,7 +136,9 @@ def write_product(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None)
         add_product(total, a, b, first=bias is None)
         if apart:
             out.copy_(total)
-    elif bias is None:
-        torch.mm(a, b, out=out)
-    else:
-        torch.addmm(bias, a, b, out=out)
+        return
+    with _ROUNDED_ONCE[out.dtype] if may_split else nullcontext():
+        if bias is None:
+            torch.mm(a, b, out=out)
+        else:
+            torch.addmm(bias, a, b, out=out)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from monoidreduce import _C
 from monoidreduce._ops import dlogits
-from monoidreduce._ops.products import SUMS_IN_FLOAT32
+from monoidreduce._ops.products import SUMS_IN_FLOAT32, write_product
 from monoidreduce._ops.slices import Needed
 
 pytestmark = pytest.mark.tiers("sm90")
@@ -164,3 +164,21 @@ def test_products_on_another_tier_raise(gpu: torch.device, monkeypatch: pytest.M
     local, order = _problem(64, 256, 64, torch.bfloat16, gpu)
     with pytest.raises(ValueError, match="a: expected a product on the tier sm90, got one on another"):
         _C.columns_product(local, local, None, local.new_empty(256, 256), order, 1, 0)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("biased", (False, True))
+@pytest.mark.parametrize(
+    "rows, columns, terms", ((128, 256, 8192), (64, 64, 65536), (248, 264, 25345), (1000, 512, 1024))
+)
+def test_small_products_are_rounded_once(
+    rows: int, columns: int, terms: int, biased: bool, dtype: torch.dtype, gpu: torch.device
+) -> None:
+    """cuBLAS splits the terms. Were parts added in 16 bits, the error would exceed that of one rounding."""
+    a, b = torch.randn(rows, terms, device=gpu).to(dtype), torch.randn(columns, terms, device=gpu).to(dtype).T
+    bias = torch.randn(columns, device=gpu).to(dtype) if biased else None
+    exact = a.double() @ b.double() + (bias.double() if bias is not None else 0)
+    out = torch.full((rows, columns), torch.nan, dtype=dtype, device=gpu)
+    write_product(out, a, b, bias)
+    once = (exact.to(dtype).double() - exact).norm()
+    assert (out.double() - exact).norm() <= 1.02 * once

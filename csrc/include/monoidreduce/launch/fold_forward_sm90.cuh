@@ -20,8 +20,8 @@ arch::TensorMap payload_map(const TensorView& payload) {
                            : tensor_map(payload, Tile::kColumns);
 }
 
-// B: element type of the score biases, or void. counter: if rows have different numbers of unmasked columns, an atomic
-// counter of jobs, which this function clears; otherwise null.
+// B: element type of the score biases, or void. counter: of jobs, atomic, which this function clears; null if no block has more
+// than one job, or all rows have equally many unmasked columns.
 template <class E, class Tile, class B>
 ForwardArguments forward_arguments(const FoldProblem& p, const FoldOutput& out, unsigned long long* counter,
                                    const Launch& launch) {

@@ -5,8 +5,8 @@
 // whose operands fit into the L2 cache together. In a section the longest jobs come first, so that the last
 // ones to start are short.
 //
-// Blocks take jobs of different lengths from an atomic counter. So they do jobs of columns that wait for each
-// other (semaphores.cuh). Other jobs have a fixed order. A job of columns may be split between blocks: every job
+// Blocks take jobs of different lengths from an atomic counter, if a block has more than one. So they do jobs of
+// columns that wait for each other (semaphores.cuh). Other jobs have a fixed order. A job of columns may be split between blocks: every job
 // if jobs differ in length, otherwise the last ones (stream_k_tail.h). Then the parts' sums are joined
 // (stream_k_fixup.cuh).
 #pragma once
