@@ -162,7 +162,8 @@ class Pass(NamedTuple):
     """What a forward or a backward pass runs.
 
     Attributes:
-        path: as `_C.path_counts()` names it. The family of kernels is "torch" where none of ours runs.
+        path: as `_C.path_counts()` names it. The family of kernels is "torch" where none of ours runs; such a
+            path is not counted.
         plan: None on a CPU, and for kernels that any GPU runs alike.
         launch: of the kernel that gives the pass its name; None if there is nothing left for it to do.
         of_products: whether the pass multiplies stored dlogits, weights or hidden values.
@@ -209,6 +210,21 @@ def passes_of(run: DryRun) -> tuple[Pass, Pass]:
     return of_forward, _pass_of(run, True)
 
 
+def first_product(run: DryRun, backward: bool) -> tuple[int, int] | None:
+    """The size of the first matrix product of torch in a pass of an MLP; None if torch multiplies none.
+
+    Where torch computes the pass, its first product is the pre-activations of a part.
+    """
+    if run.ops[-1].name != "mlp":
+        return None
+    products = (x for x in run.launches if x.name in ("aten::mm", "aten::addmm") and x.backward == backward)
+    first = next(products, None)
+    if first is None:
+        return None
+    rows, columns = first.arguments["written"][0].shape
+    return rows, columns
+
+
 def _pass_of(run: DryRun, backward: bool) -> Pass:
     op = run.ops[-1]
     folds = ("_forward", "_fold")
@@ -236,7 +252,8 @@ def _pass_of(run: DryRun, backward: bool) -> Pass:
         name, plan = f"{op.name}_{'backward' if backward else 'forward'}", None
     on_gpu = next(iter(op.arguments.values())).is_cuda
     idle = launch is None and plan is None
-    if idle:
+    by_torch = launch is None and first_product(run, backward) is not None
+    if idle or by_torch:
         engine = f"{'cuda' if on_gpu else 'cpu'}/torch"
     elif not on_gpu:
         engine = f"cpu/{_C.cpu_isa_of(torch.empty(0, dtype=leading.dtype))}"
@@ -246,4 +263,4 @@ def _pass_of(run: DryRun, backward: bool) -> Pass:
         engine += "/deterministic" if in_order and launch is not None and name.endswith("_backward") else ""
     path = f"{_pass_name(name)}/{engine}/{name_of(leading.dtype)}"
     writes_gradients = launch is not None and name.endswith(("_backward", *folds, _ROW_SUMS))
-    return Pass(path, plan, launch, backward and not idle and not writes_gradients)
+    return Pass(path, plan, launch, by_torch or (backward and not idle and not writes_gradients))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from monoidreduce import _C, functional, nn, varlen
 from monoidreduce._keywords import refuse
-from monoidreduce._ops import attention_wide, memory, stored_scores
+from monoidreduce._ops import attention_wide, memory, mlp_by_torch, stored_scores
 from monoidreduce._ops.dry_run import DryRun, dry_run
 from monoidreduce._ops.registry import OPERATORS, Fold
 from monoidreduce._validate import FLOATING, check_tensor, mismatch, number_of
@@ -26,6 +26,7 @@ from monoidreduce.explanation import (
     architecture_of,
     cpu_tiles,
     facts_of,
+    first_product,
     name_of,
     of_dtypes,
     order_of,
@@ -183,9 +184,11 @@ def explain(
             at_once = max(x.arguments["x"].shape[0] for x in folds)
             reasons.append(f"the forward pass computes the gradients, of {at_once} tokens at a time")
         tiles = None
-    if forward.launch is None:
+    of_torch = _of_wide_mlp(run, (forward, backward)) if run.ops[-1].name == "mlp" and gpu is not None else []
+    reasons += of_torch
+    if forward.launch is None and not of_torch:
         reasons.append("there is nothing to fold: torch fills the results")
-    workspace = given.get("workspace") if backward.of_products else None
+    workspace = given.get("workspace") if forward.of_products or backward.of_products else None
     if "workspace" in call:
         workspace = functional.workspace_bytes(call["workspace"])
     if is_wide(run):
@@ -318,6 +321,26 @@ def _of_gate(run: DryRun, forward: Pass) -> list[str]:
         ),
         f"hidden values are {forward.path.split('/')[-1]}",
     ]
+
+
+def _of_wide_mlp(run: DryRun, passes: tuple[Pass, Pass]) -> list[str]:
+    """Which passes of a wide float32 MLP torch computes, or why it does not. Nothing of other MLPs."""
+    given, reasons = run.ops[-1].arguments, []
+    x, w1, w2, workspace = (given[name] for name in ("x", "w1", "w2", "workspace"))
+    for way, of in zip(WAYS, passes, strict=True):
+        backward = way == "backward"
+        if of.plan is None or not mlp_by_torch.is_wide(of.plan, x, w2):
+            continue
+        part = mlp_by_torch.held_part(x, w1, w2, workspace, backward)
+        if why := mlp_by_torch.obstacle(part):
+            reasons.append(f"{way}: torch does not multiply: {why}")
+        elif (first := first_product(run, backward)) is not None:
+            rows, units = first
+            reasons.append(
+                f"{way}: all matrix products and activations are torch's, in parts of {rows} of {len(x)} "
+                f"rows and {units} of {len(w1)} hidden units"
+            )
+    return reasons
 
 
 def _of_folds(call: dict[str, Any], run: DryRun) -> tuple[str, ...]:

@@ -35,15 +35,13 @@ from monoidreduce._ops.mlp import (
     plan_mlp_backward,
     plan_mlp_forward,
 )
-from monoidreduce._ops.mlp_parts import Total, columns_of, parts_of, rows_of
+from monoidreduce._ops.mlp_parts import Total, columns_of, fitting, parts_of, rows_of
 from monoidreduce._ops.mlp_planes import GatedPlaneGradients, GatedPlaneOutput
 from monoidreduce._ops.products import add_product, fills_a_gpu, without_autocast, write_product
 from monoidreduce._ops.registry import UNROUNDED, Fold, register
-from monoidreduce.workspace import get_workspace
 
 __all__ = ["backward_part", "forward_part", "hidden_dtype"]
 
-_TILE = 128  # the number of rows, or hidden units, of a part is a multiple of this
 # Operands of this width or less are multiplied in float32: products of planes are as accurate from 64 terms
 # on (kFewestTerms in csrc/plan/tiles.h), and wider operands are padded to as many.
 _NARROW = 56
@@ -54,27 +52,13 @@ def hidden_dtype(dtype: torch.dtype, on_gpu: bool) -> torch.dtype:
     return dtype if on_gpu else accumulation_dtype(dtype)
 
 
-def _fitting(count: int, bytes_of_each: int, workspace: int | None) -> int:
-    """The number of rows, or hidden units, of a part: as few parts as the workspace allows, about equal.
-
-    Sizes are rounded up to 1024, if possible, because 1024 x 4096 elements are a wave of tiles on an H100.
-    For SwiGLU of Llama 3 8B the gradient of a weight takes 14 waves in parts of 4096 units, but 16 in parts
-    of 3584.
-    """
-    workspace = get_workspace() if workspace is None else workspace
-    most = max(workspace // max(bytes_of_each, 1) // _TILE, 1) * _TILE
-    even = -(-count // max(-(-count // most), 1))
-    rounded_up = (-(-even // step) * step for step in (1024, 512, 256, _TILE))
-    return min(count, next(size for size in rounded_up if size <= most))
-
-
 def forward_part(
     rows: int, units: int, dtype: torch.dtype, workspace: int | None, planes: bool = False
 ) -> tuple[int, int]:
     """(rows, hidden units) of a part of the forward pass. It has all units, so that each row of the result is
     one product. dtype: of hidden values. planes: hidden values are also held in planes, which take as many
     bytes as float32."""
-    return _fitting(rows, (3 if planes else 2) * units * dtype.itemsize, workspace), units
+    return fitting(rows, (3 if planes else 2) * units * dtype.itemsize, workspace), units
 
 
 def backward_part(
@@ -93,8 +77,8 @@ def backward_part(
     """
     size = (4 if planes else 3) * dtype.itemsize
     if 2 * rows * width <= units * (2 * width + outputs):
-        return rows, _fitting(units, rows * size, workspace)
-    return _fitting(rows, units * size, workspace), units
+        return rows, fitting(units, rows * size, workspace)
+    return fitting(rows, units * size, workspace), units
 
 
 class _Matrices:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from monoidreduce._ops import mlp_by_torch
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.memory import (
     accumulation_dtype,
@@ -128,6 +129,9 @@ def mlp_forward(
     unrounded = options.unrounded_result
     if x.is_cuda:
         plan = plan_mlp_forward(x, w1, w2, bias1, options.workspace)
+        of_torch = mlp_by_torch.part_of(plan, x, w1, w2, options.workspace, backward=False)
+        if of_torch is not None:
+            return mlp_by_torch.forward(of_torch, x, w1, w2, bias1, bias2, options.activation)
         part, unrounded = plan.part, unrounded and not plan.tensor_cores  # tensor-core kernels always round
         if plan.tensor_cores:
             x, w1, w2, bias1, bias2 = _readable_mlp(x, w1, w2, bias1, bias2)
@@ -163,15 +167,20 @@ def mlp_backward(
 ) -> list[Tensor]:
     kind, launch, inputs = ACTIVATIONS.index(options.activation), launch_on(x), (x, w1, w2, bias1, bias2)
     dx = dw1 = dw2 = dbias1 = scratch = None
-    plan, part, tensor_cores = None, None, False
+    plan, part, of_torch, tensor_cores = None, None, None, False
     if x.is_cuda:
         plan = plan_mlp_backward(x, w1, w2, bias1, options.workspace)
         part, tensor_cores = plan.part, plan.tensor_cores
+        of_torch = mlp_by_torch.part_of(plan, x, w1, w2, options.workspace, backward=True)
     if tensor_cores:
         x, w1, w2, bias1, _ = _readable_mlp(x, w1, w2, bias1, None)
         grad_out = padded(grad_out)
     dbias2 = grad_out.sum(0) if needed[4] else None  # torch sums 16-bit numbers in float32
-    if plan is not None and part is not None and any(needed[:4]):
+    if of_torch is not None and any(needed[:4]):
+        dx, dw1, dw2, dbias1 = mlp_by_torch.gradients(
+            of_torch, grad_out, x, w1, w2, bias1, options.activation, needed
+        )
+    elif plan is not None and part is not None and any(needed[:4]):
 
         def store(part: HiddenPart) -> None:
             _C.mlp_local_gradient(*part, kind, *launch, plan)

@@ -1,9 +1,10 @@
 """An MLP in parts: hidden values are computed and multiplied for one part at a time, to bound their memory.
 
 A part has all hidden units of some rows, or some hidden units of all rows. `multiply_hidden` and
-`multiply_hidden_gradients` are for tensor-core kernels. They leave the products of a part to an object: torch
-multiplies 16-bit matrices into float32 sums (`OutputProduct`, `GradientProducts`), kernels of this library
-multiply float32 matrices in planes (mlp_planes.py).
+`multiply_hidden_gradients` leave hidden values to a function, which launches a tensor-core kernel or calls
+torch (mlp_by_torch.py). They leave the products of a part to an object: torch multiplies 16-bit matrices into
+float32 sums, or float32 matrices (`OutputProduct`, `GradientProducts`); kernels of this library multiply
+float32 matrices in planes (mlp_planes.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from monoidreduce._ops.memory import accumulation_dtype, accumulator
 from monoidreduce._ops.products import add_product, multipliable, without_autocast, write_product
+from monoidreduce.workspace import get_workspace
 
 if TYPE_CHECKING:
     from monoidreduce._ops.mlp_planes import PlaneGradients, PlaneOutput
@@ -26,11 +28,29 @@ __all__ = [
     "OutputProduct",
     "Total",
     "columns_of",
+    "fitting",
     "multiply_hidden",
     "multiply_hidden_gradients",
     "parts_of",
     "rows_of",
 ]
+
+
+_TILE = 128  # the number of rows, or hidden units, of a part of `fitting` is a multiple of this
+
+
+def fitting(count: int, bytes_of_each: int, workspace: int | None) -> int:
+    """The number of rows, or hidden units, of a part: as few parts as the workspace allows, about equal.
+
+    At least _TILE, or all, even if the workspace does not hold them. Sizes are rounded up to 1024, if
+    possible, because 1024 x 4096 elements are a wave of tiles on an H100. For SwiGLU of Llama 3 8B the
+    gradient of a weight takes 14 waves in parts of 4096 units, but 16 in parts of 3584.
+    """
+    workspace = get_workspace() if workspace is None else workspace
+    most = max(workspace // max(bytes_of_each, 1) // _TILE, 1) * _TILE
+    even = -(-count // max(-(-count // most), 1))
+    rounded_up = (-(-even // step) * step for step in (1024, 512, 256, _TILE))
+    return min(count, next(size for size in rounded_up if size <= most))
 
 
 def parts_of(count: int, at_once: int) -> list[slice]:
@@ -75,8 +95,8 @@ def multiply_hidden(
 ) -> None:
     """Writes the output of all rows, for rows_at_once rows at a time.
 
-    store: store(x, hidden, row_planes, column_planes) launches the kernel that computes the hidden values of
-        some rows; the last two are x and w1 in planes, or None.
+    store: store(x, hidden, row_planes, column_planes) computes the hidden values of some rows; the last two
+        are x and w1 in planes, or None.
     """
     workspace = out.new_empty(rows_at_once, units)
     with without_autocast(x):
@@ -87,12 +107,12 @@ def multiply_hidden(
 
 
 class HiddenPart(NamedTuple):
-    """The tensor arguments of the kernel that computes hidden values and their gradients for one part.
+    """The tensors of what computes hidden values and their gradients for one part, as a kernel.
 
     out: [rows, units], written: the gradients of the pre-activations, x @ w1.T + bias1.
     hidden: [rows, units], written: the hidden values.
     sums: [rows / 16, units], rows rounded up to a multiple of 256 and units of 192, written: the sum of `out`
-        over each group of 16 rows, before it is rounded. None if no bias gradient is needed.
+        over each group of 16 rows, before it is rounded. None if nobody asks for them.
     row_planes, column_planes, other_row_planes, other_column_planes: x, w1, grad_out and w2.T in planes
         (planes.split_rows); None if the kernel does not read planes.
     """
@@ -182,11 +202,13 @@ def multiply_hidden_gradients(
     bias1: Tensor | None,
     products: GradientProducts | PlaneGradients,
     of_bias: bool,
+    sums_of_groups: bool = True,
 ) -> list[Tensor | None]:
     """The gradients of x, w1, w2 and bias1; None where not needed.
 
-    store: launches the kernel that writes the results in a HiddenPart. part: (rows, hidden units) of a part.
-    products: of the gradients of x, w1 and w2. of_bias: whether that of bias1 is needed.
+    store: writes the results in a HiddenPart. part: (rows, hidden units) of a part. products: of the
+    gradients of x, w1 and w2. of_bias: whether that of bias1 is needed. sums_of_groups: whether `store`
+    writes the sums for it; otherwise torch sums the stored gradients.
     """
     local_workspace, hidden_workspace = x.new_empty(part), x.new_empty(part)
     dbias1 = x.new_empty(w1.shape[0], dtype=torch.float32) if of_bias else None
@@ -199,17 +221,17 @@ def multiply_hidden_gradients(
                     columns_of(rows_of(workspace, slice(0, _size(rows))), slice(0, _size(units)))
                     for workspace in (local_workspace, hidden_workspace)
                 )
-                sums = None if dbias1 is None else _partial_sums(local)
+                sums = _partial_sums(local) if of_bias and sums_of_groups else None
                 x_part, grad_part = rows_of(x, rows), rows_of(grad_out, rows)
                 operands = (x_part, w1_part, w2_part, bias_part, grad_part)
                 store(HiddenPart(*operands, local, hidden, sums, *products.planes_of(rows, units)))
                 products.add(rows, units, local, hidden)
-                if dbias1 is not None and sums is not None:
-                    sums = sums[: -(-_size(rows) // 16), : _size(units)]
+                if dbias1 is not None:
+                    addends = local if sums is None else sums[: -(-_size(rows) // 16), : _size(units)]
                     if rows.start == 0:
-                        torch.sum(sums, 0, out=rows_of(dbias1, units))
+                        torch.sum(addends, 0, out=rows_of(dbias1, units))
                     else:
-                        rows_of(dbias1, units).add_(sums.sum(0))
+                        rows_of(dbias1, units).add_(addends.sum(0))
     return [*products.gradients(), dbias1]
 
 
