@@ -222,6 +222,23 @@ def test_a_gated_mlp_is_eleven_products_within_the_workspace() -> None:
     assert sum(p.dram_read + p.dram_written for p in between) == (3 + 6) * 2 * 8192 * 14336
 
 
+@pytest.mark.parametrize("workspace", (32 << 20, 352 << 20))
+def test_a_wide_float32_mlp_is_seven_products_of_torch_within_the_workspace(workspace: int) -> None:
+    """One of the products is computed again. Nothing is summed apart from the gradients."""
+    rows, width, hidden = 4096, 1024, 16384
+    x, w1, w2 = (
+        torch.empty(shape, device="meta") for shape in ((rows, width), (hidden, width), (width, hidden))
+    )
+    with mr.workspace(workspace):
+        found = mr.cost("mlp", x, w1, w2, hardware="h200")
+    product = 2 * rows * width * hidden
+    assert found.useful_flops == 6 * product and found.executed_flops == 7 * product
+    assert found.peak_memory <= workspace
+    assert all(of.name.startswith("torch ") for of in found.passes)
+    between = [of for of in found.passes if of.name.startswith("torch gelu")]
+    assert sum(of.dram_read + of.dram_written for of in between) == (2 + 3 + 2) * 4 * rows * hidden
+
+
 def test_the_deterministic_mode_is_told_apart() -> None:
     q = meta(1, 2, 256, 64)
     usual = mr.cost("attention", q, q, q, hardware="h100").advice
