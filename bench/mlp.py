@@ -163,6 +163,10 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
             + [gated_case(torch.bfloat16, device, B=8192, K=14336, d=4096)]
             + [case(torch.float32, device, B=4096, K=16384, d=4096)]
             + [gated_case(torch.float32, device, B=4096, K=14336, d=4096)]
+            + [
+                case(torch.float32, device, B=16384, K=hidden, d=width)
+                for hidden, width in ((16384, 256), (4096, 1024))
+            ]
         )
     dtypes = (torch.float32, torch.bfloat16)
     return [case(dtype, device, B=8192, K=8192, d=128, target=1.0) for dtype in dtypes] + [

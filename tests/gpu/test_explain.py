@@ -144,7 +144,7 @@ def test_the_passes_of_a_cost_are_those_that_run(
     noted = modelled_run(*resolved(operator, tuple(described), options), needed, entry.facts())
     assert ran == [launch.name for launch in noted.launches if launch.name in _C.CALLS]
     explained = mr.explain(operator, *described, hardware=entry.name, **options)
-    assert counted == {explained.forward, explained.backward}
+    assert counted == {path for path in (explained.forward, explained.backward) if "/torch/" not in path}
     assert mr.cost(operator, *tensors, **options) == mr.cost(
         operator, *described, hardware=entry.name, needed=needed, **options
     )

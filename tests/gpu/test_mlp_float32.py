@@ -263,10 +263,16 @@ def test_same_bits_of_parts(of: str, gpu: torch.device) -> None:
 
 
 def test_a_workspace_that_holds_no_tile(gpu: torch.device) -> None:
+    """Of planes. It holds 128 rows for torch."""
     sizes, tile_bytes = PARTS["rows"]
     inputs = scaled_mlp_inputs(sizes, torch.float32, gpu)
     with mr.workspace(tile_bytes - 1):
-        assert "holds no tile of hidden values" in str(mr.explain("mlp", *inputs.values()))
+        explanation = mr.explain("mlp", *inputs.values())
+        assert "holds no tile of hidden values" in str(explanation)
+        assert "/torch/" in explanation.forward and "/torch/" in explanation.backward
+        with takes(set()):
+            check_operator("mlp", inputs, {"activation": "gelu"})
+    with mr.workspace(0):
         check(inputs, "gelu", "simt", "simt")
 
 
