@@ -1736,13 +1736,10 @@ def logsumexp_matmul(
         lambda: workspace_bytes(None),
     )
     if sharded is None:
-        lse, *_ = call_op(
-            "logsumexp_matmul",
-            *tensors,
-            *options,
-            tensors[0].is_cuda and _differentiated(tensors[0]),
-            workspace,
+        keep, a_differentiated = (
+            tensors[0].is_cuda and _differentiated(*of) for of in (tensors, tensors[:1])
         )
+        lse, *_ = call_op("logsumexp_matmul", *tensors, *options, keep, a_differentiated, workspace)
     else:
         lse = sharded.logsumexp_matmul(workspace)
     return _like_rows(lse, a)

@@ -178,7 +178,7 @@ def explain(
         deterministic, order = order_of(backward)
         plans = zip(WAYS, (forward.plan, backward.plan), strict=True)
         reasons = [*where, order, *(f"{way}: {plan}" for way, plan in plans if plan is not None)]
-        reasons += [*_copies(run), *_saved(forward, given)]
+        reasons += [*_copies(run), *_saved(forward, backward, given, fold_of(operator))]
         if run.ops[-1].name.endswith("_parts"):
             folds = [x for x in run.launches if x.name.endswith("_forward")]
             at_once = max(x.arguments["x"].shape[0] for x in folds)
@@ -267,17 +267,22 @@ def _copies(run: DryRun) -> list[str]:
     return reasons
 
 
-def _saved(forward: Pass, given: dict[str, Any]) -> list[str]:
-    """What a forward pass of a linear loss saves, if its kernels can."""
-    if forward.plan is None or forward.launch is None or not forward.plan.keeps or "keep" not in given:
+def _saved(forward: Pass, backward: Pass, given: dict[str, Any], fold: Fold) -> list[str]:
+    """What a forward pass of a linear loss saves, if its kernels can and its gradients are products."""
+    plan, launch = forward.plan, forward.launch
+    folds = backward.plan is not None and backward.plan.narrow
+    if plan is None or launch is None or folds or "keep" not in given:
         return []
-    classes, kept = len(given["weight"]), forward.launch.arguments.get("kept")
-    count = 0 if kept is None else kept.shape[1]
-    once = forward.launch.name == "log_probs_forward"
+    kept = launch.arguments.get("kept")
+    if kept is None and not plan.keeps:
+        return []
+    columns, count = len(given[fold.b]), 0 if kept is None else kept.shape[1]
+    once = launch.name == "log_probs_forward"
     what = "softmax weights" if once else "local gradients"
+    of = "classes" if fold.b == "weight" else "columns"
     reasons = [
-        f"a forward pass that will be differentiated keeps {what} of {count} of {classes} classes; "
-        f"the backward pass computes the other {classes - count} again"
+        f"a forward pass that will be differentiated keeps {what} of {count} of {columns} {of}; "
+        f"the backward pass computes the other {columns - count} again"
     ]
     if once and count:
         reasons.append("a backward pass of a graph that is retained computes those again too")

@@ -75,8 +75,10 @@ Plan forward_plan(const Call& given, const ContractionSizes& sm80, const Contrac
   plan.tile = TileSize{tile.row_block, tile.columns};
   plan.scratch = fold_floats(tile, sizeof(State) / sizeof(float), p, gpu);
   if constexpr (requires { x.saved_columns; }) {
-    // Of the kernels for planes, those of cross entropy save dlogits.
-    const bool saves = plan.can().keeps || (plan.can().planes && requires { x.target, x.kept_upstream; });
+    // Of the kernels for planes, those of cross entropy and log-sum-exp save dlogits.
+    constexpr bool kPlanesSave = requires { x.kept_upstream; } && !requires { x.teacher_x; };
+    const bool multiplies = plan.can().planes && p.width() >= tiles::kNarrowestOfPlanes;
+    const bool saves = plan.can().keeps || (kPlanesSave && multiplies);
     if (x.saved_columns > 0 && saves) save(plan, x.saved_columns);
   }
   return plan;
@@ -179,13 +181,17 @@ template <>
 Plan plan(const LogSumExpForward& given, const DeviceFacts& gpu, const Launch& launch) {
   const LogSumExpForward x = padded(given);
   const FoldProblem p = logsumexp_problem(x);
-  if (const Choice choice = choose_contraction(p, gpu); given.mean.present() && is_narrow(choice, p)) {
+  const Choice choice = choose_contraction(p, gpu);
+  const bool narrow = is_narrow(choice, p);
+  if (given.mean.present() && narrow) {
     Plan plan = plan_of(given, x, choice, launch);
     plan.narrow = true;
     if (choice.family == Family::kSm90) plan.tile = tiles::kNarrow;
     return plan;
   }
-  return forward_plan<LogSumExp<float>::State>(given, tiles::kSm80Loss, wide_or_small(p, gpu), gpu, launch);
+  LogSumExpForward call = given;
+  if (narrow) call.saved_columns = 0;  // the gradient of b alone is a fold, too
+  return forward_plan<LogSumExp<float>::State>(call, tiles::kSm80Loss, wide_or_small(p, gpu), gpu, launch);
 }
 template <>
 Plan plan(const LogSumExpBackward& given, const DeviceFacts& gpu, const Launch& launch) {

@@ -30,7 +30,7 @@ from monoidreduce._ops.dlogits import (
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.memory import add_to, empty_statistics, is_aligned, padded, padded_weight
 from monoidreduce._ops.planes import FrozenPlaneHead, PlaneHead, split_rows
-from monoidreduce._ops.slices import Needed, columns_in, columns_to_save
+from monoidreduce._ops.slices import Needed, all_planes_fit, columns_in, columns_to_save
 from monoidreduce._validate import mismatch
 
 __all__ = [
@@ -120,10 +120,13 @@ def saved_classes(
     """The number of classes whose dlogits forward saves, if it saves any: as many as fit in the workspace.
 
     0 if workspace is None, as in a call that torch.compile traces: the shape of what is saved would become
-    part of the graph, while the limit may change. heads: 2 for distillation.
+    part of the graph, while the limit may change. float32 dlogits are saved of all classes or of none (planes).
+    heads: 2 for distillation.
     """
     if workspace is None:
         return 0
+    if x.dtype == torch.float32:
+        return len(weight) if all_planes_fit(len(x), len(weight), workspace) else 0
     room = x.shape[1] if x_differentiated else 0
     return columns_to_save(x.shape[0], weight.shape[0], workspace, room, heads)
 

@@ -16,12 +16,14 @@ __all__ = [
     "TILE_ROWS",
     "Needed",
     "Space",
+    "all_planes_fit",
     "columns_at_once",
     "columns_in",
     "columns_to_save",
     "enough_planes_fit",
     "fewest_tokens_fit",
     "leaves_clusters_idle",
+    "pays_to_save",
     "product_waves",
     "slices",
     "tokens_at_once",
@@ -60,6 +62,19 @@ def columns_to_save(rows: int, columns: int, workspace: int, room: int = 0, scor
     return min(fitting - left, fitting // scores // TILE_COLUMNS * TILE_COLUMNS)
 
 
+# Saved dlogits are written, read and written once more, in 6 bytes each, where computing them again reads
+# `width` terms and writes 2 bytes. At 3.5 TB/s and 700 TFLOP/s that takes as long for a width of 400.
+_NARROWEST_TO_SAVE = 512
+# An upstream gradient for each row takes four small kernels, 3 us each. In 25 us an H200 sums half so many
+# terms.
+_FEWEST_TERMS_TO_SAVE = 1 << 34
+
+
+def pays_to_save(rows: int, columns: int, width: int) -> bool:
+    """Whether saving so many dlogits takes less time than computing them again."""
+    return width >= _NARROWEST_TO_SAVE and rows * columns * width >= _FEWEST_TERMS_TO_SAVE
+
+
 # Adding a float32 product for dW to memory takes as long as computing one of so many rows: an H100 moves 8
 # bytes an element at 3 TB/s, and multiplies at 750 TFLOP/s.
 _ROWS_OF_AN_ADDITION = 1024
@@ -87,6 +102,11 @@ def columns_at_once(columns: int) -> int:
     most = max(columns // 4 // TILE_COLUMNS, 1)
     tiles = -(-columns // TILE_COLUMNS)
     return -(-tiles // -(-tiles // most)) * TILE_COLUMNS
+
+
+def all_planes_fit(rows: int, columns: int, workspace: int) -> bool:
+    """Whether the dlogits of all columns fit in the workspace, in planes."""
+    return _BYTES_OF_PLANES * rows * columns <= workspace
 
 
 def enough_planes_fit(rows: int, columns: int, width: int, workspace: int) -> bool:

@@ -313,12 +313,14 @@ class Sharded:
     def logsumexp_matmul(self, workspace: int | None) -> Tensor:
         """The log-sum-exps [rows]."""
 
-        def combine(gathered: Tensor, mean: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        def combine(
+            gathered: Tensor, mean: Tensor, kept: Tensor
+        ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
             words = states.log_sum_exp(gathered)
-            return words[:1], (*words, mean)
+            return words[:1], (*words, mean, kept)
 
-        # False: no mean for backward, because it would be over this rank's columns only.
-        options = (*self.options, False, workspace)
+        # False: no dlogits and no mean for backward, because they would be of this rank's columns only.
+        options = (*self.options, False, False, workspace)
         fold = ShardedFold(
             "logsumexp_matmul", options, options, (0,), 2, combine, self.sharding, pack=torch.stack
         )

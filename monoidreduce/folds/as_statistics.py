@@ -137,7 +137,7 @@ def _log_sum_exp() -> Statistics:
 
 
 def _logsumexp_matmul(
-    a: Tensor, b: Tensor, scale: float, _: bool, workspace: int | None
+    a: Tensor, b: Tensor, scale: float, keep: bool, a_differentiated: bool, workspace: int | None
 ) -> tuple[Tensor, ...]:
     return (_log_sum_exp()(a, b, scale=scale, workspace=workspace).lse,)
 

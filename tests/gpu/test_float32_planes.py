@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from calls import Kept, peak, requested, reset_peak
 from torch import Tensor
 
 import monoidreduce as mr
+from monoidreduce._ops import slices
 
 pytestmark = pytest.mark.tiers("sm90")
 
@@ -358,24 +360,66 @@ def test_options(named: str) -> None:
         assert float((own.cpu().double() - of)[kept].norm() / of[kept].norm()) < 1e-6
 
 
-@pytest.mark.parametrize("width", (128, 1024))
-def test_logsumexp_matmul(width: int) -> None:
-    a, b = normal(400, 1111, width)
-    upstream = torch.randn(400, device="cuda")
+@pytest.fixture
+def small_log_sum_exps_keep_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "_NARROWEST_TO_SAVE", 0)
+    monkeypatch.setattr(slices, "_FEWEST_TERMS_TO_SAVE", 0)
+
+
+@pytest.mark.parametrize("keeps", (False, True), ids=("computed again", "kept"))
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("data", DATA)
+def test_logsumexp_matmul(
+    data: Callable[..., Case], sizes: tuple[int, int, int], keeps: bool, small_log_sum_exps_keep_too: None
+) -> None:
+    rows, columns, _ = sizes
+    case, upstream = data(*sizes), torch.randn(rows, device="cuda")
 
     def peer(a: Tensor, b: Tensor) -> Tensor:
         return torch.logsumexp(a @ b.T, 1)
 
     before = mr._C.path_counts()
-    found = with_gradients(mr.logsumexp_matmul, Case(a, b), upstream, dtype=torch.float32)
-    assert all("/planes/" in path for path in ran(before))
-    given = (Case(a, b), upstream)
-    compare(
-        found,
-        with_gradients(peer, *given, dtype=torch.float32),
-        with_gradients(peer, *given, dtype=torch.float64),
-        2.0**-24,
-    )
+    with mr.workspace(5 * rows * columns if keeps else 2048 * rows), Kept() as kept:
+        found = with_gradients(mr.logsumexp_matmul, case, upstream, dtype=torch.float32)
+    assert kept.classes == [-(-columns // 8) * 8 if keeps else 0]
+    assert ran(before) == {f"logsumexp_{way}/cuda/planes/float32" for way in ("forward", "backward")}
+    peers = with_gradients(peer, case, upstream, dtype=torch.float32)
+    exact = with_gradients(peer, case, upstream, dtype=torch.float64)
+    compare(found, peers, exact, 2.0**-24, BOUND[data.__name__])
+
+
+@pytest.mark.parametrize("upstream", ("expanded", "strided"))
+def test_kept_local_gradients_of_a_log_sum_exp(upstream: str, small_log_sum_exps_keep_too: None) -> None:
+    """They serve twice, and one gradient alone has the bits that it has beside the other."""
+    leaves = [t.requires_grad_() for t in normal(300, 1000, 256)]
+    given = torch.randn(300, 2, device="cuda")[:, 0]
+    grad = given[:1].expand(300) if upstream == "expanded" else given
+    with Kept() as kept:
+        lse = mr.logsumexp_matmul(*leaves)
+    assert kept.classes == [1000]
+    both = torch.autograd.grad(lse, leaves, grad, retain_graph=True)
+    for leaf, of_both in zip(leaves, both, strict=True):
+        (alone,) = torch.autograd.grad(lse, leaf, grad, retain_graph=True)
+        assert torch.equal(alone, of_both)
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    exact = torch.autograd.grad((wide[0] @ wide[1].T).logsumexp(1), wide, grad.double())
+    for found, expected in zip(both, exact, strict=True):
+        assert float((found.double() - expected).norm() / expected.norm()) < 1e-6
+
+
+def test_memory_of_a_log_sum_exp_that_keeps_local_gradients() -> None:
+    """Between the passes 4 bytes for each; planes of a quarter of them are beside them in backward."""
+    rows, columns, width = 4096, 8192, 512
+    leaves = [t.requires_grad_() for t in normal(rows, columns, width)]
+    grad = torch.randn(rows, device="cuda")
+    with mr.workspace(5 * rows * columns):
+        torch.autograd.grad(mr.logsumexp_matmul(*leaves), leaves, grad)
+        before = reset_peak()
+        lse = mr.logsumexp_matmul(*leaves)
+        assert 4 * rows * columns <= requested() - before < 4 * rows * columns + (1 << 20)
+        torch.autograd.grad(lse, leaves, grad)
+    operands = 4 * width * (rows + columns)  # as many bytes as their gradients, and as their planes
+    assert peak() - before < 5 * rows * columns + 2 * operands + (4 << 20)
 
 
 @pytest.mark.parametrize("kept", (False, True), ids=("all", "kept"))

@@ -220,9 +220,9 @@ def test_what_is_traced_has_the_shapes_of_what_runs(
 ) -> None:
     op = torch.ops.monoidreduce.logsumexp_matmul.default
     a, b = (torch.randn(n, width, dtype=torch.bfloat16, device=gpu) for n in (rows, columns))
-    found = op(a, b, 0.5, differentiated, None)
+    found = op(a, b, 0.5, True, differentiated, 1 << 30)
     with FakeTensorMode() as mode:
-        traced = op(mode.from_tensor(a), mode.from_tensor(b), 0.5, differentiated, None)
+        traced = op(mode.from_tensor(a), mode.from_tensor(b), 0.5, True, differentiated, 1 << 30)
     assert [t.shape for t in traced] == [t.shape for t in found]
 
 
@@ -232,7 +232,7 @@ def test_a_plan_says_what_is_kept(gpu: torch.device) -> None:
     stream = torch.cuda.current_stream().cuda_stream
     with pytest.raises(ValueError, match="mean: expected a tensor, as the plan says, got none"):
         plan = mr._C.plan_logsumexp_forward(a, b, mean=a)
-        mr._C.logsumexp_forward(a, b, lse, low, None, None, None, None, 1.0, 1, stream, plan)
+        mr._C.logsumexp_forward(a, b, lse, low, *[None] * 6, 1.0, 0, 1, stream, plan)
     plan = mr._C.plan_logsumexp_backward(a, b, mean=a, da=a, db=b)
     scratch, gradients = torch.empty(plan.scratch, device=gpu), (torch.empty_like(a), torch.empty_like(b))
     call = (a, b, lse, lse, low, None, *gradients, scratch, 1.0, 0, 1, stream, plan)

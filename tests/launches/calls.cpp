@@ -765,6 +765,7 @@ struct LogSumExpOfProduct {
   std::int64_t rows = 4096, columns = 32000, width = 1024;
   bool transposed = false, deterministic = false, differentiated = true;  // differentiated: with respect to a
   double scale = 0.5;
+  std::int64_t kept = 0;  // columns whose dlogits forward saves, if it can
   std::int64_t workspace = 64 << 20;
 };
 
@@ -785,10 +786,15 @@ TensorView mean_of(const Tensors& t, const Plan& plan, const TensorView& a) {
 Plan forward(const LogSumExpOfProduct& c, const Tensors& t) {
   LogSumExpForward x;
   fill_logsumexp(c, t, x);
+  x.saved_columns = c.kept;
   const Launch launch = launch_of(c.deterministic);
   const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
   if (plan.can().tensor_cores) x.a = t.padded("a", x.a), x.b = readable_weight(t, "b", x.b, plan);
   x.mean = mean_of(t, plan, x.a);
+  if (plan.saved.columns > 0) {
+    x.kept = t.lines("kept", c.dtype, c.rows, c.kept);
+    x.kept_upstream = t("kept_upstream", accumulation(c.dtype), {1});
+  }
   x.scratch = t.scratch(plan, c.dtype);
   run(x, launch, &plan);
   return plan;
@@ -836,6 +842,9 @@ std::vector<LogSumExpOfProduct> logsumexp_calls() {
     calls.push_back({.name = message(name(dtype), " deterministic"), .dtype = dtype, .deterministic = true});
   }
   calls.push_back({.name = "large", .rows = 8192, .columns = 128256, .width = 4096});
+  calls.push_back({.name = "some kept, large", .rows = 8192, .columns = 128256, .width = 4096, .kept = 4096});
+  calls.push_back({.name = "kept, odd sizes", .rows = 1001, .columns = 5003, .width = 250, .kept = 5003});
+  calls.push_back({.name = "kept, short", .rows = 256, .columns = 2048, .width = 512, .kept = 2048});
   calls.push_back({.name = "odd sizes", .rows = 1001, .columns = 5003, .width = 250});
   calls.push_back({.name = "one row", .rows = 1});
   calls.push_back({.name = "transposed", .transposed = true});
@@ -844,8 +853,11 @@ std::vector<LogSumExpOfProduct> logsumexp_calls() {
   calls.push_back({.name = "narrow", .columns = 8192, .width = 64});
   calls.push_back({.name = "narrow, odd sizes", .rows = 1001, .columns = 503, .width = 99});
   calls.push_back({.name = "narrow, few rows", .rows = 100, .width = 64});
-  calls.push_back(
-      {.name = "narrow, not differentiated", .columns = 8192, .width = 64, .differentiated = false});
+  calls.push_back({.name = "narrow, not differentiated",
+                   .columns = 8192,
+                   .width = 64,
+                   .differentiated = false,
+                   .kept = 8192});
   return calls;
 }
 

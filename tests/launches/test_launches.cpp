@@ -443,6 +443,23 @@ const std::vector<Expected> kExpected = {
      "logsumexp_forward large",
      "sm90",
      {{"sm90::contraction_kernel<__nv_bfloat16,", 132, 384}, {"combine_partial<", 512, 128}}},
+    {"H100",
+     "logsumexp_forward some kept, large",
+     "sm90",
+     {{"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, false, 1, 2>, "
+       "sm90::SavingEpilogue<",
+       132, 384},
+      {"combine_partial<", 512, 128},
+      {"sm90::weights_to_gradients_kernel<", 8192, 256}}},
+    // 1 x 16 small tiles. Saved weights have the tile's frames.
+    {"H100",
+     "logsumexp_forward kept, short",
+     "sm90",
+     {{"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<128, 6, 1, false, 1, 2>, "
+       "sm90::SavingEpilogue<",
+       2 * 16, 384},
+      {"combine_partial<", 256 / 16, 128},
+      {"sm90::weights_to_gradients_kernel<", 256, 256}}},
 
     // Tiles have 128 rows in forward, and 128 hidden units in backward.
     {"H100",

@@ -28,7 +28,8 @@ _C = mr._C
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 LAUNCH: dict[str, Any] = {"threads": 1, "stream": 0}
 # What logsumexp_forward is given on a GPU alone.
-ON_CPU: dict[str, Any] = dict.fromkeys(("mean", "scratch", "row_planes", "column_planes"))
+_ON_GPU = ("mean", "scratch", "kept", "kept_upstream", "row_planes", "column_planes")
+ON_CPU: dict[str, Any] = dict.fromkeys(_ON_GPU) | {"saved_columns": 0}
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -42,11 +43,8 @@ def logsumexp(a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
         b,
         lse,
         lse.clone(),
-        mean=None,
-        scratch=None,
-        row_planes=None,
-        column_planes=None,
         scale=scale,
+        **ON_CPU,
         **LAUNCH,
     )
     return lse
@@ -628,11 +626,8 @@ def test_each_call_is_counted_with_its_path() -> None:
             torch.zeros(4, 3),
             None,
             None,
-            mean=None,
-            scratch=None,
-            row_planes=None,
-            column_planes=None,
             scale=1.0,
+            **ON_CPU,
             **LAUNCH,
         )
     after = _C.path_counts()
@@ -709,9 +704,12 @@ HOPPER = _C.DeviceFacts(9, 0, multiprocessors=132, cache_bytes=50 << 20, shared_
 AMPERE = _C.DeviceFacts(8, 0, multiprocessors=108, cache_bytes=40 << 20, shared_bytes=166912)
 
 
-@pytest.mark.parametrize("plan_forward", [_C.plan_cross_entropy_forward, _C.plan_log_probs_forward])
+@pytest.mark.parametrize(
+    "plan_forward",
+    [_C.plan_cross_entropy_forward, _C.plan_log_probs_forward, _C.plan_logsumexp_forward],
+)
 def test_what_forward_saves_is_an_argument_of_planning(plan_forward: Any) -> None:
-    x, weight = (torch.empty(n, 64, dtype=torch.bfloat16, device="meta") for n in (100, 600))
+    x, weight = (torch.empty(n, 136, dtype=torch.bfloat16, device="meta") for n in (100, 600))
     nothing, some, whole = (
         plan_forward(x, weight, saved_columns=columns, gpu=HOPPER) for columns in (0, 256, 600)
     )
@@ -742,6 +740,7 @@ def tiles_of(rows: int, columns: int) -> set[tuple[int, int] | None]:
     plans = [
         _C.plan_cross_entropy_forward(x, weight, saved_columns=columns, **options),
         _C.plan_logsumexp_forward(x, weight, **options),
+        _C.plan_logsumexp_forward(x, weight, saved_columns=columns, **options),
         _C.plan_logsumexp_backward(x, weight, workspace=room, **options),
         _C.plan_mlp_forward(*mlp, workspace=room, **options),
         _C.plan_mlp_backward(*mlp, workspace=room, **options),
@@ -749,6 +748,25 @@ def tiles_of(rows: int, columns: int) -> set[tuple[int, int] | None]:
     without = _C.plan_cross_entropy_forward(x, weight, **options)  # built for wide tiles alone
     assert without.tile == (256, 256)
     return {plan.tile for plan in plans}
+
+
+@pytest.mark.parametrize("a_differentiated", (True, False))
+def test_a_narrow_log_sum_exp_saves_no_dlogits(a_differentiated: bool) -> None:
+    """Its gradients are folds."""
+    a, b = (torch.empty(n, 128, dtype=torch.bfloat16, device="meta") for n in (100, 600))
+    mean = a if a_differentiated else None
+    plan = _C.plan_logsumexp_forward(a, b, mean=mean, saved_columns=600, gpu=HOPPER)
+    assert plan.saved_columns == 0 and plan.narrow == a_differentiated
+
+
+def test_planes_save_dlogits_where_products_take_them() -> None:
+    def saved(width: int) -> int:
+        a, b = (torch.empty(n, width, device="meta") for n in (100, 600))
+        plan = _C.plan_logsumexp_forward(a, b, saved_columns=600, planes=True, gpu=HOPPER)
+        assert plan.planes
+        return int(plan.saved_columns)
+
+    assert [saved(width) for width in (120, 128, 1024)] == [0, 600, 600]
 
 
 def test_distillation_saves_row_maxima_of_both_scores() -> None:

@@ -447,6 +447,35 @@ def test_narrow_log_sum_exps(hardware: str, rows: int, columns: int, width: int,
     assert said("b") == (False, narrow)
 
 
+@pytest.mark.parametrize(
+    ("hardware", "rows", "columns", "width", "kept"),
+    [
+        ("h100", 8192, 128256, 4096, 22528),
+        ("h100", 4096, 4096, 1024, 4096),
+        ("h100", 4096, 4096, 1016, 0),  # so few terms are summed again in less time
+        ("h100", 8192, 16384, 504, 0),
+        ("h100", 100, 45000, 64, 0),
+        ("a100", 8192, 128256, 4096, None),
+    ],
+)
+def test_what_a_log_sum_exp_keeps(
+    hardware: str, rows: int, columns: int, width: int, kept: int | None
+) -> None:
+    a, b = meta((rows, width), (columns, width))
+    text = str(mr.explain("logsumexp_matmul", a, b, hardware=hardware))
+    said = "a forward pass that will be differentiated keeps local gradients of"
+    assert (said in text) == (f"{said} {kept} of {columns} columns" in text) == (kept is not None)
+
+
+@pytest.mark.parametrize(("workspace", "kept"), ((5 * 4096 * 8192, 8192), (5 * 4096 * 8192 - 1, None)))
+def test_a_log_sum_exp_in_planes_keeps_all_or_nothing(workspace: int, kept: int | None) -> None:
+    a, b = (torch.empty(n, 1024, device="meta") for n in (4096, 8192))
+    with mr.workspace(workspace), mr.float32("emulated"):
+        explanation = mr.explain("logsumexp_matmul", a, b, hardware="h100")
+    assert "/planes/" in explanation.forward and "/planes/" in explanation.backward
+    assert (f"keeps local gradients of {kept} of 8192 columns" in str(explanation)) == (kept is not None)
+
+
 def test_a_narrow_log_sum_exp_needs_no_asking_for_the_same_bits() -> None:
     a, b = meta((4096, 64), (4096, 64))
     before = mr.explain("logsumexp_matmul", a, b, hardware="h100")

@@ -204,8 +204,8 @@ def test_an_op_whose_numbers_are_a_tensor_counts_the_same() -> None:
     ops, numbers = torch.ops.monoidreduce, torch.tensor([0.5], dtype=torch.float64)
     counted = []
     for call in (
-        lambda: ops.logsumexp_matmul(x, weight, 0.5, False, None),
-        lambda: ops.logsumexp_matmul_symbolic(x, weight, numbers, 1.0, False, None),
+        lambda: ops.logsumexp_matmul(x, weight, 0.5, False, False, None),
+        lambda: ops.logsumexp_matmul_symbolic(x, weight, numbers, 1.0, False, False, None),
     ):
         with FlopCounterMode(display=False) as counter:
             lse, *_ = call()

@@ -23,8 +23,10 @@ void run(const CrossEntropyLocalGradient& x, const Plan&, const Launch& launch) 
   cross_entropy_gradient_pass<PlaneTile<>>(x, launch);
 }
 template <>
-void run(const LogSumExpForward& x, const Plan&, const Launch& launch) {
-  logsumexp_forward_pass<PlaneTile<>>(x, launch);
+void run(const LogSumExpForward& x, const Plan& plan, const Launch& launch) {
+  if (!x.kept.present()) return logsumexp_forward_pass<PlaneTile<>>(x, launch);
+  logsumexp_forward_saving<PlaneTile<>>(x, plan, launch);
+  count_path("logsumexp_backward", "cuda", "planes", false, name(x.a.dtype));
 }
 template <>
 void run(const LogSumExpLocalGradient& x, const Plan&, const Launch& launch) {

@@ -47,7 +47,12 @@ void run(const CrossEntropyForward& x, const Plan& plan, const Launch& launch) {
 template <>
 void run(const LogSumExpForward& x, const Plan& plan, const Launch& launch) {
   if (plan.narrow) return logsumexp_mean(x, launch);
-  with_tile(plan, [&](auto tile) { logsumexp_forward_pass<decltype(tile)>(x, launch); });
+  with_tile(plan, [&](auto tile) {
+    using Tile = decltype(tile);
+    x.kept.present() ? logsumexp_forward_saving<Tile>(x, plan, launch)
+                     : logsumexp_forward_pass<Tile>(x, launch);
+  });
+  if (x.kept.present()) count_path("logsumexp_backward", "cuda", "sm90", false, name(x.a.dtype));
 }
 
 }  // namespace monoidreduce::cuda::sm90

@@ -1,10 +1,11 @@
-// The forward pass of cross entropy on Hopper that saves dlogits for its backward pass.
+// The forward passes of cross entropy and logsumexp_matmul on Hopper that save dlogits for their backward passes.
 #pragma once
 
 #include "../cross_entropy_passes.cuh"
 #include "monoidreduce/launch/saving_epilogue_sm90.cuh"
 #include "monoidreduce/launch/weights_to_gradients.cuh"
 #include "monoidreduce/ops/cross_entropy.h"
+#include "monoidreduce/ops/logsumexp.h"
 
 namespace monoidreduce::cuda {
 
@@ -60,6 +61,32 @@ void cross_entropy_forward_saving(const CrossEntropyForward& x, const Plan& plan
       fold(HardCrossEntropy<Bits>{});
     }
     if (x.kept_upstream.present()) to_gradients<E>(x, kept, problem, launch);
+  });
+}
+
+// dlogits of a row of logsumexp_matmul, which has no target.
+struct LogSumExpTerms {
+  LogSumExpRows<float> rows;
+  __device__ bool active(std::int64_t) const { return true; }
+  __device__ RowTerms<1> terms(std::int64_t row) const {
+    return {.lse = {bits(rows.product(row))}, .factor = {rows.upstream(row)}};
+  }
+};
+
+// logsumexp_forward_pass that also saves dlogits for an upstream gradient of kept_upstream.
+template <class Tile>
+void logsumexp_forward_saving(const LogSumExpForward& x, const Plan& plan, const Launch& launch) {
+  const FoldProblem problem = logsumexp_problem(x);
+  const auto kept = kept_weights<Tile>(x.kept, static_cast<float*>(x.scratch.data) + plan.saved.frames);
+  const RowVector<float> upstream{static_cast<float*>(x.kept_upstream.data), 0};
+  const LogSumExpRows<float> rows{static_cast<float*>(x.lse.data), static_cast<float*>(x.lse_low.data),
+                                  upstream};
+  const ScaledScores<Bits> scores(problem.score, kLog2E);
+  with_element_of<Tile>(x.a.dtype, [&](auto element) {
+    using E = decltype(element);
+    fold_and_save<E, Tile>(LogSumExp<Bits>{}, scores, problem, LogSumExpResults{rows}, x.scratch.data, kept,
+                           launch);
+    weights_to_gradients<E>(kept, LogSumExpTerms{rows}, problem, launch);
   });
 }
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce._ops.dry_run import DryRun, dry_run, dry_run_of_torch, tensors_in
+from monoidreduce._ops.slices import pays_to_save
 from monoidreduce._validate import mismatch
 from monoidreduce.explain_map_reduce import differentiated_slices, map_reduce_call
 from monoidreduce.folds.explain import differentiated_tensors, prepared
@@ -498,7 +499,12 @@ def _advice(
         )
     again = sum(p.seconds for p in passes if p.backward and p.name.endswith("local_gradient"))
     keeps = any(x.plan is not None and x.plan.keeps for x in run.launches if not x.backward)
-    if again and keeps and operator in ("linear_cross_entropy", "linear_distillation"):
+    saves = operator in ("linear_cross_entropy", "linear_distillation")
+    if operator == "logsumexp_matmul":
+        given = run.ops[-1].arguments
+        (rows, width), columns = given["a"].shape, len(given["b"])
+        saves = pays_to_save(rows, columns, width)
+    if again and keeps and saves:
         advice.append(
             f"{1e3 * again:.3g} ms are for local gradients that a larger workspace may keep from forward"
         )

@@ -257,7 +257,7 @@ def test_advice() -> None:
     advice = mr.cost("attention", q, q, q, hardware="h100", needed=["q", "k"]).advice
     assert any(a.startswith("gradients of v are computed by the same kernel") for a in advice)
     assert any(a.startswith("d_q is summed in float32: ") for a in advice)
-    call = ("linear_cross_entropy", meta(1024, 512), meta(32000, 512), meta(1024, dtype=torch.int64))
+    call = ("linear_cross_entropy", meta(1024, 1024), meta(32000, 1024), meta(1024, dtype=torch.int64))
     for hardware, workspace, may_keep in (
         ("h100", 1 << 20, True),
         ("h100", 1 << 30, False),
@@ -265,6 +265,25 @@ def test_advice() -> None:
     ):
         advice = mr.cost(*call, hardware=hardware, workspace=workspace).advice
         assert any("a larger workspace" in a for a in advice) == may_keep
+        with mr.workspace(workspace):
+            advice = mr.cost("logsumexp_matmul", *call[1:3], hardware=hardware).advice
+        assert any("a larger workspace" in a for a in advice) == may_keep
+    with mr.workspace(1 << 20):
+        advice = mr.cost("logsumexp_matmul", meta(1024, 1024), meta(4096, 1024), hardware="h100").advice
+    assert not any("a larger workspace" in a for a in advice)  # so few are computed again
+
+
+def test_a_log_sum_exp_computes_no_score_again_that_was_kept() -> None:
+    call = ("logsumexp_matmul", meta(2048, 1024), meta(32000, 1024))
+    seconds = []
+    for workspace in (32 << 20, 1 << 30):
+        with mr.workspace(workspace):
+            passes = mr.cost(*call, hardware="h100").passes
+        names = {p.name for p in passes}
+        assert ("logsumexp_local_gradient" in names) == (workspace < 1 << 30)
+        assert ("weights_to_gradients" in names) == (workspace == 1 << 30)
+        seconds.append(sum(p.seconds for p in passes))
+    assert seconds[1] < seconds[0]
 
 
 def test_a_module_and_a_gpu_of_ones_own() -> None:

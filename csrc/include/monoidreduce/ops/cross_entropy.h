@@ -5,6 +5,7 @@
 #include "monoidreduce/error.h"
 #include "monoidreduce/fold.h"
 #include "monoidreduce/monoids/cross_entropy.h"
+#include "monoidreduce/ops/kept.h"
 #include "monoidreduce/ops/matrix.h"
 #include "monoidreduce/ops/planes.h"
 #include "monoidreduce/ops/rows.h"
@@ -103,24 +104,6 @@ void check_targets(const Call& x) {
                                       ") or ignore_index=", ignored, ", got ", value));
     }
   }
-}
-// For planning: `kept` will have so many columns, if the plan's kernels can save dlogits (Plan::saved). Also used by
-// distillation and log-probabilities.
-template <class Call>
-constexpr auto saved_columns(std::int64_t Call::* member) {
-  return option("saved_columns", member, "a number of columns >= 0",
-                [](std::int64_t columns) { return columns >= 0; });
-}
-// Also used by distillation and log-probabilities.
-template <class Call>
-void check_kept(const Call& x) {
-  if (!x.kept.present()) return;
-  const std::int64_t columns = x.kept.size[1];
-  require(x.kept.is_cuda(), "kept: expected none on the CPU, got a tensor");
-  require(columns <= x.weight.size[0], "kept: expected at most ", x.weight.size[0], " columns, got ",
-          columns);
-  require(x.x.size[0] <= 1 || x.kept.stride[0] >= (columns + 7) / 8 * 8,
-          "kept: expected lines padded to a multiple of 8 elements, got stride ", x.kept.stride[0]);
 }
 // Whether a logit is more than a scaled dot product.
 template <class Call>

@@ -2,7 +2,9 @@
 #pragma once
 
 #include "monoidreduce/describe.h"
+#include "monoidreduce/error.h"
 #include "monoidreduce/fold.h"
+#include "monoidreduce/ops/kept.h"
 #include "monoidreduce/ops/matrix.h"
 #include "monoidreduce/ops/planes.h"
 
@@ -12,17 +14,30 @@ namespace monoidreduce {
 // derivative of lse_i with respect to a_i. Must be present exactly if the plan is narrow.
 struct LogSumExpForward {
   TensorView a, b, lse, lse_low, mean;
-  TensorView scratch;                    // 16-byte aligned; size: Plan::scratch
+  TensorView scratch;  // 16-byte aligned; size: Plan::scratch
+  // kept: the dlogits of the first K columns of b, for a gradient of kept_upstream for every lse. Lines are padded to a multiple
+  // of 8. Both are present exactly if the plan saves dlogits (Plan::saved).
+  TensorView kept, kept_upstream;
   TensorView row_planes, column_planes;  // of a and b
   double scale = 1;
+  std::int64_t saved_columns = 0;  // read by planning, see saved_columns()
 };
+inline void check_kept_dlogits(const LogSumExpForward& x) {
+  check_kept(x);
+  require(x.kept.present() == x.kept_upstream.present(),
+          "kept_upstream: expected a tensor if and only if there is kept, got ",
+          x.kept_upstream.present() ? "one" : "none");
+}
 template <std::same_as<LogSumExpForward> X>
 constexpr auto describe(const X*) {
   return pass("logsumexp_forward", kCpu | kSimt | kSm80 | kSm90 | kPlanes, tensor("a", &X::a, "M F"),
               tensor("b", &X::b, "N F"), result("lse", &X::lse, "M", Type::kAccumulation),
               result("lse_low", &X::lse_low, "M", Type::kAccumulation),
               result("mean", &X::mean, "M F").maybe(), scratch("scratch", &X::scratch),
-              planes_of_operands<X>("M", "N", "F"), option("scale", &X::scale));
+              result("kept", &X::kept, "M K").maybe().strided().where(&check_kept_dlogits),
+              optional("kept_upstream", &X::kept_upstream, "values=1", Type::kAccumulation).dense(),
+              planes_of_operands<X>("M", "N", "F"), option("scale", &X::scale),
+              saved_columns(&X::saved_columns));
 }
 
 template <class Call>
