@@ -120,7 +120,7 @@ def saved_classes(
     """The number of classes whose dlogits forward saves, if it saves any: as many as fit in the workspace.
 
     0 if workspace is None, as in a call that torch.compile traces: the shape of what is saved would become
-    part of the graph, while the limit may change. float32 dlogits are saved of all classes or of none (planes).
+    part of the graph, while the limit may change. float32 dlogits are saved of all classes, or of none.
     heads: 2 for distillation.
     """
     if workspace is None:
