@@ -479,7 +479,11 @@ FITS = (
         for d in (64, 128)
     ),
     Fit(
-        ("cross_entropy_forward/keeping/planes", "plane_product/planes"),
+        (
+            "cross_entropy_forward/keeping/planes",
+            "logsumexp_forward/keeping/planes",
+            "plane_product/planes",
+        ),
         0,
         "forward",
         ("cross_entropy, N 8192, V 128256, D 4096, float32, emulated",),
