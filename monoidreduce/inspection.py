@@ -184,7 +184,9 @@ def explain(
             at_once = max(x.arguments["x"].shape[0] for x in folds)
             reasons.append(f"the forward pass computes the gradients, of {at_once} tokens at a time")
         tiles = None
-    of_torch = _of_wide_mlp(run, (forward, backward)) if run.ops[-1].name == "mlp" and gpu is not None else []
+    of_torch = (
+        _of_large_mlp(run, (forward, backward)) if run.ops[-1].name == "mlp" and gpu is not None else []
+    )
     reasons += of_torch
     if forward.launch is None and not of_torch:
         reasons.append("there is nothing to fold: torch fills the results")
@@ -328,13 +330,13 @@ def _of_gate(run: DryRun, forward: Pass) -> list[str]:
     ]
 
 
-def _of_wide_mlp(run: DryRun, passes: tuple[Pass, Pass]) -> list[str]:
-    """Which passes of a wide float32 MLP torch computes, or why it does not. Nothing of other MLPs."""
+def _of_large_mlp(run: DryRun, passes: tuple[Pass, Pass]) -> list[str]:
+    """Which passes of a large float32 MLP torch computes, or why it does not. Nothing of other MLPs."""
     given, reasons = run.ops[-1].arguments, []
     x, w1, w2, workspace = (given[name] for name in ("x", "w1", "w2", "workspace"))
     for way, of in zip(WAYS, passes, strict=True):
         backward = way == "backward"
-        if of.plan is None or not mlp_by_torch.is_wide(of.plan, x, w2):
+        if of.plan is None or not mlp_by_torch.is_large(of.plan, x, w1, w2):
             continue
         part = mlp_by_torch.held_part(x, w1, w2, workspace, backward)
         if why := mlp_by_torch.obstacle(part):

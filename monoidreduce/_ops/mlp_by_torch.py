@@ -1,7 +1,8 @@
-"""A wide float32 MLP on a GPU, in parts that torch computes: the products, and what lies between them.
+"""A large float32 MLP on a GPU, in parts that torch computes: the products, and what lies between them.
 
-It is for calls that no tensor-core kernel takes. The kernels for ordinary cores hold sums of 128 columns of
-the output (kSlice in device/simt/fold_forward_simt.cuh), and compute hidden values again for each 128 more.
+It is for calls that no tensor-core kernel takes. The kernels for ordinary cores multiply at half of cuBLAS's
+rate. They hold sums of 128 columns of the output (kSlice in device/simt/fold_forward_simt.cuh), and compute
+hidden values again for each 128 more.
 """
 
 from __future__ import annotations
@@ -28,9 +29,13 @@ from monoidreduce._ops.products import write_product
 from monoidreduce.precision import float32_products
 from monoidreduce.workspace import get_workspace
 
-__all__ = ["forward", "gradients", "held_part", "is_wide", "obstacle", "part_of"]
+__all__ = ["forward", "gradients", "held_part", "is_large", "obstacle", "part_of"]
 
-_WIDEST = 128  # of MLPs that the kernels for ordinary cores take whole, each hidden value computed once
+_WIDEST = 128  # of MLPs of which the kernels for ordinary cores compute each hidden value once
+# Hidden values from which torch computes a narrower call. Steps of 4096 x 4096 of width 64 take 1.2 ms in
+# parts, and 1.5 by one kernel a pass. With fewer the host takes longer than the GPU (H200,
+# bench/results/compare/nvidia_h200_mlp_by_torch.json).
+_MANY = 1 << 24
 _REPRODUCIBLE = (":4096:8", ":16:8")  # settings of cuBLAS with which products have the same bits in every run
 
 _aten = torch.ops.aten
@@ -59,10 +64,11 @@ _BY_VALUE: dict[str, Callable[[Tensor, Tensor], Any]] = {
 }
 
 
-def is_wide(plan: _C.Plan, x: Tensor, w2: Tensor) -> bool:
+def is_large(plan: _C.Plan, x: Tensor, w1: Tensor, w2: Tensor) -> bool:
     """Whether torch computes a pass, unless there is an `obstacle`."""
-    wide = x.dtype == torch.float32 and max(x.shape[1], w2.shape[0]) > _WIDEST
-    return wide and not plan.tensor_cores and x.numel() > 0 and w2.numel() > 0
+    if x.dtype != torch.float32 or plan.tensor_cores or x.numel() == 0 or w2.numel() == 0:
+        return False
+    return max(x.shape[1], w2.shape[0]) > _WIDEST or len(x) * len(w1) >= _MANY
 
 
 def held_part(
@@ -84,7 +90,7 @@ def held_part(
 
 
 def obstacle(part: tuple[int, int] | None) -> str | None:
-    """Why the kernels for ordinary cores take a wide pass instead of torch. part: `held_part`."""
+    """Why the kernels for ordinary cores take a large pass instead of torch. part: `held_part`."""
     if _torch_private.allows_tf32() and not float32_products().tf32:
         return "torch would multiply in tf32, which the mode of mr.float32 excludes"
     in_order = torch.are_deterministic_algorithms_enabled()
@@ -97,7 +103,7 @@ def part_of(
     plan: _C.Plan, x: Tensor, w1: Tensor, w2: Tensor, workspace: int | None, *, backward: bool
 ) -> tuple[int, int] | None:
     """(rows, hidden units) of a part, if torch computes the pass. plan: of the pass."""
-    if not is_wide(plan, x, w2):
+    if not is_large(plan, x, w1, w2):
         return None
     part = held_part(x, w1, w2, workspace, backward)
     return part if obstacle(part) is None else None

@@ -385,7 +385,9 @@ def test_logsumexp_matmul(
     assert ran(before) == {f"logsumexp_{way}/cuda/planes/float32" for way in ("forward", "backward")}
     peers = with_gradients(peer, case, upstream, dtype=torch.float32)
     exact = with_gradients(peer, case, upstream, dtype=torch.float64)
-    compare(found, peers, exact, 2.0**-24, BOUND[data.__name__])
+    # Where one column makes up a row, torch rounds its gradient once or twice; tensor cores truncate sums.
+    least = 2.0**-24 if data is normal else 2.0**-20
+    compare(found, peers, exact, least, BOUND[data.__name__])
 
 
 @pytest.mark.parametrize("upstream", ("expanded", "strided"))

@@ -354,7 +354,7 @@ class Products:
 
 GATED_PARTS = {  # as PARTS. A hidden unit of a row takes 16 bytes: its gate, too
     "units": ((700, 600, 264, 320), 16 * 128 * 700),
-    "rows": ((1500, 200, 320, 264), 16 * 128 * 200),
+    "rows": ((1500, 200, 320, 264), 12 * 256 * 200),  # as many bytes as the same MLP without its gate needs
 }
 GATED_SIZES = {  # rows, width in, hidden, width out
     "one_tile": (128, 64, 128, 64),

@@ -62,15 +62,11 @@ def test_layouts(layout: str, gpu: torch.device) -> None:
     check_operator("mlp", {name: LAYOUTS[layout](t) for name, t in inputs.items()}, {"activation": "silu"})
 
 
-def test_tf32_only_where_torch_allows_it(gpu: torch.device) -> None:
+def test_tf32_only_where_torch_allows_it(tf32: None, gpu: torch.device) -> None:
     inputs = gated_inputs("wide", torch.float32, gpu)
-    exact = mr.mlp(**inputs, activation="silu")
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        assert not torch.equal(mr.mlp(**inputs, activation="silu"), exact)
-    finally:
-        torch.set_float32_matmul_precision(before)
+    rounded = mr.mlp(**inputs, activation="silu")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    assert not torch.equal(mr.mlp(**inputs, activation="silu"), rounded)
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=name_of)

@@ -212,8 +212,11 @@ def test_what_is_wider_than_128_is_torchs(widths: tuple[int, int], hardware: str
     assert "nothing to fold" not in str(explanation)
 
 
-def test_what_is_not_wider_takes_kernels() -> None:
-    assert paths(wide(4096, 2048, 128, 128)) == ("simt", "simt")
+def test_what_is_not_wider_takes_kernels_but_for_many_hidden_values() -> None:
+    assert paths(wide(4096, 4088, 128, 128)) == ("simt", "simt")
+    assert paths(wide(4096, 4096, 128, 16)) == ("torch", "torch")
+    with mr.workspace(0):  # in which no hidden value is held
+        assert paths(wide(4096, 4096, 128, 16)) == ("simt", "simt")
     doubles = [t.double() for t in wide(4096, 2048, 256, 256)]
     assert mr.explain("mlp", *doubles, hardware="h100").forward == "mlp_forward/cuda/simt/float64"
 

@@ -233,11 +233,12 @@ def content(tensor: Tensor) -> Tensor:
 
 
 def may_be_torchs(operator: str, inputs: Mapping[str, Tensor]) -> bool:
-    """Whether torch may compute the call on a GPU, without a kernel of the library: a wide float32 MLP."""
+    """Whether torch may compute the call on a GPU, without a kernel of the library: a large float32 MLP."""
     if operator != "mlp" or "gate" in inputs or not inputs["x"].is_cuda:
         return False
-    width = max(inputs["x"].shape[-1], inputs["w2"].shape[0])
-    return inputs["x"].dtype == torch.float32 and width > 128
+    x, w1, w2 = (inputs[name] for name in ("x", "w1", "w2"))
+    large = max(x.shape[-1], w2.shape[0]) > 128 or x[..., 0].numel() * len(w1) >= 1 << 24
+    return x.dtype == torch.float32 and large
 
 
 def kernel_launches(operator: str, direction: str, device: torch.device) -> int:
