@@ -1641,11 +1641,13 @@ def mlp(
     With a gate it is (activation(x @ gate^T + gate_bias) * (x @ w1^T + bias1)) @ w2^T + bias2: SwiGLU with
     activation "silu", GeGLU with "gelu" (Shazeer, GLU Variants Improve Transformer, 2020).
 
-    Some calls store slices of the hidden values, of up to `get_workspace()` bytes but at least 128 rows or
-    hidden units: on a GPU if M or N is too wide for one kernel, or in the backward pass if K is too small to
-    keep one kernel busy; and all calls with a gate, on the CPU too. torch then computes the matrix products
-    of a slice, on the CPU in the accumulation dtype; of float32 with `float32("emulated")` the library's
-    kernels do.
+    Some calls store slices of the hidden values, of up to `get_workspace()` bytes: on a GPU if M or N is too
+    wide for one kernel; large float32 calls without tensor cores; in the backward pass if K is too small to
+    keep one kernel busy; and all calls with a gate, on the CPU too. A slice has at least 128 rows or hidden
+    units, even if that is more than the limit. Only float32 calls without a gate are not sliced if the limit
+    is less: kernels that store no hidden value then take them. torch computes the matrix products of a slice,
+    on the CPU in the accumulation dtype; of float32 with `float32("emulated")` the library's kernels do,
+    where they can.
 
     Args:
         x: [..., M].
@@ -1709,6 +1711,9 @@ def logsumexp_matmul(
 ) -> Tensor:
     """log sum_j exp(scale * <a_i, b_j>), without storing the products.
 
+    If a backward pass is to follow, the forward pass on a Hopper GPU may hold up to `get_workspace()` bytes
+    of local gradients for it, where that saves time; `workspace(0)` prevents it.
+
     Args:
         a: [..., F] one row per result.
         b: [N, F] the columns that each row is folded over.
@@ -1739,6 +1744,8 @@ def logsumexp_matmul(
         keep, a_differentiated = (
             tensors[0].is_cuda and _differentiated(*of) for of in (tensors, tensors[:1])
         )
+        # The mode of float32 is read when a compiled function runs, and with it what would be saved.
+        keep = keep and not (tensors[0].dtype == torch.float32 and torch.compiler.is_compiling())
         lse, *_ = call_op("logsumexp_matmul", *tensors, *options, keep, a_differentiated, workspace)
     else:
         lse = sharded.logsumexp_matmul(workspace)

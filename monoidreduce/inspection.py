@@ -336,7 +336,7 @@ def _of_large_mlp(run: DryRun, passes: tuple[Pass, Pass]) -> list[str]:
     x, w1, w2, workspace = (given[name] for name in ("x", "w1", "w2", "workspace"))
     for way, of in zip(WAYS, passes, strict=True):
         backward = way == "backward"
-        if of.plan is None or not mlp_by_torch.is_large(of.plan, x, w1, w2):
+        if of.plan is None or of.plan.tensor_cores or not mlp_by_torch.is_large(x, w1, w2):
             continue
         part = mlp_by_torch.held_part(x, w1, w2, workspace, backward)
         if why := mlp_by_torch.obstacle(part):

@@ -52,10 +52,10 @@ class float32(ContextDecorator):
 
     mode:
         "auto": on ordinary cores. Attention and MLPs use tensor cores, in tf32, if torch allows it.
-        "emulated": on Hopper's tensor cores where there are kernels for it, in planes of float16: about
-            2 to 5 times as fast as torch's float32, with errors of its size (docs/numerics.md). tf32 is not
-            used.
-        "simt": on ordinary cores, every product in float32.
+        "emulated": on Hopper's tensor cores where there are kernels for it, in planes of float16: most
+            calls 1.7 to 5 times as fast as torch's float32, with errors of its size (docs/numerics.md). tf32
+            is not used.
+        "simt": on ordinary cores, every product in float32; torch computes large MLPs there.
 
     The mode is read when an operator runs. A block inside a function that torch.compile traces has no effect.
     One around the call of such a function holds for its forward pass. Its backward pass runs in a thread of

@@ -1,5 +1,5 @@
-"""The workspace limit: bytes that a linear loss may use for dlogits, saved by forward or computed in
-backward.
+"""The workspace limit: bytes that a linear loss or a log-sum-exp may use for dlogits, saved by forward or
+computed in backward.
 
 An MLP that a GPU computes in slices of its hidden units uses it for hidden values.
 """

@@ -31,12 +31,15 @@ from monoidreduce.workspace import get_workspace
 
 __all__ = ["forward", "gradients", "held_part", "is_large", "obstacle", "part_of"]
 
-_WIDEST = 128  # of MLPs of which the kernels for ordinary cores compute each hidden value once
-# Hidden values from which torch computes a narrower call. Steps of 4096 x 4096 of width 64 take 1.2 ms in
-# parts, and 1.5 by one kernel a pass. With fewer the host takes longer than the GPU (H200,
+_SLICE = 128  # columns of the output whose sums a kernel for ordinary cores holds
+# torch computes a call from so many multiply-adds of a forward pass by these kernels on. Below, a step by
+# torch takes the host longer than theirs takes the GPU (H200,
 # bench/results/compare/nvidia_h200_mlp_by_torch.json).
-_MANY = 1 << 24
-_REPRODUCIBLE = (":4096:8", ":16:8")  # settings of cuBLAS with which products have the same bits in every run
+_FEWEST_TERMS = 1 << 28
+_REPRODUCIBLE = (
+    ":4096:8",
+    ":16:8",
+)  # settings of cuBLAS with which torch multiplies in the deterministic mode
 
 _aten = torch.ops.aten
 # Each replaces z, the pre-activations, by act(z).
@@ -64,11 +67,11 @@ _BY_VALUE: dict[str, Callable[[Tensor, Tensor], Any]] = {
 }
 
 
-def is_large(plan: _C.Plan, x: Tensor, w1: Tensor, w2: Tensor) -> bool:
-    """Whether torch computes a pass, unless there is an `obstacle`."""
-    if x.dtype != torch.float32 or plan.tensor_cores or x.numel() == 0 or w2.numel() == 0:
-        return False
-    return max(x.shape[1], w2.shape[0]) > _WIDEST or len(x) * len(w1) >= _MANY
+def is_large(x: Tensor, w1: Tensor, w2: Tensor) -> bool:
+    """Whether torch computes a float32 call that no tensor-core kernel takes, if there is no `obstacle`."""
+    (units, width), outputs = w1.shape, w2.shape[0]
+    terms = len(x) * units * (width * -(-outputs // _SLICE) + outputs)
+    return x.dtype == torch.float32 and x.numel() > 0 and w2.numel() > 0 and terms >= _FEWEST_TERMS
 
 
 def held_part(
@@ -103,7 +106,7 @@ def part_of(
     plan: _C.Plan, x: Tensor, w1: Tensor, w2: Tensor, workspace: int | None, *, backward: bool
 ) -> tuple[int, int] | None:
     """(rows, hidden units) of a part, if torch computes the pass. plan: of the pass."""
-    if not is_large(plan, x, w1, w2):
+    if plan.tensor_cores or not is_large(x, w1, w2):
         return None
     part = held_part(x, w1, w2, workspace, backward)
     return part if obstacle(part) is None else None

@@ -107,7 +107,7 @@ def multiply_hidden(
 
 
 class HiddenPart(NamedTuple):
-    """The tensors of what computes hidden values and their gradients for one part, as a kernel.
+    """Operands and results of a kernel, or of torch, that computes hidden values and their gradients.
 
     out: [rows, units], written: the gradients of the pre-activations, x @ w1.T + bias1.
     hidden: [rows, units], written: the hidden values.

@@ -120,15 +120,21 @@ class _RoundedOnce:
 _ROUNDED_ONCE = {torch.bfloat16: _RoundedOnce("bf16"), torch.float16: _RoundedOnce("fp16")}
 
 
+# Whether products with a bias obey the setting too: in torch where split-K can be forbidden as well.
+_BIASED_OBEY = hasattr(matmul, "allow_bf16_reduced_precision_reduction_split_k")
+
+
 def write_product(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None) -> None:
     """out = a @ b + bias, in out's dtype, summed in float32. a and b have that dtype, or are 16-bit.
 
-    A 16-bit product goes through a float32 tensor (add_product) in two cases. A small one on a GPU whose last
-    terms need a product of their own. Any on a CPU: torch may give NaN beside an infinity.
+    A 16-bit product goes through a float32 tensor (add_product) in three cases. A small one on a GPU whose
+    last terms need a product of their own. A small one with a bias, by an older torch. Any on a CPU: torch
+    may give NaN beside an infinity.
     """
     of_16_bits = out.element_size() == 2
     may_split = of_16_bits and not out.is_cpu and not fills_a_gpu(out)
-    apart = of_16_bits and (out.is_cpu or (may_split and b.shape[0] % 8 != 0))
+    obeys = b.shape[0] % 8 == 0 and (bias is None or _BIASED_OBEY)
+    apart = of_16_bits and (out.is_cpu or (may_split and not obeys))
     if apart or not out.dtype == a.dtype == b.dtype:
         total = out.new_empty(out.shape, dtype=torch.float32) if apart else out
         if bias is not None:

@@ -62,11 +62,10 @@ def columns_to_save(rows: int, columns: int, workspace: int, room: int = 0, scor
     return min(fitting - left, fitting // scores // TILE_COLUMNS * TILE_COLUMNS)
 
 
-# Saved dlogits are written, read and written once more, in 6 bytes each, where computing them again reads
-# `width` terms and writes 2 bytes. At 3.5 TB/s and 700 TFLOP/s that takes as long for a width of 400.
+# A saved dlogit is written, read and written once more: 6 bytes. To compute it again takes `width`
+# multiply-adds and writes 2 bytes. At 3.5 TB/s and 700 TFLOP/s both take as long at a width of 400.
 _NARROWEST_TO_SAVE = 512
-# An upstream gradient for each row takes four small kernels, 3 us each. In 25 us an H200 sums half so many
-# terms.
+# Upstream gradients of rows take four small kernels, about 12 us. So many multiply-adds take an H200 50 us.
 _FEWEST_TERMS_TO_SAVE = 1 << 34
 
 

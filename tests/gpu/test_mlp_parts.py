@@ -263,8 +263,7 @@ def test_the_hidden_is_never_stored_whole(gpu: torch.device) -> None:
     with mr.workspace(workspace):
         before = reset_peak()
         out = mr.mlp(**leaves)
-        part = workspace // (2 * hidden) * width  # a product of few elements is summed in float32
-        assert peak() - before <= 2 * out.numel() + workspace + 4 * part
+        assert peak() - before <= 2 * out.numel() + workspace + (1 << 18)
         before = reset_peak()
         torch.autograd.grad(out, list(leaves.values()), grad)
         gradients = 2 * sum(t.numel() for t in leaves.values())

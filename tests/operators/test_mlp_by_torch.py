@@ -54,7 +54,9 @@ class OrdinaryCores:
 
 @pytest.fixture
 def cores(monkeypatch: pytest.MonkeyPatch) -> OrdinaryCores:
+    """Calls of any size are torch's."""
     kernels = OrdinaryCores()
+    monkeypatch.setattr(mlp_by_torch, "_FEWEST_TERMS", 0)
     monkeypatch.setattr(mlp, "_C", kernels)
     monkeypatch.setattr(mlp, "launch_on", lambda on: (1, 0))
     return kernels
@@ -200,7 +202,7 @@ def paths(tensors: list[Tensor], hardware: str = "h100") -> tuple[str, str]:
 
 @pytest.mark.parametrize("hardware", ("h100", "a100", "b200"))
 @pytest.mark.parametrize("widths", ((136, 8), (8, 136), (129, 129), (4096, 4096)), ids=str)
-def test_what_is_wider_than_128_is_torchs(widths: tuple[int, int], hardware: str) -> None:
+def test_large_calls_are_torchs(widths: tuple[int, int], hardware: str) -> None:
     assert paths(wide(4096, 2048, *widths), hardware) == ("torch", "torch")
     explanation = mr.explain("mlp", *wide(4096, 2048, *widths), hardware=hardware)
     assert explanation.deterministic and explanation.workspace == mr.get_workspace()
@@ -212,10 +214,13 @@ def test_what_is_wider_than_128_is_torchs(widths: tuple[int, int], hardware: str
     assert "nothing to fold" not in str(explanation)
 
 
-def test_what_is_not_wider_takes_kernels_but_for_many_hidden_values() -> None:
-    assert paths(wide(4096, 4088, 128, 128)) == ("simt", "simt")
+def test_small_calls_take_kernels() -> None:
+    """Large ones of any width are torch's, but for float64, and where the workspace holds no hidden value."""
+    assert paths(wide(1024, 1024, 64, 64)) == ("simt", "simt")
+    assert paths(wide(256, 1024, 256, 256)) == ("simt", "simt")
+    assert paths(wide(64, 1024, 1024, 1024)) == ("torch", "torch")
     assert paths(wide(4096, 4096, 128, 16)) == ("torch", "torch")
-    with mr.workspace(0):  # in which no hidden value is held
+    with mr.workspace(0):
         assert paths(wide(4096, 4096, 128, 16)) == ("simt", "simt")
     doubles = [t.double() for t in wide(4096, 2048, 256, 256)]
     assert mr.explain("mlp", *doubles, hardware="h100").forward == "mlp_forward/cuda/simt/float64"
@@ -256,7 +261,7 @@ def tf32_allowed() -> Any:
 def test_planes_come_first() -> None:
     with mr.float32("emulated"):
         assert paths(wide(4096, 2048, 264, 264)) == ("planes", "planes")
-        assert paths(wide(63, 2048, 264, 264)) == ("torch", "torch")
+        assert paths(wide(63, 8192, 264, 264)) == ("torch", "torch")
 
 
 @pytest.mark.parametrize(

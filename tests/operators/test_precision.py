@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import monoidreduce as mr
+from monoidreduce._ops import mlp_by_torch
 
 
 def forward() -> str:
@@ -150,8 +151,8 @@ def mlp_tensors(rows: int, width: int, hidden: int, outputs: int) -> tuple[torch
 
 
 def of_ordinary_cores(sizes: tuple[int, ...]) -> str:
-    """What multiplies an MLP without tensor cores: over 128 wide torch does, unless there is nothing to."""
-    return "torch" if max(sizes[1], sizes[3]) > 128 and min(sizes) > 0 else "simt"
+    """What multiplies an MLP without tensor cores: torch, if it is large."""
+    return "torch" if mlp_by_torch.is_large(*mlp_tensors(*sizes)) else "simt"
 
 
 # Those with a width over 128 run in parts.

@@ -579,9 +579,12 @@ def test_constants_are_those_that_the_script_fits() -> None:
 
 def test_peak_memory_of_the_bench() -> None:
     cases = bench.measured()
-    missed = {c.name for c in cases if abs(bench.cost_of(c).peak_memory - c.peak) > PEAK}
-    # These held a gradient in float32 too.
-    assert missed <= {f"{name}, bfloat16" for name in bench.ROUNDED_APART}
+    missed = {c.name: c for c in cases if abs(bench.cost_of(c).peak_memory - c.peak) > PEAK}
+    sizes = ("B 16384, K 2048, d 512", "B 128, K 8192, d 256", "B 1024, K 2048, d 1024")
+    assert missed.keys() == {f"mlp, {size}, bfloat16" for size in sizes}
+    for of in missed.values():  # one of its gradients was held in float32, too
+        elements = of.parameters["K"] * of.parameters["d"]
+        assert 0 < of.peak - bench.cost_of(of).peak_memory <= 4 * elements + PEAK
     deterministic, ignored = (
         [c for c in cases if c.mode == "deterministic"],
         [c for c in cases if "ignored" in c.parameters],

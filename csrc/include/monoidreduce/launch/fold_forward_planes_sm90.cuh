@@ -49,7 +49,7 @@ PlaneMaps split_heads(const TensorView& x, float* to, const Launch& launch) {
 }
 
 // Splits the float32 operands a, b and payload into planes: at `planes`, those of a, then of b, then of the payload. Returns the
-// kernel's arguments. counter: as in fold_forward_sm90.cuh.
+// kernel's arguments. counter: of jobs, atomic, which this function clears; null if all rows have equally many unmasked columns.
 template <class Tile>
 PlanesArguments forward_planes_arguments(const FoldProblem& p, const FoldOutput& out, float* planes,
                                          unsigned long long* counter, const Launch& launch) {

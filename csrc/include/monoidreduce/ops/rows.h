@@ -25,7 +25,7 @@ constexpr TensorField<Call> order_of(TensorView Call::* member, std::string_view
 struct RowOrdering {
   TensorView target, mask;  // as in LossReduction; one of the two
   TensorView order;
-  TensorView upstream, factors;  // both or neither
+  TensorView upstream{}, factors{};  // both or neither
   std::int64_t ignore_index = -100;
   double unit = 1;
   bool mean = false;
