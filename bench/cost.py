@@ -480,6 +480,8 @@ FITS = (
     ),
     Fit(
         (
+            "cross_entropy_forward/planes",
+            "cross_entropy_local_gradient/planes",
             "cross_entropy_forward/keeping/planes",
             "logsumexp_forward/keeping/planes",
             "plane_product/planes",
