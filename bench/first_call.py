@@ -40,7 +40,10 @@ FUNCTIONS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "captured": {
         f"learned {name}": HEADS | {"name": name}
-        for name in ("forgetting", "alibi and documents", "relative", "clamped")
+        for name in ("forgetting", "alibi and documents", "relative", "clamped", "sigmoid")
+    },
+    "user_losses": {
+        f"loss {name}": {"N": 1024, "M": 1024, "D": 256, "name": name} for name in ("supcon", "siglip", "jsd")
     },
     "payloads": {
         **{f"payload {name}": {"H": 4, "L": 1024, "d": 64, "name": name} for name in ("alibi", "relative")},
@@ -84,7 +87,7 @@ class FirstCall(NamedTuple):
 def _of_case(op: str, device: Any, sizes: dict[str, Any]) -> FirstCall:
     import torch
 
-    of_points, module = "M" in sizes, importlib.import_module(f"bench.{op}")
+    of_points, module = "M" in sizes and op != "user_losses", importlib.import_module(f"bench.{op}")
     kind = "" if op != "payloads" else "gaussian_" if of_points else "attention_"
     dtype = torch.float32 if of_points else torch.bfloat16
     case = getattr(module, f"{kind}case")(dtype, device, **sizes)

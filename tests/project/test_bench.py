@@ -49,6 +49,7 @@ from bench import (
     publish,
     report,
     run,
+    user_losses,
 )
 from bench.decode import measure_decode
 from bench.forward import HALF_IGNORED, PRODUCT, measure_forward
@@ -264,8 +265,8 @@ def test_first_calls_are_of_all_functions() -> None:
     functions = first_call.FUNCTIONS
     assert {sizes["name"] for sizes in functions["folds"].values()} == {*folds.FOLDS}
     assert {sizes["name"] for sizes in functions["mods"].values()} == {*mods.KINDS, *mods.WEIGHTS}
-    learned = {name for name, function in captured.LEARNED.items() if function.softmax}
-    assert {sizes["name"] for sizes in functions["captured"].values()} == learned
+    assert {sizes["name"] for sizes in functions["captured"].values()} == {*captured.LEARNED}
+    assert {sizes["name"] for sizes in functions["user_losses"].values()} == {*user_losses.LOSSES}
     of_attention = {sizes.get("name") for sizes in functions["payloads"].values()} - {None}
     assert of_attention == {*payloads.ATTENTION} - {"plain"}  # which compiles nothing
     decorated = re.compile(r"^@mr\.statistics\ndef (\w+)", re.M)
