@@ -331,7 +331,7 @@ def _of_gate(run: DryRun, forward: Pass) -> list[str]:
 
 
 def _of_large_mlp(run: DryRun, passes: tuple[Pass, Pass]) -> list[str]:
-    """Which passes of a large float32 MLP torch computes, or why it does not. Nothing of other MLPs."""
+    """For a large float32 MLP, which passes torch computes, or why it does not. Empty for other MLPs."""
     given, reasons = run.ops[-1].arguments, []
     x, w1, w2, workspace = (given[name] for name in ("x", "w1", "w2", "workspace"))
     for way, of in zip(WAYS, passes, strict=True):

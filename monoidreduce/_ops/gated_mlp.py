@@ -226,7 +226,7 @@ class GatedGradients:
             self.dw2.add(columns_of(self.dw2.value, units), grad_out.T, hidden, first=first)
 
     def gradients(self) -> list[Tensor | None]:
-        """Of x, w1, w2 and gate."""
+        """The gradients of x, w1, w2 and gate; None where not needed."""
         totals = (self.dw1, self.dw2, self.dgate)
         return [self.dx, *(None if total is None else total.value for total in totals)]
 

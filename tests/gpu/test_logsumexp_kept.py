@@ -1,4 +1,4 @@
-"""logsumexp_matmul on Hopper, whose forward pass keeps local gradients of the first columns."""
+"""logsumexp_matmul on Hopper if its forward pass saves the local gradients of the first columns."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_block_mask(make: Any, shape: tuple[int, ...], options: dict[str, Any], 
 
 
 def norms(make: Any, width: int, gpu: torch.device) -> dict[str, tuple[float, float]]:
-    """Norms of errors of the output and of gradients, over some draws: ours, and those of torch in float32.
+    """Norms of the errors of the output and the gradients, over several draws: ours, and torch's in float32.
 
     Of captured tensors only those with 64 elements or more, beside `Recomputed`: errors of few numbers depend
     on luck.

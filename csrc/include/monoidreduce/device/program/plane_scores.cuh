@@ -11,7 +11,7 @@
 
 namespace monoidreduce {
 
-// P::Real is ElementReal, whose functions are as accurate as float's.
+// P::Real is ElementReal (element_real.cuh): scores of planes have the accuracy of float, and its functions keep it.
 template <class P>
 struct PlaneScores : ScoresOfCall<P> {
   using R = typename P::Real;
