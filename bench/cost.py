@@ -57,7 +57,8 @@ MARK, CPU_MARK, END = (
     "<!-- /bench -->",
 )
 DEVICES = {"NVIDIA H100 80GB HBM3": "h100", "NVIDIA H200": "h200"}
-# All results of the H100 are compared; of the H200 those of float32 in planes, which an H100 did not run.
+# The model is compared with every result of an H100, and with an H200's results of float32 in planes, because
+# there are none of an H100.
 IN_PLANES = ("h200", "emulated")
 # Commits with a default workspace of 128 MiB.
 WORKSPACES = dict.fromkeys(("0d07cf7", "a7f1d91"), 128 << 20)

@@ -270,7 +270,10 @@ def _copies(run: DryRun) -> list[str]:
 
 
 def _saved(forward: Pass, backward: Pass, given: dict[str, Any], fold: Fold) -> list[str]:
-    """What a forward pass of a linear loss saves, if its kernels can and its gradients are products."""
+    """For how many columns a forward pass saves local gradients, or softmax weights.
+
+    Empty if its kernels save none for any call, and for a narrow log-sum-exp, whose gradients are folds.
+    """
     plan, launch = forward.plan, forward.launch
     folds = backward.plan is not None and backward.plan.narrow
     if plan is None or launch is None or folds or "keep" not in given:

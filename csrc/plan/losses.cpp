@@ -75,7 +75,7 @@ Plan forward_plan(const Call& given, const ContractionSizes& sm80, const Contrac
   plan.tile = TileSize{tile.row_block, tile.columns};
   plan.scratch = fold_floats(tile, sizeof(State) / sizeof(float), p, gpu);
   if constexpr (requires { x.saved_columns; }) {
-    // Of the kernels for planes, only those of cross entropy and log-sum-exp save dlogits.
+    // In planes, cross entropy and log-sum-exp have kernels that save dlogits. Log-probabilities and distillation have none.
     constexpr bool kPlanesSave = requires { x.kept_upstream; } && !requires { x.teacher_x; };
     const bool multiplies = plan.can().planes && p.width() >= tiles::kNarrowestOfPlanes;
     const bool saves = plan.can().keeps || (kPlanesSave && multiplies);

@@ -100,7 +100,11 @@ class UniformUpstream(NamedTuple):
 
 
 def unit_of(slope: float) -> float:
-    """What upstream gradients are multiplied by for dlogits with UNIT_UPSTREAM. slope: as in `Upstream`."""
+    """The number that turns a row's upstream gradient into the factor of its products.
+
+    It is for dlogits that were stored with UNIT_UPSTREAM in place of the real upstream gradient. slope:
+    d logit / d dot product.
+    """
     return slope / UNIT_UPSTREAM
 
 

@@ -174,7 +174,10 @@ def test_products_on_another_tier_raise(gpu: torch.device, monkeypatch: pytest.M
 def test_small_products_are_rounded_once(
     rows: int, columns: int, terms: int, biased: bool, dtype: torch.dtype, gpu: torch.device
 ) -> None:
-    """cuBLAS splits the terms. Were parts added in 16 bits, the error would exceed that of one rounding."""
+    """cuBLAS divides such long sums among blocks.
+
+    If it added their parts in 16 bits, the error would be larger than that of rounding the exact sum once.
+    """
     a, b = torch.randn(rows, terms, device=gpu).to(dtype), torch.randn(columns, terms, device=gpu).to(dtype).T
     bias = torch.randn(columns, device=gpu).to(dtype) if biased else None
     exact = a.double() @ b.double() + (bias.double() if bias is not None else 0)

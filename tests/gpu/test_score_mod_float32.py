@@ -219,7 +219,7 @@ def test_packed_sequences(options: dict[str, Any], width: int, make: Any, gpu: t
 
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
 def test_sinks(shape: tuple[int, ...], gpu: torch.device) -> None:
-    """A sink is one more key, whose value is 0."""
+    """A sink takes part in the softmax as one more key would whose value is 0."""
     _, H, _, M, N, *_ = shape
 
     def draw(seed: int) -> Results:

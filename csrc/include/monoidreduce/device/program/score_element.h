@@ -36,7 +36,8 @@ template <class P>
   requires requires { &P::drops; }
 inline constexpr bool kDrops<P> = true;
 
-// What the entry that a gather reads depends on, beside batch and head: the query, or nothing (kRow); the key; or both.
+// Which indices choose the table entry that a gather reads, beside those of batch and head. kRow: the query's, or none. kColumn: the
+// key's. kElement: both.
 enum class EntryOf { kColumn, kElement, kRow };
 // What the kernel does with the gradients that elements add to the entries of the table (table_gradient.cuh).
 enum class TableSum { kFloats, kLargest, kIntegers };
