@@ -497,6 +497,12 @@ FITS = (
         "forward",
         ("logsumexp, M 32768, N 32768, F 64, float32, emulated",),
     ),
+    Fit(
+        ("logsumexp_forward/planes",),
+        4096,
+        "forward",
+        ("logsumexp, M 8192, N 128256, F 4096, float32, emulated",),
+    ),
     Fit(("cross_entropy_forward/sm80/bfloat16",), 0, "forward", (_head(65536, "sm80"),)),
     Fit(("cross_entropy_local_gradient/sm80/bfloat16",), 0, "backward", (_head(65536, "sm80"),)),
     Fit(("distillation_forward/sm80/bfloat16",), 0, "forward", (_teacher("sm80"),)),
