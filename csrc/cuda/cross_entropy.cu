@@ -2,15 +2,17 @@
 #include "monoidreduce/launch/fold_forward_simt.cuh"
 #include "monoidreduce/ops/cross_entropy.h"
 #include "operator.h"
+#include "simt_splits.cuh"
 
 namespace monoidreduce::cuda::simt {
 
 template <>
-void run(const CrossEntropyForward& x, const Plan&, const Launch& launch) {
+void run(const CrossEntropyForward& x, const Plan& plan, const Launch& launch) {
   with_accumulation(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
     with_cross_entropy<T>(x, [&](const auto& m) {
-      fold_forward<false>(m, cross_entropy_problem(x), cross_entropy_rows<T>(x), {}, launch);
+      fold_forward<false>(m, cross_entropy_problem(x), cross_entropy_rows<T>(x), {}, launch,
+                          splits_of(plan, x.scratch));
     });
   });
 }

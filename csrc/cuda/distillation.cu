@@ -2,6 +2,7 @@
 #include "monoidreduce/launch/fold_forward_simt.cuh"
 #include "monoidreduce/ops/distillation.h"
 #include "operator.h"
+#include "simt_splits.cuh"
 
 namespace monoidreduce::cuda::simt {
 namespace {
@@ -19,12 +20,13 @@ DistillationRows<T> rows_of(const Arguments& x) {
 }  // namespace
 
 template <>
-void run(const DistillationForward& x, const Plan&, const Launch& launch) {
+void run(const DistillationForward& x, const Plan& plan, const Launch& launch) {
   with_accumulation(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
     auto rows = rows_of<T>(x);
     rows.loss = data<T>(x.loss);
-    fold_forward<false>(NamedDistillation<T>{{}, x.options.loss}, distillation_problem(x), rows, {}, launch);
+    fold_forward<false>(NamedDistillation<T>{{}, x.options.loss}, distillation_problem(x), rows, {}, launch,
+                        splits_of(plan, x.scratch));
   });
 }
 

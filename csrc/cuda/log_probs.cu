@@ -2,6 +2,7 @@
 #include "monoidreduce/launch/fold_forward_simt.cuh"
 #include "monoidreduce/ops/log_probs.h"
 #include "operator.h"
+#include "simt_splits.cuh"
 
 namespace monoidreduce::cuda::simt {
 namespace {
@@ -32,18 +33,13 @@ KeptScores<T> kept_scores(const Call& x, const FoldProblem& p) {
 }  // namespace
 
 template <>
-void run(const LogProbsForward& x, const Plan&, const Launch& launch) {
+void run(const LogProbsForward& x, const Plan& plan, const Launch& launch) {
   const FoldProblem p = cross_entropy_problem(x);
-  const std::int64_t jobs = forward_jobs(p);
-  if (jobs == 0) return;
-  const DeviceGuard device(p.a.cuda_device);
   with_accumulation(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
-    with_log_probs<T>(x, [&]<class M>(const M& m) {
-      launch_kernel("fold_forward_simt",
-                    &monoidreduce::simt::fold_forward<false, M, LogProbsRows<T>, KeptScores<T>>,
-                    blocks_for(jobs), kThreads, sizeof(TileMemory<T>), launch.stream, m,
-                    forward_arguments(p, {}), kept_scores<T>(x, p), log_probs_rows<T>(x));
+    with_log_probs<T>(x, [&](const auto& m) {
+      monoidreduce::fold_forward<false>(m, p, kept_scores<T>(x, p), log_probs_rows<T>(x), {},
+                                        splits_of(plan, x.scratch), launch);
     });
   });
 }

@@ -2,13 +2,17 @@
 #include "monoidreduce/device/simt/program_narrow.cuh"
 #include "monoidreduce/device/simt/program_simt.cuh"
 #include "program_passes.cuh"
+#include "simt_splits.cuh"
 
 namespace monoidreduce::cuda::simt {
 namespace {
 
 namespace narrow = monoidreduce::simt::narrow;
+using monoidreduce::simt::Splits;
 static_assert(narrow::kThreads == tiles::kRowThreads && narrow::kRows == tiles::kGroupRows &&
               narrow::kColumns == tiles::kRowColumns);
+static_assert(kTile == tiles::kSimt.rows && kTile == tiles::kSimt.columns &&
+              kBlocksPerSm<float> == tiles::kSimtBlocks);
 
 template <class Call>
 monoidreduce::simt::ProgramOperands operands_of(const Call& x) {
@@ -31,25 +35,30 @@ void launch_narrow(const char* name, std::int64_t kernel, std::int64_t blocks, c
                 arguments...);
 }
 
-void fold_narrow(const StatisticsFold& x, const OwnedRows& owned, const Launch& launch) {
-  const narrow::Parts parts = parts_of(x, owned);
-  launch_narrow("statistics_fold", x.kernels, parts.row_blocks * parts.parts, launch, operands_of(x),
-                data_of(x), results_of(x), parts, x.scratch.data);
-  if (parts.parts > 1)
-    launch_narrow("combine_parts", x.kernels + 1, divide_up(x.a.size[0], narrow::kThreads), launch,
-                  results_of(x), parts.parts, x.scratch.data);
-}
-
 }  // namespace
 
 template <>
 void run(const StatisticsFold& x, const Plan& plan, const Launch& launch) {
-  const std::int64_t tiles = divide_up(x.a.size[0], kTile);
+  const std::int64_t rows = x.a.size[0], tiles = divide_up(rows, kTile);
   if (tiles == 0) return;
   const DeviceGuard guard(x.a.cuda_device);
-  if (plan.owned_rows) return fold_narrow(x, *plan.owned_rows, launch);
-  launch_loaded("statistics_fold", x.kernels, blocks_for(tiles), kThreads, tile_bytes(x.a.dtype),
-                launch.stream, operands_of(x), data_of(x), results_of(x));
+  const auto fold_tiles = [&](std::int64_t jobs, const auto&... splits) {
+    launch_loaded("statistics_fold", x.kernels, blocks_for(jobs), kThreads, tile_bytes(x.a.dtype),
+                  launch.stream, operands_of(x), data_of(x), results_of(x), splits...);
+  };
+  if (x.state_words == 0) return fold_tiles(tiles);  // a user's monoid in C++
+  Splits splits = splits_of(plan, x.scratch);
+  if (plan.owned_rows) {
+    const narrow::Parts parts = parts_of(x, *plan.owned_rows);
+    splits = {parts.parts, x.scratch.data};
+    launch_narrow("statistics_fold", x.kernels, parts.row_blocks * parts.parts, launch, operands_of(x),
+                  data_of(x), results_of(x), parts, splits);
+  } else {
+    fold_tiles(tiles * splits.count, splits);
+  }
+  if (splits.count > 1)
+    launch_loaded("combine_states", x.kernels + 1, blocks_for(divide_up(rows, kThreads)), kThreads, 0,
+                  launch.stream, results_of(x), splits);
 }
 template <>
 void run(const StatisticsLocalGradient& x, const Plan&, const Launch& launch) {

@@ -3,6 +3,7 @@
 
 #include "jobs.h"
 #include "monoidreduce/launch/most_sizes.h"
+#include "monoidreduce/launch/packing.h"
 #include "monoidreduce/monoids/cross_entropy.h"
 #include "monoidreduce/monoids/distillation.h"
 #include "monoidreduce/monoids/log_probs.h"
@@ -56,6 +57,21 @@ Planes planes_of(bool kernels, const Launch& launch) {
   return !kernels ? Planes::kNone : launch.planes ? Planes::kWanted : Planes::kUnwanted;
 }
 
+// Splits the columns of SIMT kernels, if tiles of rows leave multiprocessors idle. numbers: of the accumulation type in a state.
+void split_columns(Plan& plan, const FoldProblem& p, std::int64_t numbers, const DeviceFacts& gpu) {
+  if (p.rows() == 0 || p.columns() == 0) return;
+  const std::int64_t row_tiles = parts_of(p.rows(), tiles::kSimt.rows),
+                     column_tiles = parts_of(p.columns(), tiles::kSimt.columns);
+  // splits_of() counts in tiles of attention, about 128 wide.
+  const std::int64_t wide = std::max<std::int64_t>(parts_of(p.width() + p.other_width(), 128), 1);
+  const int places = gpu.multiprocessors * (p.a.dtype == DType::kFloat64 ? 1 : tiles::kSimtBlocks);
+  const std::int64_t wanted = splits_of(row_tiles, column_tiles * wide, places, column_tiles),
+                     splits = parts_of(column_tiles, parts_of(column_tiles, wanted));
+  if (splits == 1) return;
+  plan.packing = Packing{1, static_cast<int>(tiles::kSimt.rows), static_cast<int>(splits)};
+  plan.scratch = splits * p.rows() * numbers;
+}
+
 template <class State, class Call>
 Plan forward_plan(const Call& given, const ContractionSizes& sm80, const ContractionSizes& sm90,
                   const DeviceFacts& gpu, const Launch& launch) {
@@ -68,12 +84,16 @@ Plan forward_plan(const Call& given, const ContractionSizes& sm80, const Contrac
       choice.family = Family::kSimt;
   }
   Plan plan = plan_of(given, x, choice, launch);
-  if (plan.choice.family == Family::kSimt) return plan;
+  constexpr std::int64_t kNumbers = sizeof(State) / sizeof(float);
+  if (plan.choice.family == Family::kSimt) {
+    split_columns(plan, problem_of(given), kNumbers, gpu);
+    return plan;
+  }
   const ContractionSizes& tile = plan.choice.family == Family::kPlanes ? tiles::kPlanesLoss
                                  : plan.choice.family == Family::kSm90 ? sm90
                                                                        : sm80;
   plan.tile = TileSize{tile.row_block, tile.columns};
-  plan.scratch = fold_floats(tile, sizeof(State) / sizeof(float), p, gpu);
+  plan.scratch = fold_floats(tile, kNumbers, p, gpu);
   if constexpr (requires { x.saved_columns; }) {
     // In planes, cross entropy and log-sum-exp have kernels that save dlogits. Log-probabilities and distillation have none.
     constexpr bool kPlanesSave = requires { x.kept_upstream; } && !requires { x.teacher_x; };
@@ -230,6 +250,8 @@ Plan plan(const StatisticsFold& given, const DeviceFacts& gpu, const Launch& lau
     plan.owned_rows = own_rows(choice, p, gpu, std::numeric_limits<std::int64_t>::max());
   if (plan.owned_rows && plan.owned_rows->splits > 1)
     plan.scratch = plan.owned_rows->splits * p.rows() * x.state_words;
+  else if (of_program && choice.family == Family::kSimt && !plan.owned_rows)
+    split_columns(plan, problem_of(given), x.state_words, gpu);
   const auto take = [&](const ContractionSizes& tile) {
     plan.tile = TileSize{tile.row_block, tile.columns};
     plan.scratch = fold_floats(tile, x.state_words, p, gpu);

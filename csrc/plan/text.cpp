@@ -38,10 +38,11 @@ std::string text(const Choice& choice) {
   return "";
 }
 
-std::string few_rows(const Packing& packing, bool attention) {
+std::string few_rows(const Packing& packing, bool mlp) {
   const std::string split = packing.splits > 1 ? message("in ", packing.splits, " splits") : "not split";
-  const std::string of = attention ? message(" of ", packing.heads, " heads, columns ") : ", hidden units ";
-  return message("; few rows: tiles of ", packing.rows, " rows", of, split);
+  const std::string heads = packing.heads > 1 ? message(" of ", packing.heads, " heads") : "";
+  return message("; few rows: tiles of ", packing.rows, " rows", heads,
+                 mlp ? ", hidden units " : ", columns ", split);
 }
 
 // Names the gradients of attention that are computed, unless all are.
@@ -64,11 +65,13 @@ std::string padding(std::int64_t size, const char* of, const char* behind) {
 std::string text(const Plan& plan) {
   const bool simt = plan.choice.family == Family::kSimt;
   if (simt && plan.whole) return text(*plan.whole) + "; in parts: " + text(plan.choice);
-  if (simt) return text(plan.choice) + (plan.owned_rows ? "; narrow: threads own rows" : "");
+  if (simt)
+    return text(plan.choice) + (plan.owned_rows ? "; narrow: threads own rows" : "") +
+           (plan.packing ? few_rows(*plan.packing, false) : "");
   const bool mlp = std::string_view(plan.call).starts_with("mlp");
   std::string all = text(plan.choice);
   if (plan.owned_rows) all += "; narrow: gradients are summed on chip, and no local gradients are held";
-  if (plan.packing) all += few_rows(*plan.packing, !mlp);
+  if (plan.packing) all += few_rows(*plan.packing, mlp);
   if (plan.narrow && std::string_view(plan.call) == kDescription<LogSumExpForward>.name)
     all += "; narrow: folds the mean of b too";
   else if (plan.narrow)

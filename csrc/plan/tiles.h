@@ -72,6 +72,10 @@ constexpr std::int64_t narrow_floats(std::int64_t rows) {
 // tiles of 192 rows would be 171.
 inline constexpr TileSize kNarrow{128, 128};
 
+// The tile of SIMT kernels (device/block/tile.cuh), and its blocks per SM where sums are float.
+inline constexpr TileSize kSimt{64, 64};
+inline constexpr int kSimtBlocks = 2;
+
 // A narrow program without tensor cores (device/simt/program_narrow.cuh):
 //   kRowBytes     bytes of a row's operands that a lane holds in registers, at most
 //   kRowVector    bytes of a vector; a lane holds whole vectors

@@ -204,6 +204,7 @@ def prepare_forward(
         saved_by_head = [t[:, : weight.shape[0]] for t in whole]
     if plan.tensor_cores:
         xs, weights = [padded(t) for t in xs], [padded_weight(t, plan) for t in weights]
+    if plan.scratch:
         scratch = empty_statistics(x, plan.scratch)
     gathered = None if order is None else new_gather_buffers(*xs)
     absent: list[Tensor | None] = [None] * len(xs)

@@ -79,7 +79,7 @@ EVERY_GPU = {
         "program_narrow",
         (
             "simt::narrow::fold_narrow<Program<float>, 64, 0, 4>",
-            "simt::narrow::combine_parts<Program<float>>",
+            "simt::combine_states<Program<float>>",
             "simt::narrow::pull_narrow<Program<double>, 32, 0, 4>",
         ),
     ),

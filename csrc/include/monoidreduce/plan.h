@@ -149,7 +149,8 @@ struct Plan {
   // does not say.
   std::optional<TileSize> tile = {};
 
-  // Attention and the MLP with few rows: the packing (split-KV, PackGQA).
+  // Attention and the MLP with few rows on tensor cores: the packing (split-KV, PackGQA). The losses, log-sum-exp and folds of
+  // programs by SIMT kernels: how columns are split, if they are.
   std::optional<Packing> packing = {};
   // Attention's and the MLP's backward pass. adds_rows: whether kernels add to d_q or d_x, in the accumulation type. false: they
   // write it, in the inputs' type. streamed_tile: on Hopper, if each gradient has a pass of its own (wider than 128, or in

@@ -233,7 +233,7 @@ def compiled(
     assert found is not None
     source = (fold_source if which == _FOLD else gradient_source)(program, *counts)
     if owned is not None:
-        names = [f"fold_narrow<{_HERE}P, {', '.join(map(str, owned))}>", f"combine_parts<{_HERE}P>"]
+        names = [f"narrow::fold_narrow<{_HERE}P, {', '.join(map(str, owned))}>", f"combine_states<{_HERE}P>"]
         return _compiled_narrow(source, [_state_check(program)], names, dtype, capability)
     text = unit(which, program, source, tier, dtype)
     return compiled_unit(found, text, _instances(which, source, tier, dtype, row_block), tier, capability)
@@ -272,7 +272,7 @@ def compiled_row_gradient(
         width = next(size for size in _WIDTHS if owned[0] <= size)
         names = [f"{_HERE}sm90::row_gradient_planes_kernel<{_HERE}P, {width}>"]
         return compiled_unit(found, text, names, tier, capability)
-    names = [f"pull_narrow<{_HERE}P, {', '.join(map(str, owned))}>"]
+    names = [f"narrow::pull_narrow<{_HERE}P, {', '.join(map(str, owned))}>"]
     return _compiled_narrow(source, [], names, dtype, capability)
 
 
@@ -287,7 +287,7 @@ def _compiled_narrow(
         real=_real(dtype),
         checks="".join(checks),
     )
-    return compiled_unit(found, text, [f"{_HERE}simt::narrow::{name}" for name in names], "simt", capability)
+    return compiled_unit(found, text, [f"{_HERE}simt::{name}" for name in names], "simt", capability)
 
 
 def scores_kernel(
@@ -489,7 +489,8 @@ def _instances(which: str, source: Source, tier: str, dtype: torch.dtype, row_bl
     """The C++ names of the kernels of a unit."""
     here = _HERE
     if not _C.FAMILIES[tier].tensor_cores:
-        return [f"{here}simt::{'fold' if which == _FOLD else 'pull'}_program<{here}P>"]
+        simt = ("fold_program", "combine_states") if which == _FOLD else ("pull_program",)
+        return [f"{here}simt::{name}<{here}P>" for name in simt]
     family, element = f"{here}{tier}::", _ELEMENTS.get(dtype, "__half")  # float32 is multiplied in planes
     if which == _FOLD:
         tile = f"{family}ProgramFoldTile<{source.scores}, {row_block}>"

@@ -5,21 +5,25 @@
 // the end. With a payload, the lanes of a row agree on a frame (row max) at every tile, because they all
 // weigh into the same payload sums. These are the product of the tile of weights and the payload. A payload
 // wider than 128 is cut into slices for different blocks, and each block recomputes the scores.
+//
+// Without a payload, the columns of a tile of rows may be split between blocks (splits.cuh).
 #pragma once
 
 #include "monoidreduce/device/block/elements.cuh"
+#include "monoidreduce/device/simt/splits.cuh"
 #include "monoidreduce/traits.h"
 
 namespace monoidreduce {
 
 namespace simt {
 
-// Shapes as in FoldProblem and FoldOutput (fold.h).
+// Shapes as in FoldProblem and FoldOutput (fold.h). splits: only one with a payload.
 struct ForwardArguments {
   Tensor rows[2], columns[2];  // for each score
   Tensor payload, bias;
   Tensor out, out_low, out_bias;
   ColumnRange range;
+  Splits splits;
 };
 
 // Tiles that a block sums: 32 registers a thread (float), 64 (double).
@@ -96,12 +100,14 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<typename M::Real>)
   const std::int64_t payload_width = kPayload ? p.payload.size[3] : 0;
   const std::int64_t row_tiles = divide_up(row_count, kTile);
   const std::int64_t slices = payload_width > 0 ? divide_up(payload_width, kSlice) : 1;
-  const std::int64_t jobs = p.rows[0].size[0] * heads * row_tiles * slices;
+  const std::int64_t tiles = p.rows[0].size[0] * heads * row_tiles * slices;
 
 #pragma unroll 1
-  for (std::int64_t job = blockIdx.x; job < jobs; job += gridDim.x) {
-    const std::int64_t slice = job % slices, row_tile = job / slices % row_tiles,
-                       head_of_batch = job / slices / row_tiles;
+  for (std::int64_t job = blockIdx.x; job < tiles * p.splits.count; job += gridDim.x) {
+    // Blocks that run at the same time have the same split: they read the same columns.
+    const std::int64_t tile = job % tiles, split = job / tiles;
+    const std::int64_t slice = tile % slices, row_tile = tile / slices % row_tiles,
+                       head_of_batch = tile / slices / row_tiles;
     const std::int64_t batch = head_of_batch / heads, head = head_of_batch % heads,
                        column_head = head / group;
     const std::int64_t row0 = row_tile * kTile, slice0 = slice * kSlice;
@@ -119,9 +125,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<typename M::Real>)
     for (int g = 0; g < kPayloadTiles; ++g) clear<T>(sum[g]);
 
     const std::int64_t last_row = min(row0 + kTile, row_count) - 1;
-    const std::int64_t end_column = p.range.end(last_row, columns);
+    std::int64_t first_column = p.range.begin(row0) / kTile * kTile,
+                 end_column = p.range.end(last_row, columns);
+    if constexpr (!kPayload) p.splits.take(first_column, end_column, split);
 #pragma unroll 1
-    for (std::int64_t column0 = p.range.begin(row0) / kTile * kTile; column0 < end_column; column0 += kTile) {
+    for (std::int64_t column0 = first_column; column0 < end_column; column0 += kTile) {
       if (!scores.touches(row0, column0)) continue;
       const Validity valid = find_valid(memory, p.range, scores, row_exists, columns, row0, column0);
       if (!valid.any) continue;
@@ -168,6 +176,14 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<typename M::Real>)
     }
 
     state = reduce_lanes<kRowLanes>(state, [&](const auto& s, const auto& t) { return combine(m, s, t); });
+    if constexpr (!kPayload) {
+      if (p.splits.count > 1) {
+        const std::int64_t first = split * p.rows[0].size[0] * heads * row_count;
+        if (row_exists && first_lane)
+          static_cast<typename M::State*>(p.splits.partial)[first + flat_row] = state;
+        continue;
+      }
+    }
     T divisor(1);  // what the payload's sums are divided by
     if constexpr (kPayload) divisor = m.mass(state);
     if constexpr (kPayload && RowsWithSinks<Rows, M>) {
@@ -201,6 +217,24 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<typename M::Real>)
         __syncthreads();
       }
     }
+  }
+}
+
+// Combines the states of a row's splits, in order. row_count: of all batches and heads.
+template <class M, class Rows>
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm<typename M::Real>)
+    combine_splits(const __grid_constant__ M m, const __grid_constant__ Rows rows,
+                   const __grid_constant__ Splits splits, std::int64_t row_count) {
+  const auto* const partial = static_cast<const typename M::State*>(splits.partial);
+  const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
+  for (std::int64_t row = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; row < row_count; row += step) {
+    typename M::State state = m.identity();
+    with_named(m, [&](const auto& m) {
+#pragma unroll 1
+      for (std::int64_t split = 0; split < splits.count; ++split)
+        state = combine(m, state, partial[split * row_count + row]);
+      rows.store(row, m.project(state));
+    });
   }
 }
 

@@ -213,13 +213,13 @@ __device__ __forceinline__ void fold_staged(StatisticsState<P> (&state)[kRows / 
   }
 }
 
-// The fold. partial: [parts, rows] states, if there are several parts. A thread has the states of four rows,
-// or of one.
+// The fold. splits: the parts; combine_states() (program_simt.cuh) combines them. A thread has the states of four
+// rows, or of one.
 template <class P, int kWidth, int kOther, int kLanes>
 __global__ void __launch_bounds__(kThreads, kLanes == 1 ? 2 : 3)
     fold_narrow(const __grid_constant__ ProgramOperands p, const __grid_constant__ ProgramData data,
                 const __grid_constant__ StatisticsResults results, const __grid_constant__ Parts parts,
-                void* partial) {
+                const __grid_constant__ Splits splits) {
   constexpr int kOwn = kRows / kLanes;
   __shared__ Stage<P, kWidth, kOther> stage;
   const StatisticsSum<P> sum;
@@ -251,27 +251,11 @@ __global__ void __launch_bounds__(kThreads, kLanes == 1 ? 2 : 3)
     state[i].sums.add(low[i]);
     const std::int64_t row = work.own_row(i);
     if (row >= data.rows) continue;
-    if (parts.parts == 1)
+    if (splits.count == 1)
       results.store<P>(row, state[i]);
     else
-      static_cast<StatisticsState<P>*>(partial)[work.part * data.rows + row] = state[i];
+      static_cast<StatisticsState<P>*>(splits.partial)[work.part * data.rows + row] = state[i];
   }
-}
-
-// Combines the states of the parts, in order.
-template <class P>
-__global__ void __launch_bounds__(kThreads) combine_parts(const __grid_constant__ StatisticsResults results,
-                                                          std::int64_t parts, const void* partial) {
-  const StatisticsSum<P> sum;
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (row >= results.rows) return;
-  StatisticsState<P> state = sum.identity();
-  StatisticsSums<P> low{};
-#pragma unroll 1
-  for (std::int64_t part = 0; part < parts; ++part)
-    sum.add(state, low, static_cast<const StatisticsState<P>*>(partial)[part * results.rows + row]);
-  state.sums.add(low);
-  results.store<P>(row, state);
 }
 
 // Gradients of rows, separately for each part: [parts, rows, width]; and sums for the rows' data, [parts,

@@ -5,6 +5,7 @@
 
 #include "monoidreduce/device/block/tile.cuh"
 #include "monoidreduce/device/program/statistics.h"
+#include "monoidreduce/device/simt/splits.cuh"
 #include "monoidreduce/device/warp/lanes.cuh"
 
 namespace monoidreduce::simt {
@@ -38,11 +39,11 @@ __device__ __forceinline__ ProgramElement<P> element_of(const TileMemory<T>& mem
                          column0 + element_column(n));
 }
 
-// The fold: a block owns 64 rows and walks all columns.
+// The fold: a block owns 64 rows and walks all columns, or those of a split.
 template <class P>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm<typename P::Real>)
     fold_program(const __grid_constant__ ProgramOperands p, const __grid_constant__ ProgramData data,
-                 const __grid_constant__ StatisticsResults results) {
+                 const __grid_constant__ StatisticsResults results, const __grid_constant__ Splits splits) {
   using T = typename P::Real;
   extern __shared__ __align__(32) unsigned char shared_bytes[];
   auto& memory = *reinterpret_cast<TileMemory<T>*>(shared_bytes);
@@ -50,13 +51,15 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<typename P::Real>)
   const std::int64_t tiles = divide_up(data.rows, kTile);
 
 #pragma unroll 1
-  for (std::int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const std::int64_t row0 = tile * kTile, row = row0 + element_row();
+  for (std::int64_t job = blockIdx.x; job < tiles * splits.count; job += gridDim.x) {
+    const std::int64_t row0 = job % tiles * kTile, row = row0 + element_row(), split = job / tiles;
+    std::int64_t first_column = 0, end_column = data.columns;
+    splits.take(first_column, end_column, split);
     const ProgramRow<P> of_row = data.of_row<P>(min(row, data.rows - 1));
     StatisticsState<P> state = sum.identity();
     StatisticsSums<P> low{};
 #pragma unroll 1
-    for (std::int64_t column0 = 0; column0 < data.columns; column0 += kTile) {
+    for (std::int64_t column0 = first_column; column0 < end_column; column0 += kTile) {
       multiply_operands<P::kScores>(memory, p, row0, column0);
       StatisticsState<P> of_tile[1] = {sum.identity()};
       fold_elements<P, kLaneElements, false>(
@@ -68,8 +71,29 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<typename P::Real>)
     state.sums.add(low);
     const auto whole =
         reduce_lanes<kRowLanes>(state, [&](const auto& s, const auto& t) { return sum.combine(s, t); });
-    if (row < data.rows && threadIdx.x % kRowLanes == 0) results.store<P>(row, whole);
+    if (row >= data.rows || threadIdx.x % kRowLanes != 0) continue;
+    if (splits.count == 1)
+      results.store<P>(row, whole);
+    else
+      static_cast<StatisticsState<P>*>(splits.partial)[split * data.rows + row] = whole;
   }
+}
+
+// Combines the states of a row's splits, in order.
+template <class P>
+__global__ void __launch_bounds__(kThreads)
+    combine_states(const __grid_constant__ StatisticsResults results, const __grid_constant__ Splits splits) {
+  const auto* const partial = static_cast<const StatisticsState<P>*>(splits.partial);
+  const StatisticsSum<P> sum;
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (row >= results.rows) return;
+  StatisticsState<P> state = sum.identity();
+  StatisticsSums<P> low{};
+#pragma unroll 1
+  for (std::int64_t split = 0; split < splits.count; ++split)
+    sum.add(state, low, partial[split * results.rows + row]);
+  state.sums.add(low);
+  results.store<P>(row, state);
 }
 
 // The local gradients. of: [1, 1, rows, columns] of the accumulation type, for each score.
