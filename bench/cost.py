@@ -180,7 +180,17 @@ def _other_kernels(row: dict[str, Any], mode: str, phase: str) -> int:
     on_hopper = row["dtype"] in ("bfloat16", "float16") and mode != "sm80"
     gone = GONE.get(row["op"], 0) * on_hopper
     rounded = ROUNDED_APART.get(f"{row['op']}, {in_words(row['parameters'])}", (0, 0))[phase == "backward"]
-    return of_entropy + rounded + (converts + gone) * (phase == "backward")
+    cleared = _cleared_apart(row, mode) if row["op"] == "attention" else 0
+    return of_entropy + rounded + (converts + gone + cleared) * (phase == "backward")
+
+
+def _cleared_apart(row: dict[str, Any], mode: str) -> int:
+    """How many kernels of attention's backward pass are gone: they cleared sums of dQ, and marks of masked
+    rows."""
+    of, on_hopper = row["parameters"], row["dtype"] in ("bfloat16", "float16") and mode != "sm80"
+    if row["dtype"] == "float32":
+        return 0
+    return (not on_hopper or of["d"] <= 128) + ("causal" in of or "window" in of)
 
 
 def _workspace(mode: str, parameters: dict[str, Any], default: int) -> int:

@@ -75,10 +75,11 @@ struct BackwardScratch {
   RowMarks marks;
   RowSemaphores turns{};  // deterministic mode only
   float* sharing;
-  ClearedWords cleared;  // the words of sharing and turns
+  Cleared cleared;  // the marks, the words of sharing and turns, and d_q if kernels add to it
 
   template <class Call>
-  BackwardScratch(const Call& x, const JobSharing& how) {
+  BackwardScratch(const Call& x, const Plan& plan) {
+    const JobSharing& how = plan.sharing;
     const BackwardParts parts(x, how);
     static_assert(RowMarks::kUnit == parts.kMarked && RowSemaphores::kRows == parts.kInTurn);
     static_assert(Band::kFar == tiles::kFar);
@@ -89,7 +90,12 @@ struct BackwardScratch {
     sharing = part[4];
     if (how.in_turn) turns = {part[5], parts.padded_rows};
     float* const first = sharing + how.floats - how.words;  // the words are last; the turns follow them
-    cleared = {reinterpret_cast<unsigned*>(first), part[5] + parts.floats[5] - first};
+    cleared = {.marks = marks,
+               .column_marks = parts.floats[3],
+               .words = reinterpret_cast<unsigned*>(first),
+               .word_count = part[5] + parts.floats[5] - first,
+               .d_a = plan.adds_rows ? data<float>(x.d_q) : nullptr,
+               .d_a_width = static_cast<int>(x.q.size[3])};
   }
 };
 
@@ -116,16 +122,14 @@ KnownRows known_rows(const Call& x, const BackwardScratch& scratch) {
 // Runs the whole backward pass. run(E{}, scores, problem, wanted, scratch) must launch a tier's backward
 // fold.
 template <Biases kBiases, class Elements = Halves, class Run>
-void attention_backward_passes(const AttentionBackward& x, const JobSharing& sharing, const Launch& launch,
-                               Run run) {
+void attention_backward_passes(const AttentionBackward& x, const Plan& plan, const Launch& launch, Run run) {
   const FoldProblem problem = attention_problem(x);
-  const BackwardScratch scratch(x, sharing);
+  const BackwardScratch scratch(x, plan);
   const float scale = static_cast<float>(x.options.scale);
   const FoldGradients wanted{.grad_out = x.grad_out, .d_a = x.d_q, .d_b = x.d_k, .d_payload = x.d_v};
   Elements::with(x.q.dtype, [&](auto element) {
-    prepare_rows<decltype(element)>(
-        {x.grad_out, x.out, x.out_low, x.lse, x.grad_lse, scale, x.k.size[1], may_mask(problem)},
-        scratch.residuals, scratch.marks, scratch.cleared, launch);
+    prepare_rows<decltype(element)>({x.grad_out, x.out, x.out_low, x.lse, x.grad_lse, scale},
+                                    scratch.residuals, scratch.cleared, launch);
     with_attention_scores<kBiases, decltype(element)>(
         problem, x.d_bias, [&](const auto& scores) { run(element, scores, problem, wanted, scratch); });
   });

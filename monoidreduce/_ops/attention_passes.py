@@ -20,11 +20,11 @@ from torch import Tensor
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.memory import (
     accumulation_dtype,
-    accumulator,
     aligned,
     cut_to_width,
     empty_dense,
     empty_statistics,
+    empty_sums,
     new_bias_gradient,
     new_gradient,
     padded,
@@ -220,7 +220,7 @@ def backward_pass(
     if plan is not None and plan.tensor_cores and grad_out is not None:
         out, low = _readable_result(out), None if low is None else _readable_result(low)
         grad_out, q, k, v = _readable(q, v, grad_out, q, k, v)
-        makers = (accumulator if plan.adds_rows else empty_dense, empty_dense, empty_dense)
+        makers = (empty_sums if plan.adds_rows else empty_dense, empty_dense, empty_dense)
         computed = zip(makers, (q, k, v), plan.computed, strict=True)  # needed or not
         dq, dk, dv = (make(t) if written else None for make, t, written in computed)
     else:

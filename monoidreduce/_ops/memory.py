@@ -70,6 +70,11 @@ def new_bias_gradient(of: Tensor | None, needed: bool) -> Tensor | None:
     return accumulator(of) if of is not None and needed else None
 
 
+def empty_sums(of: Tensor) -> Tensor:
+    """Memory for a gradient that kernels clear before they add to it."""
+    return empty_statistics(of, *of.shape)
+
+
 def accumulator(of: Tensor) -> Tensor:
     return torch.zeros_like(of, dtype=accumulation_dtype(of.dtype), memory_format=torch.contiguous_format)
 

@@ -164,8 +164,6 @@ class ProgramScores(NamedTuple):
             gathers = sum(name == "gather" for name, *_ in parse(self.program).nodes)
             factors = factors_of(self.d_table, gathers * t.q.shape[:3].numel() * t.k.shape[2])
             integers = torch.zeros_like(factors, dtype=torch.int64)
-            if t.dq is not None and plan.adds_rows:
-                t.dq.zero_()  # the kernels add to it
             self._replace(d_table=factors)._run_backward(t, plan, "integers", integers)
             self.d_table.copy_(sums_of(integers, factors))
 

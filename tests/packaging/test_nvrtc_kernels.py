@@ -98,7 +98,7 @@ EVERY_GPU = {
     "simt gradient of sinks": Kernel(
         "sink_gradient", ("simt::sink_gradient<LogMeanExp<double>, RepairedRows<LogMeanExp<double>>>",)
     ),
-    "centre of rows": Kernel("row_residuals", ("prepare_rows<E, 16>", "clear_marks")),
+    "centre of rows": Kernel("row_residuals", ("prepare_rows<E, 16>",)),
     "repair": Kernel(
         "repair",
         (

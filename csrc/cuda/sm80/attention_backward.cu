@@ -10,7 +10,7 @@ using namespace monoidreduce::sm80;
 template <>
 void run(const AttentionBackward& x, const Plan& plan, const Launch& launch) {
   attention_backward_passes<Biases::kElements, HalvesAndFloat>(
-      x, plan.sharing, launch,
+      x, plan, launch,
       [&](auto element, const auto& scores, const auto& problem, const auto& wanted,
           const BackwardScratch& scratch) {
         using E = decltype(element);

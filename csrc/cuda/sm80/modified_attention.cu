@@ -48,7 +48,7 @@ void run(const ModifiedAttentionBackward& x, const Plan& plan, const Launch& lau
                     LogSumExp<Bits>{}, scores_of(x));
     });
   };
-  modified_backward_passes(x, plan.sharing, launch, run);
+  modified_backward_passes(x, plan, launch, run);
 }
 
 }  // namespace monoidreduce::cuda::sm80

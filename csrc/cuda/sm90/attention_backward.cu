@@ -23,7 +23,7 @@ void run(const AttentionBackward& x, const Plan& plan, const Launch& launch) {
     backward_kernels<decltype(element), false>(LogSumExp<Bits>{}, scores, problem, wanted, scratch.residuals,
                                                scratch.marks, scratch.turns, scratch.sharing, launch);
   };
-  attention_backward_passes<Biases::kTiles>(x, plan.sharing, launch, run);
+  attention_backward_passes<Biases::kTiles>(x, plan, launch, run);
 }
 
 }  // namespace monoidreduce::cuda::sm90

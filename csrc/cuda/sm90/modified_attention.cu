@@ -68,7 +68,7 @@ void run(const ModifiedAttentionBackward& x, const Plan& plan, const Launch& lau
       pull(ModifiedBackwardTile<width(), lean(), kAnyOrder>{});
     });
   };
-  modified_backward_passes(x, plan.sharing, launch, run);
+  modified_backward_passes(x, plan, launch, run);
 }
 
 }  // namespace monoidreduce::cuda::sm90

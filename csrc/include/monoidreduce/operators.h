@@ -5,7 +5,8 @@
 //   CPU                   written, in the input's type
 //   CUDA, SIMT            added to a zero-filled contiguous buffer of the accumulation type (float; double for float64)
 //   CUDA, tensor cores    d_k, d_v, d_w1, d_w2: written, in the input's type
-//                         d_q, d_x: the same if Plan::adds_rows is false, otherwise as with SIMT
+//                         d_q, d_x: the same if Plan::adds_rows is false, otherwise d_x as with SIMT, and d_q
+//                         written to a contiguous buffer of the accumulation type
 //                         all gradients that the plan computes must be present
 //   of a bias, anywhere   added to a buffer of the accumulation type
 //   of sinks, anywhere    written, in the accumulation type

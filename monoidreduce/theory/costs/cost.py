@@ -491,12 +491,10 @@ def _advice(
     unused = [name for name in at_once if name not in needed and f"d{name}" in written]
     if unused:
         advice.append(f"gradients of {', '.join(unused)} are computed by the same kernel, and not needed")
-    sums = [p for p in passes if p.backward and p.name in ("torch zeros_like", "torch _to_copy")]
+    sums = [p for p in passes if p.backward and p.name == "torch _to_copy"]
     if operator == "attention" and sums:
         moved, spent = sum(p.dram_read + p.dram_written for p in sums), sum(p.seconds for p in sums)
-        advice.append(
-            f"d_q is summed in float32: {moved / 1e6:.4g} MB and {1e3 * spent:.3g} ms to clear and round it"
-        )
+        advice.append(f"d_q is summed in float32: {moved / 1e6:.4g} MB and {1e3 * spent:.3g} ms to round it")
     again = sum(p.seconds for p in passes if p.backward and p.name.endswith("local_gradient"))
     keeps = any(x.plan is not None and x.plan.keeps for x in run.launches if not x.backward)
     saves = operator in ("linear_cross_entropy", "linear_distillation")

@@ -403,8 +403,9 @@ def _backward(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     problem, a = _Problem.of(launch), launch.arguments
     if "q" in a:
         statistics = _bytes(launch, "lse lse_low")
-        yield moves("prepare_rows", _bytes(launch, "grad_out out out_low") + statistics, statistics)
-    if problem.repairs:
+        cleared = _bytes(launch, "dq") if problem.plan.tensor_cores and problem.plan.adds_rows else 0
+        yield moves("prepare_rows", _bytes(launch, "grad_out out out_low") + statistics, statistics + cleared)
+    if problem.repairs and problem.plan.planes:
         yield moves("clear_marks", 0, 0)
     if problem.plan.planes:
         yield _split_heads(launch, "q k v x w1 w2 grad_out")

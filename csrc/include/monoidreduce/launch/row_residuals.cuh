@@ -11,14 +11,13 @@
 namespace monoidreduce {
 
 template <class E>
-void prepare_rows(const RowInputs& x, const RowResiduals& to, const RowMarks& marks,
-                  const ClearedWords& cleared, const Launch& launch) {
+void prepare_rows(const RowInputs& x, const RowResiduals& to, const Cleared& cleared, const Launch& launch) {
   const DeviceGuard device(x.out.cuda_device);
   const std::int64_t padded = x.out.size[0] * x.out.size[1] * to.padded_rows;
   const auto run = [&](auto lanes) {
     constexpr int kLanes = decltype(lanes)::value;
     launch_kernel("prepare_rows", &prepare_rows<E, kLanes>, blocks_for(padded * kLanes / kPrepareThreads),
-                  kPrepareThreads, 0, launch.stream, x, to, marks, cleared);
+                  kPrepareThreads, 0, launch.stream, x, to, cleared);
   };
   if (x.out.size[3] <= 64) {
     run(std::integral_constant<int, 8>{});
@@ -27,10 +26,6 @@ void prepare_rows(const RowInputs& x, const RowResiduals& to, const RowMarks& ma
   } else {
     run(std::integral_constant<int, 32>{});
   }
-  if (!x.banded) return;
-  const std::int64_t column_marks = x.out.size[0] * x.column_heads * marks.column_units;
-  launch_kernel("clear_marks", &clear_marks, blocks_for((column_marks + 255) / 256), 256, 0, launch.stream,
-                marks.columns, column_marks);
 }
 
 }  // namespace monoidreduce

@@ -4,7 +4,8 @@
 //   the log-sum-exp, in base 2
 //   the centre: grad_lse - delta, where delta = <grad_out, out>, the row's sum of dO * O; times the scale of the scores
 //
-// The kernel also clears the marks of repair.cuh, and the counters and semaphores of the backward kernel.
+// The kernel also clears what the backward kernel adds to: the gradient of the rows, the marks of repair.cuh, and
+// counters and semaphores.
 #pragma once
 
 #include <cmath>
@@ -40,10 +41,15 @@ struct RowMarks {
   }
 };
 
-// Memory that prepare_rows sets to 0: counters and semaphores of the backward kernel.
-struct ClearedWords {
-  unsigned* words;
-  std::int64_t count;
+// Memory that prepare_rows sets to 0.
+struct Cleared {
+  RowMarks marks;
+  std::int64_t column_marks;  // the number of marks of columns
+  unsigned* words;            // counters and semaphores
+  std::int64_t word_count;
+  float*
+      d_a;  // [rows of all heads, d_a_width], 16-byte aligned; null: the backward kernel does not add to it
+  int d_a_width;  // a multiple of 4
 };
 
 struct RowInputs {
@@ -51,8 +57,6 @@ struct RowInputs {
   // be absent. lse and grad_lse: [B, H, M]; grad_lse may be absent.
   TensorView grad_out, out, out_low, lse, grad_lse;
   float scale;
-  std::int64_t column_heads;
-  bool banded;  // some rows are masked; only then are columns marked
 };
 
 inline constexpr int kChunk = 8;  // 16-bit elements that a lane reads at a time
@@ -94,16 +98,22 @@ __device__ __forceinline__ float as_factor(float x) {
 template <class E, int kLanes>
 __global__ void __launch_bounds__(kPrepareThreads)
     prepare_rows(const __grid_constant__ RowInputs x, const __grid_constant__ RowResiduals to,
-                 const __grid_constant__ RowMarks marks, const __grid_constant__ ClearedWords cleared) {
+                 const __grid_constant__ Cleared cleared) {
   constexpr int kRows = kPrepareThreads / kLanes;
   const int heads = static_cast<int>(x.out.size[1]), rows = static_cast<int>(x.out.size[2]),
             width = static_cast<int>(x.out.size[3]), blocks_of_head = to.padded_rows / kRows;
   const int batch_head = blockIdx.x / blocks_of_head, batch = batch_head / heads, head = batch_head % heads;
   const int row = (blockIdx.x - batch_head * blocks_of_head) * kRows + threadIdx.x / kLanes;
   const int lane = threadIdx.x % kLanes;
-  for (std::int64_t n = std::int64_t{blockIdx.x} * kPrepareThreads + threadIdx.x; n < cleared.count;
-       n += std::int64_t{gridDim.x} * kPrepareThreads)
-    cleared.words[n] = 0;
+  const std::int64_t thread = std::int64_t{blockIdx.x} * kPrepareThreads + threadIdx.x,
+                     threads = std::int64_t{gridDim.x} * kPrepareThreads;
+  for (std::int64_t n = thread; n < cleared.word_count; n += threads) cleared.words[n] = 0;
+  for (std::int64_t n = thread; n < cleared.column_marks; n += threads) cleared.marks.columns[n] = 0.f;
+  if (cleared.d_a && row < rows) {
+    float* const d_a = cleared.d_a + (std::int64_t{batch_head} * rows + row) * cleared.d_a_width;
+    for (int k = 4 * lane; k < cleared.d_a_width; k += 4 * kLanes)
+      *reinterpret_cast<float4*>(d_a + k) = {0.f, 0.f, 0.f, 0.f};
+  }
   const auto offset = [&](const TensorView& t) {
     return batch * t.stride[0] + head * t.stride[1] + row * t.stride[2];
   };
@@ -135,13 +145,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
   const std::int64_t flat = std::int64_t{batch_head} * to.padded_rows + row;
   to.product[flat] = product;
   to.upstream[flat] = upstream;
-  if (row % RowMarks::kUnit == 0) marks.row(batch_head, row) = 0.f;
-}
-
-// Clears the marks of the columns.
-static __global__ void clear_marks(float* marks, std::int64_t count) {
-  const std::int64_t n = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (n < count) marks[n] = 0.f;
+  if (row % RowMarks::kUnit == 0) cleared.marks.row(batch_head, row) = 0.f;
 }
 
 }  // namespace monoidreduce
