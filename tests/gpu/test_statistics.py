@@ -100,6 +100,23 @@ def test_few_rows(name: str, rows: int, gpu: torch.device, tier: str) -> None:
     check_draws(lambda: assert_accurate(draw, torch.bfloat16, gpu, rows, pooled=8))
 
 
+@pytest.mark.tiers("simt")
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64), ids=name_of)
+@pytest.mark.parametrize("rows", (1, 130))
+@pytest.mark.parametrize("name", ("token_stats", "ranked", "renyi", "entropies"))
+def test_few_rows_of_wide_operands(name: str, rows: int, dtype: torch.dtype, gpu: torch.device) -> None:
+    """On ordinary cores their columns are split between blocks. Threads own the rows of narrow operands."""
+    draw = functools.partial(fold_inputs, name, (rows,), 9001, 264, dtype)
+    check_draws(lambda: assert_accurate(draw, dtype, gpu, rows, pooled=8))
+    fold, call = draw()
+    call = moved(call, gpu)
+    operands = (call["a"], call["b"], call.get("other_a"), call.get("other_b"))
+    plan = _C.plan_statistics_fold(*operands, state_words=8)
+    assert plan.owned_rows is None and plan.packing is not None and plan.packing[2] > 1
+    first, second = (outputs_of(fold(**call)) for _ in range(2))
+    assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
+
+
 def row_gradients(dtype: torch.dtype) -> int:
     """How many times threads that own rows have summed their gradients."""
     return _C.path_counts().get(f"statistics_row_gradient/cuda/simt/{name_of(dtype)}", 0)

@@ -389,6 +389,19 @@ def test_a_gpu_that_is_not_there_is_planned_for(hardware: str, tier: str, archit
         assert explanation.architecture == architecture and explanation.tiles is None
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "splits"),
+    ((64, 10_000, 157), (64 * 132, 10_000, 2), (64 * 264, 10_000, 1), (64, 64, 1)),
+)
+def test_columns_of_few_rows_on_ordinary_cores(rows: int, columns: int, splits: int) -> None:
+    """They are split so that all 132 multiprocessors have work, two blocks each."""
+    a, b = (t.float() for t in meta((rows, 128), (columns, 128)))
+    explanation = mr.explain("logsumexp_matmul", a, b, hardware="h100")
+    said = [reason for reason in explanation.reasons if "few rows: " in reason]
+    assert len(said) == (splits > 1)
+    assert all(f"; few rows: tiles of 64 rows, columns in {splits} splits" in reason for reason in said)
+
+
 def test_what_is_planned_is_said() -> None:
     """Few rows, parts, padding and what keeps a call from tensor cores, from the same rules as on a GPU."""
     q, k = meta((8, 32, 1, 128), (8, 8, 32768, 128))

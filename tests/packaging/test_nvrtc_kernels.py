@@ -63,6 +63,7 @@ EVERY_GPU = {
         (
             "simt::fold_forward<true, LogMeanExp<float>, Rows<LogMeanExp<float>>>",
             "simt::fold_forward<false, NoisyOr<double>, Rows<NoisyOr<double>>>",
+            "simt::combine_splits<NoisyOr<double>, Rows<NoisyOr<double>>>",
         ),
     ),
     "simt backward": Kernel(
