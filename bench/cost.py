@@ -190,7 +190,7 @@ def _cleared_apart(row: dict[str, Any], mode: str) -> int:
     of, on_hopper = row["parameters"], row["dtype"] in ("bfloat16", "float16") and mode != "sm80"
     if row["dtype"] == "float32":
         return 0
-    return (not on_hopper or of["d"] <= 128) + ("causal" in of or "window" in of)
+    return (not on_hopper or of["d"] <= 128) + (bool(of.get("causal")) or "window" in of)
 
 
 def _workspace(mode: str, parameters: dict[str, Any], default: int) -> int:

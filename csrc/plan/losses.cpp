@@ -57,18 +57,23 @@ Planes planes_of(bool kernels, const Launch& launch) {
   return !kernels ? Planes::kNone : launch.planes ? Planes::kWanted : Planes::kUnwanted;
 }
 
+// A state of doubles has at most twice the size of a state of floats, so it takes as many numbers of scratch.
+template <template <class> class M>
+inline constexpr bool kSameNumbers =
+    sizeof(typename M<double>::State) <= 2 * sizeof(typename M<float>::State);
+static_assert(kSameNumbers<CrossEntropy> && kSameNumbers<NamedDistillation> && kSameNumbers<LogSumExp> &&
+              kSameNumbers<TopLogProbs>);
+
 // Splits the columns of SIMT kernels, if tiles of rows leave multiprocessors idle. numbers: of the accumulation type in a state.
 void split_columns(Plan& plan, const FoldProblem& p, std::int64_t numbers, const DeviceFacts& gpu) {
   if (p.rows() == 0 || p.columns() == 0) return;
   const std::int64_t row_tiles = parts_of(p.rows(), tiles::kSimt.rows),
                      column_tiles = parts_of(p.columns(), tiles::kSimt.columns);
-  // splits_of() counts in tiles of attention, about 128 wide.
-  const std::int64_t wide = std::max<std::int64_t>(parts_of(p.width() + p.other_width(), 128), 1);
+  const std::int64_t of_tile = std::max<std::int64_t>(parts_of(p.width() + p.other_width(), 128), 1);
   const int places = gpu.multiprocessors * (p.a.dtype == DType::kFloat64 ? 1 : tiles::kSimtBlocks);
-  const std::int64_t wanted = splits_of(row_tiles, column_tiles * wide, places, column_tiles),
-                     splits = parts_of(column_tiles, parts_of(column_tiles, wanted));
+  const int splits = splits_of(row_tiles, column_tiles, places, column_tiles, of_tile);
   if (splits == 1) return;
-  plan.packing = Packing{1, static_cast<int>(tiles::kSimt.rows), static_cast<int>(splits)};
+  plan.packing = Packing{1, static_cast<int>(tiles::kSimt.rows), splits};
   plan.scratch = splits * p.rows() * numbers;
 }
 

@@ -67,7 +67,9 @@ std::string text(const Plan& plan) {
   if (simt && plan.whole) return text(*plan.whole) + "; in parts: " + text(plan.choice);
   if (simt)
     return text(plan.choice) + (plan.owned_rows ? "; narrow: threads own rows" : "") +
-           (plan.packing ? few_rows(*plan.packing, false) : "");
+           (plan.packing ? message("; few tiles of ", plan.packing->rows, " rows: columns in ",
+                                   plan.packing->splits, " splits")
+                         : "");
   const bool mlp = std::string_view(plan.call).starts_with("mlp");
   std::string all = text(plan.choice);
   if (plan.owned_rows) all += "; narrow: gradients are summed on chip, and no local gradients are held";

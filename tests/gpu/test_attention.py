@@ -21,12 +21,28 @@ from specimens import Specimen, attention_inputs, name_of
 from tolerance import check_operator
 
 import monoidreduce as mr
+from monoidreduce._ops import attention_passes
 
 pytestmark = pytest.mark.tiers("sm80", "sm90")
 
 
 def paths() -> dict[str, int]:
     return {path: n for path, n in mr._C.path_counts().items() if path.startswith("attention")}
+
+
+@pytest.mark.parametrize("options", ({}, {"causal": True}, {"window": (50, 7)}), ids=str)
+@pytest.mark.parametrize("width", (40, 64, 128))
+def test_kernels_clear_what_they_add_to(
+    width: int, options: dict[str, Any], gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sums of the queries' gradient lie in memory that holds anything."""
+
+    def filled(of: torch.Tensor) -> torch.Tensor:
+        return torch.full(of.shape, torch.nan, dtype=torch.float32, device=of.device)
+
+    monkeypatch.setattr(attention_passes, "empty_sums", filled)
+    inputs = attention_inputs(2, 6, 2, 201, 333, width, width, dtype=torch.bfloat16, device=gpu)
+    check_operator("attention", inputs, options)
 
 
 @pytest.mark.tiers("sm90")

@@ -135,7 +135,7 @@ def _tried(monoid: str, device: torch.device) -> dict[str, Any] | None:
         a.new_empty(0),
         *(None,) * 4,  # planes
         loaded(LAWS, monoid, a.dtype, a.device.index),
-        1,
+        0,
         False,
         1.0,
         *launch_on(a),

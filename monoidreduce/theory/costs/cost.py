@@ -492,7 +492,8 @@ def _advice(
     if unused:
         advice.append(f"gradients of {', '.join(unused)} are computed by the same kernel, and not needed")
     sums = [p for p in passes if p.backward and p.name == "torch _to_copy"]
-    if operator == "attention" and sums:
+    plans = [x.plan for x in run.launches if x.backward and x.plan is not None]
+    if operator == "attention" and sums and any(p.tensor_cores and p.adds_rows for p in plans):
         moved, spent = sum(p.dram_read + p.dram_written for p in sums), sum(p.seconds for p in sums)
         advice.append(f"d_q is summed in float32: {moved / 1e6:.4g} MB and {1e3 * spent:.3g} ms to round it")
     again = sum(p.seconds for p in passes if p.backward and p.name.endswith("local_gradient"))

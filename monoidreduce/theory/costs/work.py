@@ -539,7 +539,10 @@ def _local_scores(launch: Launch, gpu: Hardware) -> Iterator[Work]:
         read = _bytes(launch, "x a weight b teacher_x teacher_weight w1 w2 grad_out")
         jobs, kernel = Counter({rows * columns: 1}), f"{launch.name}/{_family(launch)}"
         written += sum(t.bytes for t in gradients)
-        yield Work(launch.name, kernel, width, 2.0 * products, jobs, read, written, shared=1)
+        states, results = (_bytes(launch, "scratch"), _bytes(launch, _RESULTS)) if plan.packing else (0, 0)
+        yield Work(launch.name, kernel, width, 2.0 * products, jobs, read, written + states, shared=1)
+        if plan.packing:
+            yield Work("combine_splits", "", 0, 0.0, Counter(), states, results)
         return
     if "frames" in a:  # forward saved softmax weights; turn them into dlogits
         yield moves("weights_to_gradients", _bytes(launch, "out frames"), written)

@@ -655,3 +655,20 @@ def test_a_long_sequence_of_grouped_queries(hardware: Hardware, file: str, whole
     (row,) = [row for row in rows if row["parameters"] == wanted]
     measured = row["phases"]["total"]["milliseconds"]["alone"]["median"]
     assert sum(grouped(8, 32768, 1, hardware)) == pytest.approx(measured, rel=0.10)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "mode", "kernels"),
+    (
+        ({"d": 64, "causal": False}, "", 1),
+        ({"d": 64, "causal": True}, "", 2),
+        ({"d": 128, "window": 100}, "", 2),
+        ({"d": 256, "causal": False}, "", 0),
+        ({"d": 256, "causal": False}, "sm80", 1),
+    ),
+)
+def test_kernels_of_attention_that_are_gone(parameters: dict[str, Any], mode: str, kernels: int) -> None:
+    """They cleared what kernels add to, and the marks of masked rows."""
+    row = {"op": "attention", "parameters": parameters, "dtype": "bfloat16"}
+    assert bench._cleared_apart(row, mode) == kernels
+    assert bench._cleared_apart(row | {"dtype": "float32"}, mode) == 0

@@ -255,6 +255,13 @@ def test_a_pass_in_planes_adds_the_gradient_of_a_bias(shape: tuple[int, ...], gi
     assert more == 4 * biases[0].numel()
 
 
+def test_split_columns_on_ordinary_cores_are_combined() -> None:
+    a, b = meta(64, 256).float(), meta(100_000, 256).float()
+    (fold, combine), *_ = [[work for backward, work in works("logsumexp_matmul", a, b) if not backward]]
+    assert (fold.name, combine.name) == ("logsumexp_forward", "combine_splits")
+    assert fold.written == combine.read > 100 * 64 * 8 and combine.written == 2 * 64 * 4
+
+
 def test_float32_mlps_in_planes_multiply_three_times() -> None:
     tensors, options = call_of("mlp", {"B": 1024, "K": 2048, "d": 128}, torch.float32)
     with mr.float32("emulated"):

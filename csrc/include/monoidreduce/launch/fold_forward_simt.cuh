@@ -46,8 +46,8 @@ void fold_forward(const M& m, const FoldProblem& p, const Policy& score, const R
     if (splits.count == 1) return;
     const std::int64_t rows_of_all = p.batch() * p.heads() * p.rows();
     launch_kernel("combine_splits_simt", &simt::combine_splits<M, Rows>,
-                  blocks_for(divide_up(rows_of_all, kThreads)), kThreads, 0, launch.stream, m, rows, splits,
-                  rows_of_all);
+                  blocks_for(divide_up(rows_of_all * simt::kCombiningLanes, kThreads)), kThreads, 0,
+                  launch.stream, m, rows, splits, rows_of_all);
   }
 }
 // Scores by score.h.

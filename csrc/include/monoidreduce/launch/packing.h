@@ -25,7 +25,7 @@ inline std::int64_t unmasked_columns(const FoldProblem& p, const Packing& packin
   return std::min(range.left + range.right + packing.rows, p.columns());
 }
 
-// The number of splits. SMs take jobs in waves, and a wave lasts as long as a job's column tiles. So only numbers of splits
+// The number of splits. of_tile: how long a tile of columns takes, beside one of attention. SMs take jobs in waves, and a wave lasts as long as a job's column tiles. So only numbers of splits
 // that fill waves are candidates; among candidates with equally long jobs, the smallest is best.
 //
 // The cost model counts in column tiles. On an H100 a tile takes 1.1 us with few jobs (bound by the SM), or 2.7 us with 128
@@ -38,11 +38,12 @@ inline std::int64_t unmasked_columns(const FoldProblem& p, const Packing& packin
 //   136 tiles of rows,   4096 columns    1: 131   3: 114             (1 split: a wave of 132 jobs and one of 4)
 inline constexpr std::int64_t kAnySplits = std::numeric_limits<std::int64_t>::max();
 inline int splits_of(std::int64_t row_tiles, std::int64_t column_tiles, int multiprocessors,
-                     std::int64_t most_splits = kAnySplits) {
+                     std::int64_t most_splits = kAnySplits, std::int64_t of_tile = 1) {
   constexpr int kMostRounds = 4;
   constexpr std::int64_t kOfJob = 2, kOfCombining = 4;
   const auto cost = [&](std::int64_t splits) {
-    return parts_of(row_tiles * splits, multiprocessors) * (parts_of(column_tiles, splits) + kOfJob) +
+    return parts_of(row_tiles * splits, multiprocessors) *
+               (parts_of(column_tiles, splits) * of_tile + kOfJob) +
            (splits > 1 ? kOfCombining : 0);
   };
   std::int64_t best = 1;

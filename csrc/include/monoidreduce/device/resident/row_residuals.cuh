@@ -47,9 +47,10 @@ struct Cleared {
   std::int64_t column_marks;  // the number of marks of columns
   unsigned* words;            // counters and semaphores
   std::int64_t word_count;
-  float*
-      d_a;  // [rows of all heads, d_a_width], 16-byte aligned; null: the backward kernel does not add to it
-  int d_a_width;  // a multiple of 4
+  // [rows of all heads, d_a_width], 16-byte aligned, d_a_width a multiple of 4. Null: the backward kernel does
+  // not add to it.
+  float* d_a;
+  int d_a_width;
 };
 
 struct RowInputs {

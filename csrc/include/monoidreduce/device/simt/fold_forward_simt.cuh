@@ -220,20 +220,25 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<typename M::Real>)
   }
 }
 
-// Combines the states of a row's splits, in order. row_count: of all batches and heads.
+// Combines the states of a row's splits. row_count: of all batches and heads.
 template <class M, class Rows>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm<typename M::Real>)
     combine_splits(const __grid_constant__ M m, const __grid_constant__ Rows rows,
                    const __grid_constant__ Splits splits, std::int64_t row_count) {
   const auto* const partial = static_cast<const typename M::State*>(splits.partial);
-  const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
-  for (std::int64_t row = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; row < row_count; row += step) {
+  const std::int64_t first = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) / kCombiningLanes,
+                     step = std::int64_t{gridDim.x} * kThreads / kCombiningLanes;
+  const int lane = threadIdx.x % kCombiningLanes;
+#pragma unroll 1
+  for (std::int64_t row = first; row < row_count; row += step) {
     typename M::State state = m.identity();
     with_named(m, [&](const auto& m) {
 #pragma unroll 1
-      for (std::int64_t split = 0; split < splits.count; ++split)
+      for (std::int64_t split = lane; split < splits.count; split += kCombiningLanes)
         state = combine(m, state, partial[split * row_count + row]);
-      rows.store(row, m.project(state));
+      state = reduce_lanes<kCombiningLanes>(state,
+                                            [&](const auto& s, const auto& t) { return combine(m, s, t); });
+      if (lane == 0) rows.store(row, m.project(state));
     });
   }
 }

@@ -79,21 +79,24 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<typename P::Real>)
   }
 }
 
-// Combines the states of a row's splits, in order.
+// Combines the states of a row's splits.
 template <class P>
 __global__ void __launch_bounds__(kThreads)
     combine_states(const __grid_constant__ StatisticsResults results, const __grid_constant__ Splits splits) {
   const auto* const partial = static_cast<const StatisticsState<P>*>(splits.partial);
   const StatisticsSum<P> sum;
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const std::int64_t row = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) / kCombiningLanes;
+  const int lane = threadIdx.x % kCombiningLanes;
   if (row >= results.rows) return;
   StatisticsState<P> state = sum.identity();
   StatisticsSums<P> low{};
 #pragma unroll 1
-  for (std::int64_t split = 0; split < splits.count; ++split)
+  for (std::int64_t split = lane; split < splits.count; split += kCombiningLanes)
     sum.add(state, low, partial[split * results.rows + row]);
   state.sums.add(low);
-  results.store<P>(row, state);
+  const auto whole =
+      reduce_lanes<kCombiningLanes>(state, [&](const auto& s, const auto& t) { return sum.combine(s, t); });
+  if (lane == 0) results.store<P>(row, whole);
 }
 
 // The local gradients. of: [1, 1, rows, columns] of the accumulation type, for each score.
