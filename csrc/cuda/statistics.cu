@@ -57,8 +57,7 @@ void run(const StatisticsFold& x, const Plan& plan, const Launch& launch) {
     fold_tiles(tiles * splits.count, splits);
   }
   if (splits.count > 1)
-    launch_loaded("combine_states", x.kernels + 1,
-                  blocks_for(divide_up(rows * monoidreduce::simt::kCombiningLanes, kThreads)), kThreads, 0,
+    launch_loaded("combine_states", x.kernels + 1, blocks_for(divide_up(rows, kThreads)), kThreads, 0,
                   launch.stream, results_of(x), splits);
 }
 template <>

@@ -220,7 +220,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<typename M::Real>)
   }
 }
 
-// Combines the states of a row's splits. row_count: of all batches and heads.
+inline constexpr int kCombiningLanes = 32;
+
+// Combines the states of the splits, a warp those of one row. row_count: of all batches and heads.
 template <class M, class Rows>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm<typename M::Real>)
     combine_splits(const __grid_constant__ M m, const __grid_constant__ Rows rows,

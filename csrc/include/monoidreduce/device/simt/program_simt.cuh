@@ -79,24 +79,22 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<typename P::Real>)
   }
 }
 
-// Combines the states of a row's splits.
+// Combines the states of a row's splits, in order. One thread does, with the rounding errors of its sums in a
+// second number: lanes that combine theirs would round five times more.
 template <class P>
 __global__ void __launch_bounds__(kThreads)
     combine_states(const __grid_constant__ StatisticsResults results, const __grid_constant__ Splits splits) {
   const auto* const partial = static_cast<const StatisticsState<P>*>(splits.partial);
   const StatisticsSum<P> sum;
-  const std::int64_t row = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) / kCombiningLanes;
-  const int lane = threadIdx.x % kCombiningLanes;
+  const std::int64_t row = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row >= results.rows) return;
   StatisticsState<P> state = sum.identity();
   StatisticsSums<P> low{};
 #pragma unroll 1
-  for (std::int64_t split = lane; split < splits.count; split += kCombiningLanes)
+  for (std::int64_t split = 0; split < splits.count; ++split)
     sum.add(state, low, partial[split * results.rows + row]);
   state.sums.add(low);
-  const auto whole =
-      reduce_lanes<kCombiningLanes>(state, [&](const auto& s, const auto& t) { return sum.combine(s, t); });
-  if (lane == 0) results.store<P>(row, whole);
+  results.store<P>(row, state);
 }
 
 // The local gradients. of: [1, 1, rows, columns] of the accumulation type, for each score.

@@ -1,13 +1,11 @@
 // How SIMT kernels split columns. A block folds 64 rows. With few rows, most multiprocessors would have no
 // block. So several blocks may share the columns of the same rows. Each stores its states, and a second kernel
-// combines them, a warp those of one row, always in the same order.
+// combines them, always in the same order.
 #pragma once
 
 #include "monoidreduce/device/block/tile.cuh"
 
 namespace monoidreduce::simt {
-
-inline constexpr int kCombiningLanes = 32;
 
 // partial: [splits, rows of all batches and heads] states, if there are several splits.
 struct Splits {
