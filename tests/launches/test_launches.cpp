@@ -364,7 +364,7 @@ const std::vector<Expected> kExpected = {
     {"H100",
      "cross_entropy_forward float64",
      "simt",
-     {{"simt::fold_forward<false,", 64 * 2, 256}, {"simt::combine_splits<", 4096 / 256, 256}}},
+     {{"simt::fold_forward<false,", 64 * 2, 256}, {"simt::combine_splits<", 4096 * 32 / 256, 256}}},
 
     // Log-probabilities have the tiles of cross entropy. On sm80 there are no registers for the largest logit together with a
     // bias.
@@ -382,7 +382,7 @@ const std::vector<Expected> kExpected = {
     {"A100",
      "log_probs_forward bfloat16 top, bias",
      "simt",
-     {{"simt::fold_forward<false,", 64 * 10, 256}, {"simt::combine_splits<", 4096 / 256, 256}}},
+     {{"simt::fold_forward<false,", 64 * 10, 256}, {"simt::combine_splits<", 4096 * 32 / 256, 256}}},
     {"A100",
      "log_probs_backward bfloat16 top, bias",
      "sm80",
@@ -440,7 +440,7 @@ const std::vector<Expected> kExpected = {
     {"H100",
      "distillation_forward float32 planes narrow teacher",
      "simt",
-     {{"simt::fold_forward<false,", 32 * 32, 256}, {"simt::combine_splits<", 2048 / 256, 256}}},
+     {{"simt::fold_forward<false,", 32 * 8, 256}, {"simt::combine_splits<", 2048 * 32 / 256, 256}}},
     {"H100",
      "distillation_backward float32 planes narrow teacher",
      "simt",
