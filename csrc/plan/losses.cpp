@@ -57,14 +57,15 @@ Planes planes_of(bool kernels, const Launch& launch) {
   return !kernels ? Planes::kNone : launch.planes ? Planes::kWanted : Planes::kUnwanted;
 }
 
-// A state of doubles has at most twice the size of a state of floats, so it takes as many numbers of scratch.
+// A state of doubles has at most twice the size of a state of floats, so it takes at most as many numbers of scratch.
 template <template <class> class M>
 inline constexpr bool kSameNumbers =
     sizeof(typename M<double>::State) <= 2 * sizeof(typename M<float>::State);
 static_assert(kSameNumbers<CrossEntropy> && kSameNumbers<NamedDistillation> && kSameNumbers<LogSumExp> &&
               kSameNumbers<TopLogProbs>);
 
-// Splits the columns of SIMT kernels, if tiles of rows leave multiprocessors idle. numbers: of the accumulation type in a state.
+// Splits the columns of SIMT kernels, if tiles of rows leave multiprocessors idle. numbers: how many numbers of the accumulation
+// type a state has.
 void split_columns(Plan& plan, const FoldProblem& p, std::int64_t numbers, const DeviceFacts& gpu) {
   if (p.rows() == 0 || p.columns() == 0) return;
   const std::int64_t row_tiles = parts_of(p.rows(), tiles::kSimt.rows),

@@ -71,7 +71,7 @@ def new_bias_gradient(of: Tensor | None, needed: bool) -> Tensor | None:
 
 
 def empty_sums(of: Tensor) -> Tensor:
-    """Memory for a gradient that kernels clear before they add to it."""
+    """Memory for a gradient of `of`, in the accumulation dtype. Kernels clear it before they add to it."""
     return empty_statistics(of, *of.shape)
 
 

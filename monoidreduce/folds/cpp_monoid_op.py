@@ -91,7 +91,7 @@ def forward(
         empty_statistics(a, plan.scratch),
         *(None,) * 4,  # planes
         loaded(FOLD, monoid, a.dtype, a.device.index),
-        0,  # words of a state that the host knows
+        0,  # words of a state: the host does not know how many
         False,
         scale,
         *launch_on(a),

@@ -213,8 +213,8 @@ __device__ __forceinline__ void fold_staged(StatisticsState<P> (&state)[kRows / 
   }
 }
 
-// The fold. splits: the parts; combine_states() (program_simt.cuh) combines them. A thread has the states of four
-// rows, or of one.
+// The fold. splits: the number of parts, and their states [parts, rows], which combine_states() (program_simt.cuh)
+// combines. A thread has the states of four rows, or of one.
 template <class P, int kWidth, int kOther, int kLanes>
 __global__ void __launch_bounds__(kThreads, kLanes == 1 ? 2 : 3)
     fold_narrow(const __grid_constant__ ProgramOperands p, const __grid_constant__ ProgramData data,

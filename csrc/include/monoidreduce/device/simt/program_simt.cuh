@@ -79,8 +79,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<typename P::Real>)
   }
 }
 
-// Combines the states of a row's splits, in order. One thread does, with the rounding errors of its sums in a
-// second number: lanes that combine theirs would round five times more.
+// Combines the states of a row's splits, in order. One thread takes a row, and keeps the rounding errors of its
+// sums in `low`. A reduction over the lanes of a warp has no such second number, and would round at each of its
+// five steps.
 template <class P>
 __global__ void __launch_bounds__(kThreads)
     combine_states(const __grid_constant__ StatisticsResults results, const __grid_constant__ Splits splits) {
