@@ -364,6 +364,29 @@ def test_sums_of_many_columns_are_as_accurate_as_torchs(device: torch.device) ->
         assert (y - ref).norm() <= 2 * (base - ref).norm()
 
 
+@pytest.mark.isa
+@pytest.mark.parametrize(("rows", "columns"), ((1, 901), (16, 50), (17, 16), (40, 1), (40, 50)))
+def test_gradients_of_data_see_the_scores_of_the_forward_pass(rows: int, columns: int) -> None:
+    """To the last bit: the columns' are sums of a fold of the exchanged operands."""
+
+    def value(score, column, label):  # type: ignore[no-untyped-def]
+        return dict(value=stat.total(torch.where(column == label, score, 0.0)))
+
+    def difference(score, column, label, of_row, of_column, known):  # type: ignore[no-untyped-def]
+        found = of_row * of_column * (score - known)
+        return dict(found=stat.total(torch.where(column == label, found, 0.0)))
+
+    torch.manual_seed(0)
+    call: dict[str, Any] = {"a": torch.randn(rows, 264), "b": torch.randn(columns, 264)}
+    call["label"] = torch.randint(0, columns, (rows,))
+    known = mr.statistics(value)(**call).value
+    of_row, of_column = (torch.ones(count, requires_grad=True) for count in (rows, columns))
+    data = {"row": {"of_row": of_row, "known": known}, "column": {"of_column": of_column}}
+    found = mr.statistics(difference)(**call, **data).found
+    for of in (found, *torch.autograd.grad(found.sum(), (of_row, of_column))):
+        assert not of.any()
+
+
 def test_threads_and_determinism() -> None:
     fold, call = fold_inputs("token_stats", (130,), 1500, 24, torch.float32)
     first = with_gradients(fold, call)

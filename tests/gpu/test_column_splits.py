@@ -39,7 +39,7 @@ def call_of(operator: str, size: tuple[int, int, int], **place: Any) -> tuple[In
     if operator == "linear_log_probs":
         return inputs, {"entropy": True, "top1": True, "temperature": 1.5}
     options = {"label_smoothing": 0.1, "z_loss": 0.01, "softcap": 5.0, "reduction": "none"}
-    return inputs | {"class_weight": class_weights(size[1], **place)}, options
+    return inputs, options | {"class_weight": class_weights(size[1], **place)}
 
 
 def flat(results: Any) -> list[Tensor]:

@@ -21,11 +21,12 @@ inline namespace MR_CPU_ISA {
 inline constexpr std::int64_t kColumnStep = kVectorRegisters == 32 ? 12 : 6;
 
 // The most terms that a score's dot product, over the width, sums in one run (kRun in matmul.h). It does not depend on tile
-// sizes, so forward and backward compute the same score. It is half as long if there are few columns: there BLAS, the reference
-// for our errors, sums in many chains.
+// sizes, nor on which operand has the rows. So forward and backward compute the same score, and so does the fold of the
+// exchanged operands that sums the gradients of columns' data. It is half as long if there are few rows or columns: there BLAS,
+// the reference for our errors, sums in many chains.
 template <class T, class E>
 std::int64_t longest_run(const FoldProblem& p) {
-  return p.columns() > 16 || !std::is_same_v<T, E> ? kRun<T, E> : kRun<T, E> / 2;
+  return std::min(p.rows(), p.columns()) > 16 || !std::is_same_v<T, E> ? kRun<T, E> : kRun<T, E> / 2;
 }
 
 // A monoid that does the work of a whole tile itself, forward and backward (cpu/program.h). Its problems have no mask, no bias
