@@ -42,9 +42,11 @@ def _write_sum(call: ProgramCall, number: int, vectors: Tensor, folded: Folded, 
     if softmax >= 0:
         lse, low = folded[0][sum(map(len, of.softmaxes[:softmax]))], folded[1][softmax]
     further = []  # columns beside the vectors
-    # On a GPU the log-sum-exp and the weights may come from kernels that round scores differently. The sum of
-    # float32 weights is then off by more than their rounding errors, so the mean is divided by it.
-    by_weights = a.is_cuda and vectors.dtype.itemsize > 2 and is_mean(of, number)
+    # The log-sum-exp and the weights may come from scores that are rounded differently: on a GPU by several
+    # kernels, on a CPU by the engine and, if there are two scores, torch. The sum of float32 weights is then
+    # off by more than their rounding errors, so the mean is divided by it.
+    rounds_twice = a.is_cuda or len(call.scores) > 1
+    by_weights = rounds_twice and vectors.dtype.itemsize > 2 and is_mean(of, number)
     if by_weights:
         further.append(torch.ones_like(vectors[:, :1]))
     if may_exclude(call.program, number):  # 0 times a vector that is not finite would be NaN

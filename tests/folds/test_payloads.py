@@ -138,6 +138,43 @@ def test_it_is_attention() -> None:
     torch.testing.assert_close(tuple(found), expected)
 
 
+@mr.statistics
+def mean_of_two_scores(score: Any, other: Any, v: Any) -> Any:
+    return dict(mean=stat.softmax(score + torch.tanh(other)).mean(v))
+
+
+@pytest.mark.parametrize(("rows", "columns"), ((300, 2), (16, 300), (100, 100)))
+def test_means_of_two_scores_are_as_accurate_as_torchs(rows: int, columns: int) -> None:
+    """Norms of errors of the mean, and of its gradients by the operands, over eight draws.
+
+    The engine computes the log-sum-exp and torch the weights, from scores that they round differently. So all
+    weights of a row have a common factor near 1. The mean is divided by it; a gradient keeps it.
+    """
+
+    def run(fold: Any, operands: list[Tensor], v: Tensor, g: Tensor) -> list[Tensor]:
+        leaves = [t.detach().requires_grad_() for t in operands]
+        mean = fold(*leaves, column={"v": v}).mean
+        return [mean.detach(), *torch.autograd.grad(mean, leaves, g)]
+
+    torch.manual_seed(0)
+    ours, torchs = (torch.zeros(5, dtype=F64) for _ in range(2))
+    for _ in range(8):
+        given = [torch.randn(count, width) for width in (72, 70) for count in (rows, columns)]
+        v, g = torch.randn(columns, 7), torch.randn(rows, 7)
+        exact = run(mean_of_two_scores.reference, [t.double() for t in given], v.double(), g.double())
+        for errors, fold in ((ours, mean_of_two_scores), (torchs, mean_of_two_scores.reference)):
+            found = run(fold, given, v, g)
+            errors += torch.stack([(x - y).square().sum() for x, y in zip(found, exact, strict=True)])
+    ratios = (ours / torchs).sqrt()
+    assert ratios[0] <= 1.25 and (ratios[1:] <= 2.5).all(), ratios
+
+
+def test_the_mean_of_one_column_is_its_vector() -> None:
+    given = [torch.randn(count, width) for width in (72, 70) for count in (300, 1)]
+    v = torch.randn(1, 7)
+    assert torch.equal(mean_of_two_scores(*given, column={"v": v}).mean, v.expand(300, 7))
+
+
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
 def test_a_float32_payload_is_not_rounded(dtype: torch.dtype) -> None:
     a, b, v = leaf(20, 8, dtype=dtype), leaf(300, 8, dtype=dtype), leaf(300, 4, dtype=torch.float32)
