@@ -6,7 +6,7 @@
 
 namespace monoidreduce::cuda::simt {
 
-// By the plan of the call, whose scratch holds the states of the splits.
+// The splits that the plan of a call asks for. Their states lie in the call's scratch.
 inline monoidreduce::simt::Splits splits_of(const Plan& plan, const TensorView& scratch) {
   return plan.packing ? monoidreduce::simt::Splits{plan.packing->splits, scratch.data}
                       : monoidreduce::simt::Splits{};

@@ -27,7 +27,7 @@ SIZES = ((1, 3000, 256), (65, 20011, 40), (700, 1111, 200))  # rows, columns, wi
 
 
 def call_of(operator: str, size: tuple[int, int, int], **place: Any) -> tuple[Inputs, dict[str, Any]]:
-    """Inputs and options, of which many reach the states of rows."""
+    """Inputs, and options that need more of a row than its log-sum-exp, such as weights or an entropy."""
     options: dict[str, Any] = {"scale": 0.7}
     if operator == "logsumexp_matmul":
         return logsumexp_inputs(*size, **place), options

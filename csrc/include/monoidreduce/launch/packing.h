@@ -25,8 +25,10 @@ inline std::int64_t unmasked_columns(const FoldProblem& p, const Packing& packin
   return std::min(range.left + range.right + packing.rows, p.columns());
 }
 
-// The number of splits. of_tile: the time of a tile of columns, as a multiple of that of attention's. SMs take jobs in waves,
-// and a wave lasts as long as a job's column tiles. So only numbers of splits that fill waves are candidates; among candidates with equally long jobs, the smallest is best.
+// The number of splits of the columns of each tile of rows. of_tile: how many times as long a tile of columns takes as in
+// attention, for which the constants below were measured. SMs take jobs in waves, and a wave lasts as long as a job's column
+// tiles. So only numbers of splits that fill waves are candidates; among candidates with equally long jobs, the smallest is
+// best.
 //
 // The cost model counts in column tiles. On an H100 a tile takes 1.1 us with few jobs (bound by the SM), or 2.7 us with 128
 // jobs (bound by memory). A job costs kOfJob tiles more than its own; the kernel that combines splits costs kOfCombining.

@@ -222,7 +222,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<typename M::Real>)
 
 inline constexpr int kCombiningLanes = 32;
 
-// Combines the states of the splits, a warp those of one row. row_count: of all batches and heads.
+// The second kernel, if columns are split: each warp combines the states that the splits stored for one row.
+// row_count: the number of rows of all batches and heads.
 template <class M, class Rows>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm<typename M::Real>)
     combine_splits(const __grid_constant__ M m, const __grid_constant__ Rows rows,
