@@ -36,10 +36,8 @@ _SLICE = 128  # columns of the output whose sums a kernel for ordinary cores hol
 # torch takes the host longer than theirs takes the GPU (H200,
 # bench/results/compare/nvidia_h200_mlp_by_torch.json).
 _FEWEST_TERMS = 1 << 28
-_REPRODUCIBLE = (
-    ":4096:8",
-    ":16:8",
-)  # settings of cuBLAS with which torch multiplies in the deterministic mode
+# Settings of cuBLAS (CUBLAS_WORKSPACE_CONFIG) with which torch multiplies in the deterministic mode.
+_REPRODUCIBLE = (":4096:8", ":16:8")
 
 _aten = torch.ops.aten
 # Each replaces z, the pre-activations, by act(z).

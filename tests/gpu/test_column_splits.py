@@ -1,4 +1,4 @@
-"""Losses and log-sum-exps of few rows on ordinary cores, whose columns are split between blocks."""
+"""Losses and log-sum-exps by SIMT kernels with few rows, whose columns several blocks share."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ template <class P>
   requires requires { &P::drops; }
 inline constexpr bool kDrops<P> = true;
 
-// Which indices choose the table entry that a gather reads, beside those of batch and head. kRow: the query's, or none. kColumn: the
-// key's. kElement: both.
+// By what a gather indexes its table, apart from batch and head: by the query alone or by neither (kRow), by the key alone
+// (kColumn), or by both (kElement).
 enum class EntryOf { kColumn, kElement, kRow };
 // What the kernel does with the gradients that elements add to the entries of the table (table_gradient.cuh).
 enum class TableSum { kFloats, kLargest, kIntegers };

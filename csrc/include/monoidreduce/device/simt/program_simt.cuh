@@ -39,7 +39,8 @@ __device__ __forceinline__ ProgramElement<P> element_of(const TileMemory<T>& mem
                          column0 + element_column(n));
 }
 
-// The fold: a block owns 64 rows and walks all columns, or those of a split.
+// The fold. A block computes the states of 64 rows: over all columns or, if columns are split (splits.cuh), over
+// those of one split.
 template <class P>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm<typename P::Real>)
     fold_program(const __grid_constant__ ProgramOperands p, const __grid_constant__ ProgramData data,
