@@ -157,6 +157,9 @@ __device__ __forceinline__ void transpose_tile(T* tile) {
 
 // into[column j, row i] = <a row i, b row j>, for 64 rows of each. Stages operands in memory.second, which
 // `into` may be. When it is called memory.second must no longer be in use. Ends without a barrier.
+//
+// The terms of each stage are summed by themselves, so that no sum is a long sequential one. (In one sum of 264 terms
+// scores of standard deviation 16 had three times the error of torch's product of one row, which splits its sums.)
 template <class T>
 __device__ __forceinline__ void multiply_rows(T* into, TileMemory<T>& memory, const Matrix<T>& a,
                                               std::int64_t a_row, const Matrix<T>& b, std::int64_t b_row) {
@@ -168,7 +171,13 @@ __device__ __forceinline__ void multiply_rows(T* into, TileMemory<T>& memory, co
     stage(memory.second, a, a_row, k);
     stage(right, b, b_row, k);
     __syncthreads();
-    multiply<kDepth>(dot, memory.second, right, AllTerms{});
+    ThreadTile<T> of_stage;
+    clear<T>(of_stage);
+    multiply<kDepth>(of_stage, memory.second, right, AllTerms{});
+#pragma unroll
+    for (int i = 0; i < kThreadRows; ++i)
+#pragma unroll
+      for (int j = 0; j < kThreadColumns; ++j) dot[i][j] += of_stage[i][j];
     __syncthreads();
   }
   put_tile(into, dot);
