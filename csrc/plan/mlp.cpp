@@ -74,9 +74,10 @@ TileSize forward_tile(const FoldProblem& p, const std::optional<Packing>& packin
 // ---- In parts
 //
 // If no tensor-core kernel takes a call whole, it runs in parts, whose hidden values are stored and fit into the workspace. If
-// not even a tile fits, the SIMT kernels take the call. A part of the forward pass has some rows and all hidden units, so each
-// result is one matrix product. A part of the backward pass has either all rows, and the rows' gradient is summed over the
-// parts; or all hidden units, and the weights' gradients are summed. The smaller gradients are the ones that are summed.
+// not even a tile fits, the SIMT kernels take the call. In 16 bits torch multiplies. Then a part of the forward pass has some rows
+// and all hidden units, so each result is one matrix product. A part of the backward pass has either all rows, and the rows'
+// gradient is summed over the parts; or all hidden units, and the weights' gradients are summed. The smaller gradients are the
+// ones that are summed.
 
 // How many lines of a matrix fit into `bytes`: all of them, or whole tiles, divided evenly over the parts; 0 if not one tile
 // fits.
@@ -87,23 +88,71 @@ std::int64_t fitting(std::int64_t bytes, std::int64_t line_bytes, std::int64_t l
   return std::min(lines, parts_of(tiles, parts_of(tiles, tiles_at_once)) * tile);
 }
 
-// Tensor cores take parts of float32 operands in planes alone. Then an operand of a product is held in planes too, which take as
-// many bytes as the float32 numbers.
-bool in_planes(const FoldProblem& p) { return p.a.dtype == DType::kFloat32; }
-
 TileSize forward_part(const FoldProblem& p, std::int64_t workspace) {
-  const std::int64_t bytes = item_size(p.a.dtype) * (in_planes(p) ? 2 : 1);
-  return {fitting(workspace, p.columns() * bytes, p.rows(), tiles::kHidden.rows), p.columns()};
+  return {fitting(workspace, p.columns() * item_size(p.a.dtype), p.rows(), tiles::kHidden.rows), p.columns()};
 }
 TileSize backward_part(const FoldProblem& p, std::int64_t workspace) {
   // Each hidden unit of a row takes a hidden value and the derivative with respect to it.
-  const std::int64_t bytes = item_size(p.a.dtype) * (in_planes(p) ? 3 : 2);
-  const TileSize& tile = in_planes(p) ? tiles::kHiddenPlanes : tiles::kHiddenGradient;
+  const std::int64_t bytes = 2 * item_size(p.a.dtype);
+  const TileSize& tile = tiles::kHiddenGradient;
   const std::int64_t rows = fitting(workspace, p.columns() * bytes, p.rows(), tile.rows),
                      units = fitting(workspace, p.rows() * bytes, p.columns(), tile.columns);
   const bool fewer_rows = p.rows() * p.width() <= p.columns() * (p.width() + p.payload_width());
   if (rows == 0 || (fewer_rows && units > 0)) return {p.rows(), units};
   return {rows, p.columns()};
+}
+
+// ---- In parts of float32 operands in planes
+//
+// Kernels of this library multiply planes, and all results are float32 sums in any case. A cluster computes a tile of a product
+// over all terms, so a product of few tiles leaves clusters idle. A part may have some rows and some hidden units: the numbers
+// with which its products take the least time.
+
+bool in_planes(const FoldProblem& p) { return p.a.dtype == DType::kFloat32; }
+
+// The time of a product [rows, columns], in terms that a cluster adds to its tile. Adding a tile of 128 KiB to memory takes about
+// as long as 128 terms (of 4.8 TB/s and 600 TFLOP/s, an H200's, a cluster has 1/66).
+std::int64_t time_of_product(std::int64_t rows, std::int64_t columns, std::int64_t terms,
+                             const DeviceFacts& gpu) {
+  constexpr std::int64_t kTermsOfStore = 128;
+  const TileSize& tile = tiles::kHiddenPlanes;
+  const std::int64_t clusters = std::max(gpu.multiprocessors / 2, 1);
+  return parts_of(parts_of(rows, tile.rows) * parts_of(columns, tile.columns), clusters) *
+         (terms + kTermsOfStore);
+}
+
+// The part whose time(rows, units) is least for all of p. bytes: of the part's memory for each hidden value. 0 units if not even
+// a tile fits into the workspace.
+template <class Time>
+TileSize part_in_planes(const FoldProblem& p, std::int64_t workspace, std::int64_t bytes, const Time& time) {
+  const TileSize& tile = tiles::kHiddenPlanes;
+  const std::int64_t row_tiles = parts_of(p.rows(), tile.rows);
+  TileSize best{p.rows(), 0};
+  std::int64_t least = 0;
+  for (std::int64_t most = row_tiles; most > 0; most -= parts_of(most, 8)) {
+    const std::int64_t rows = std::min(p.rows(), parts_of(row_tiles, parts_of(row_tiles, most)) * tile.rows),
+                       units = fitting(workspace, rows * bytes, p.columns(), tile.columns);
+    if (units == 0) continue;
+    const std::int64_t all = parts_of(p.rows(), rows) * parts_of(p.columns(), units) * time(rows, units);
+    if (best.columns == 0 || all < least) best = {rows, units}, least = all;
+    if (units == p.columns()) break;  // fewer rows would only make more parts
+  }
+  return best;
+}
+
+// The planes of a product's operand take as many bytes as its float32 numbers. One operand of a part is in planes at a time.
+TileSize forward_part_in_planes(const FoldProblem& p, std::int64_t workspace, const DeviceFacts& gpu) {
+  return part_in_planes(p, workspace, 2 * sizeof(float), [&](std::int64_t rows, std::int64_t units) {
+    return time_of_product(rows, units, p.width(), gpu) +
+           time_of_product(rows, p.payload_width(), units, gpu);
+  });
+}
+TileSize backward_part_in_planes(const FoldProblem& p, std::int64_t workspace, const DeviceFacts& gpu) {
+  return part_in_planes(p, workspace, 3 * sizeof(float), [&](std::int64_t rows, std::int64_t units) {
+    return time_of_product(rows, units, p.width() + p.payload_width(), gpu) +
+           time_of_product(rows, p.width(), units, gpu) + time_of_product(units, p.width(), rows, gpu) +
+           time_of_product(p.payload_width(), units, rows, gpu);
+  });
 }
 
 bool holds_a_tile(const TileSize& part) { return part.rows * part.columns != 0; }
@@ -117,7 +166,8 @@ Choice choose_parts(const FoldProblem& p, const TileSize& part, std::int64_t uni
     return choice.family == Family::kSimt || holds_a_tile(part) ? choice : no_room;
   }
   // Both passes have the accuracy of planes, or neither. Their products are kernels of this library.
-  const bool fits = holds_a_tile(forward_part(p, workspace)) && holds_a_tile(backward_part(p, workspace));
+  const bool fits = holds_a_tile(forward_part_in_planes(p, workspace, gpu)) &&
+                    holds_a_tile(backward_part_in_planes(p, workspace, gpu));
   FoldProblem terms = p;
   terms.b.size[2] = units;  // zeros make no sum longer
   const Choice choice = choose_contraction(terms, gpu, launch.planes ? Planes::kWanted : Planes::kUnwanted);
@@ -212,7 +262,8 @@ Plan plan(const MlpForward& given, const DeviceFacts& gpu, const Launch& launch)
     if (whole.family == Family::kSm90) plan.tile = forward_tile(p, plan.packing);
     return plan;
   }
-  const TileSize part = forward_part(p, x.workspace);
+  const TileSize part =
+      in_planes(p) ? forward_part_in_planes(p, x.workspace, gpu) : forward_part(p, x.workspace);
   const Choice parts = choose_parts(p, part, given.w1.size[0], x.workspace, gpu, launch);
   return parts_plan(given, x, parts, part, tiles::kHidden, whole, gpu, launch);
 }
@@ -237,7 +288,8 @@ Plan plan(const MlpBackward& given, const DeviceFacts& gpu, const Launch& launch
   const Reason obstacle =
       whole.family == Family::kSimt ? Reason{} : idle(whole.family, p, plan.adds_rows, gpu);
   if (whole.family != Family::kSimt && !obstacle) return plan;
-  const TileSize part = backward_part(p, x.workspace);
+  const TileSize part =
+      in_planes(p) ? backward_part_in_planes(p, x.workspace, gpu) : backward_part(p, x.workspace);
   const Choice parts = choose_parts(p, part, given.w1.size[0], x.workspace, gpu, launch);
   if (obstacle && (parts.family == Family::kSimt || !large(part, p))) return plan;
   if (obstacle) whole.both = obstacle;

@@ -141,12 +141,17 @@ def mlp_forward(
     if plan is not None and part is not None:
 
         def store(
-            rows: Tensor, hidden: Tensor, row_planes: Tensor | None, column_planes: Tensor | None
+            x: Tensor,
+            w1: Tensor,
+            bias1: Tensor | None,
+            hidden: Tensor,
+            row_planes: Tensor | None,
+            column_planes: Tensor | None,
         ) -> None:
-            _C.mlp_hidden(rows, w1, bias1, hidden, row_planes, column_planes, kind, *launch, plan)
+            _C.mlp_hidden(x, w1, bias1, hidden, row_planes, column_planes, kind, *launch, plan)
 
         product = PlaneOutput(x, w1, w2, bias2) if plan.planes else OutputProduct(w2, bias2)
-        multiply_hidden(store, part[0], x, w1.shape[0], product, out)
+        multiply_hidden(store, part, x, w1, bias1, product, out)
     else:
         _C.mlp_forward(x, w1, w2, bias1, bias2, out, scratch, kind, 0, *launch, plan)
     if out.shape[1] != outputs:

@@ -123,11 +123,11 @@ def forward(
     x, w1, w2, bias1, bias2 = all_contiguous(x, w1, w2, bias1, bias2)
     out = x.new_empty(len(x), len(w2))
 
-    def store(rows: Tensor, hidden: Tensor, *planes: Tensor | None) -> None:
-        write_product(hidden, rows, w1.T, bias1)
+    def store(x: Tensor, w1: Tensor, bias1: Tensor | None, hidden: Tensor, *planes: Tensor | None) -> None:
+        write_product(hidden, x, w1.T, bias1)
         _VALUE[activation](hidden)
 
-    multiply_hidden(store, part[0], x, len(w1), OutputProduct(w2, bias2), out)
+    multiply_hidden(store, part, x, w1, bias1, OutputProduct(w2, bias2), out)
     return out
 
 

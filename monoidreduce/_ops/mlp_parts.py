@@ -1,10 +1,11 @@
 """An MLP in parts: hidden values are computed and multiplied for one part at a time, to bound their memory.
 
-A part has all hidden units of some rows, or some hidden units of all rows. `multiply_hidden` and
-`multiply_hidden_gradients` leave hidden values to a function, which launches a tensor-core kernel or calls
-torch (mlp_by_torch.py). They leave the products of a part to an object: torch multiplies 16-bit matrices into
-float32 sums, or float32 matrices (`OutputProduct`, `GradientProducts`); kernels of this library multiply
-float32 matrices in planes (mlp_planes.py).
+A part has some rows and some hidden units. Where torch multiplies, a part has all hidden units in the forward
+pass, and in the backward pass all rows or all hidden units. `multiply_hidden` and `multiply_hidden_gradients`
+leave hidden values to a function, which launches a tensor-core kernel or calls torch (mlp_by_torch.py). They
+leave the products of a part to an object: torch multiplies 16-bit matrices into float32 sums, or float32
+matrices (`OutputProduct`, `GradientProducts`); kernels of this library multiply float32 matrices in planes
+(mlp_planes.py).
 """
 
 from __future__ import annotations
@@ -72,38 +73,48 @@ def columns_of(matrix: Tensor, part: slice) -> Tensor:
     return matrix if _size(part) == matrix.shape[1] else matrix[:, part]
 
 
+def _corner(workspace: Tensor, rows: slice, units: slice) -> Tensor:
+    """The memory of a part, which may be smaller than others."""
+    return columns_of(rows_of(workspace, slice(0, _size(rows))), slice(0, _size(units)))
+
+
 class OutputProduct:
     """out = hidden @ w2.T + bias2, by torch."""
 
     def __init__(self, w2: Tensor, bias2: Tensor | None) -> None:
         self.weight, self.bias2 = multipliable(w2).T, bias2
 
-    def planes_of(self, rows: slice) -> tuple[None, None]:
+    def planes_of(self, rows: slice, units: slice) -> tuple[None, None]:
         return None, None
 
-    def write(self, out: Tensor, hidden: Tensor) -> None:
+    def add(self, out: Tensor, hidden: Tensor, units: slice) -> None:
+        """Writes the output of some rows. units: all of them."""
         write_product(out, hidden, self.weight, self.bias2)
 
 
 def multiply_hidden(
-    store: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], None],
-    rows_at_once: int,
+    store: Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None], None],
+    part: tuple[int, int],
     x: Tensor,
-    units: int,
+    w1: Tensor,
+    bias1: Tensor | None,
     product: OutputProduct | PlaneOutput,
     out: Tensor,
 ) -> None:
-    """Writes the output of all rows, for rows_at_once rows at a time.
+    """Writes the output of all rows.
 
-    store: store(x, hidden, row_planes, column_planes) computes the hidden values of some rows; the last two
-        are x and w1 in planes, or None.
+    store: store(x, w1, bias1, hidden, row_planes, column_planes) computes the hidden values of a part; the
+        last two are x and w1 in planes, or None. part: (rows, hidden units) of a part.
     """
-    workspace = out.new_empty(rows_at_once, units)
+    workspace = out.new_empty(part)
     with without_autocast(x):
-        for part in parts_of(out.shape[0], rows_at_once):
-            hidden = workspace[: _size(part)]
-            store(rows_of(x, part), hidden, *product.planes_of(part))
-            product.write(rows_of(out, part), hidden)
+        for units in parts_of(w1.shape[0], part[1]):
+            w1_part, bias_part = rows_of(w1, units), None if bias1 is None else rows_of(bias1, units)
+            for rows in parts_of(out.shape[0], part[0]):
+                hidden = _corner(workspace, rows, units)
+                planes = product.planes_of(rows, units)
+                store(rows_of(x, rows), w1_part, bias_part, hidden, *planes)
+                product.add(rows_of(out, rows), hidden, units)
 
 
 class HiddenPart(NamedTuple):
@@ -217,10 +228,7 @@ def multiply_hidden_gradients(
             w1_part, w2_part = rows_of(w1, units), columns_of(w2, units)
             bias_part = None if bias1 is None else rows_of(bias1, units)
             for rows in parts_of(x.shape[0], part[0]):
-                local, hidden = (
-                    columns_of(rows_of(workspace, slice(0, _size(rows))), slice(0, _size(units)))
-                    for workspace in (local_workspace, hidden_workspace)
-                )
+                local, hidden = (_corner(of, rows, units) for of in (local_workspace, hidden_workspace))
                 sums = _partial_sums(local) if of_bias and sums_of_groups else None
                 x_part, grad_part = rows_of(x, rows), rows_of(grad_out, rows)
                 operands = (x_part, w1_part, w2_part, bias_part, grad_part)

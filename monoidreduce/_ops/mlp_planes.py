@@ -34,12 +34,14 @@ class PlaneOutput:
         )
         self.factors = scales_of(self.units).contiguous()
 
-    def planes_of(self, rows: slice) -> tuple[Tensor, Tensor]:
-        return rows_of(self.rows, rows), self.columns
+    def planes_of(self, rows: slice, units: slice) -> tuple[Tensor, Tensor]:
+        return rows_of(self.rows, rows), rows_of(self.columns, units)
 
-    def write(self, out: Tensor, hidden: Tensor) -> None:
-        plane_product(out, split_rows(hidden, self.factors), self.units, None, False)
-        if self.bias2 is not None:
+    def add(self, out: Tensor, hidden: Tensor, units: slice) -> None:
+        """Adds the product of a part to the output of its rows."""
+        of_rows = split_rows(hidden, rows_of(self.factors, units))
+        plane_product(out, of_rows, rows_of(self.units, units), None, units.start > 0)
+        if self.bias2 is not None and units.start == 0:
             out.add_(self.bias2)
 
 
@@ -106,14 +108,15 @@ class GatedPlaneOutput:
     ) -> None:
         self.of_ups = PlaneOutput(x, w1, w2, bias2)
         self.gate, self.bias1, self.gate_bias = split_rows(gate), bias1, gate_bias
+        self.units = slice(0, w1.shape[0])
 
     def write_inputs(self, rows: slice, gates: Tensor, ups: Tensor) -> None:
-        x, w1 = self.of_ups.planes_of(rows)
+        x, w1 = self.of_ups.planes_of(rows, self.units)
         plane_dots(gates, x, self.gate, self.gate_bias)
         plane_dots(ups, x, w1, self.bias1)
 
     def write_output(self, out: Tensor, hidden: Tensor) -> None:
-        self.of_ups.write(out, hidden)
+        self.of_ups.add(out, hidden, self.units)
 
 
 class GatedPlaneGradients:

@@ -53,10 +53,8 @@ SIZES = {  # rows, hidden, width in, width out. Numbers that are no multiple of 
     "wide_units": (301, 67, 136, 136),
     "wide_sums": (301, 568, 264, 136),  # tiles end behind the partial sums of dbias1
 }
-PARTS = {  # sizes, and the bytes of a tile of hidden values, their derivatives and planes of one of them
-    "units": ((1100, 600, 264, 320), 12 * 128 * 1100),  # the rows' gradient is the smaller one
-    "rows": ((1500, 200, 320, 264), 12 * 256 * 200),
-}
+PARTS = {"many_units": (1100, 600, 264, 320), "few_units": (1500, 200, 320, 264)}
+TILE_BYTES = 12 * 256 * 128  # of hidden values, their derivatives and planes of one of them
 
 
 def inputs_of(size: str, gpu: torch.device, biases: bool = True) -> Inputs:
@@ -237,14 +235,19 @@ def test_stages_are_released_after_they_are_read(width: int, gpu: torch.device) 
 
 @pytest.mark.parametrize(
     ("of", "tiles", "forward", "backward"),
-    (("units", 1, 5, 5), ("units", 2, 3, 3), ("rows", 1, 6, 6), ("rows", 2, 2, 3), ("rows", 3, 2, 2)),
+    (
+        ("many_units", 1, 5 * 5, 5 * 5),
+        ("many_units", 2, 2 * 5, 5 * 3),
+        ("many_units", 3, 1 * 5, 5 * 2),
+        ("few_units", 2, 2 * 2, 6 * 1),
+        ("few_units", 4, 1 * 2, 3 * 1),
+    ),
 )
 def test_several_parts(of: str, tiles: int, forward: int, backward: int, gpu: torch.device) -> None:
-    """A workspace of so many tiles: some parts are as large as the last, some are not."""
-    sizes, tile_bytes = PARTS[of]
-    inputs = scaled_mlp_inputs(sizes, torch.float32, gpu, biases=True)
+    """Of rows times of hidden units, in a workspace of so many tiles. The last ones are smaller."""
+    inputs = scaled_mlp_inputs(PARTS[of], torch.float32, gpu, biases=True)
     before = mr._C.path_counts()
-    with mr.workspace(tiles * tile_bytes):
+    with mr.workspace(tiles * TILE_BYTES):
         check(inputs, "gelu", "planes", "planes")
     after = mr._C.path_counts()
     assert [after[path] - before.get(path, 0) for path in (FORWARD, BACKWARD)] == [forward, backward]
@@ -252,11 +255,10 @@ def test_several_parts(of: str, tiles: int, forward: int, backward: int, gpu: to
 
 @pytest.mark.parametrize("of", PARTS)
 def test_same_bits_of_parts(of: str, gpu: torch.device) -> None:
-    sizes, tile_bytes = PARTS[of]
-    inputs = scaled_mlp_inputs(sizes, torch.float32, gpu, biases=True)
+    inputs = scaled_mlp_inputs(PARTS[of], torch.float32, gpu, biases=True)
     call = Specimen("mlp", "mlp", mlp_inputs)
     grads = upstreams(call, inputs)
-    with mr.workspace(tile_bytes), takes(PASSES):
+    with mr.workspace(2 * TILE_BYTES), takes(PASSES):
         first = results(call, inputs, grads)
         for _ in range(3):
             assert_same_bits(results(call, inputs, grads), first)
@@ -264,9 +266,8 @@ def test_same_bits_of_parts(of: str, gpu: torch.device) -> None:
 
 def test_a_workspace_that_holds_no_tile(gpu: torch.device) -> None:
     """Of planes. It holds 128 rows for torch."""
-    sizes, tile_bytes = PARTS["rows"]
-    inputs = scaled_mlp_inputs(sizes, torch.float32, gpu)
-    with mr.workspace(tile_bytes - 1):
+    inputs = scaled_mlp_inputs(PARTS["few_units"], torch.float32, gpu)
+    with mr.workspace(TILE_BYTES - 1):
         explanation = mr.explain("mlp", *inputs.values())
         assert "holds no tile of hidden values" in str(explanation)
         assert "/torch/" in explanation.forward and "/torch/" in explanation.backward
@@ -291,7 +292,7 @@ def test_a_row_that_is_not_finite(value: float, gpu: torch.device) -> None:
 
 
 def test_captured_in_a_graph(gpu: torch.device) -> None:
-    sizes, tile_bytes = PARTS["units"]
+    sizes = PARTS["many_units"]
     leaves = {
         name: t.requires_grad_()
         for name, t in scaled_mlp_inputs(sizes, torch.float32, gpu, biases=True).items()
@@ -299,7 +300,7 @@ def test_captured_in_a_graph(gpu: torch.device) -> None:
     grad = torch.randn(sizes[0], sizes[3], device=gpu)
 
     def step() -> tuple[Tensor, ...]:
-        with mr.workspace(tile_bytes):
+        with mr.workspace(2 * TILE_BYTES):
             out = mr.mlp(**leaves)
             return out.detach(), *torch.autograd.grad(out, list(leaves.values()), grad)
 

@@ -14,6 +14,7 @@ from monoidreduce._ops.mlp_parts import HiddenPart, multiply_hidden, multiply_hi
 from monoidreduce._ops.mlp_planes import PlaneGradients, PlaneOutput
 
 ROWS, WIDTH, UNITS, OUTPUTS = 300, 136, 520, 200
+PARTS = ((300, 520), (300, 256), (256, 520), (256, 256))  # rows and hidden units at a time
 
 
 @pytest.fixture(autouse=True)
@@ -60,24 +61,26 @@ def assert_close(found: Tensor | None, exact: Tensor) -> None:
 
 
 @pytest.mark.parametrize("biased", (False, True), ids=("plain", "biased"))
-@pytest.mark.parametrize("at_once", (300, 256))
-def test_the_output(at_once: int, biased: bool) -> None:
+@pytest.mark.parametrize("part", PARTS, ids=str)
+def test_the_output(part: tuple[int, int], biased: bool) -> None:
     given = Given()
     product = PlaneOutput(given.x, given.w1, given.w2, given.bias2 if biased else None)
 
-    def store(x: Tensor, hidden: Tensor, row_planes: Tensor | None, column_planes: Tensor | None) -> None:
-        assert row_planes is not None and column_planes is not None and len(x) == len(row_planes)
-        hidden.copy_(given.hidden(row_planes, column_planes, given.bias1))
+    def store(x: Tensor, w1: Tensor, bias1: Tensor | None, hidden: Tensor, *planes: Tensor | None) -> None:
+        row_planes, column_planes = planes
+        assert row_planes is not None and column_planes is not None and bias1 is not None
+        assert len(x) == len(row_planes) and len(w1) == len(column_planes) == len(bias1)
+        hidden.copy_(given.hidden(row_planes, column_planes, bias1))
 
     out = torch.empty(ROWS, OUTPUTS)
-    multiply_hidden(store, at_once, given.x, UNITS, product, out)
+    multiply_hidden(store, part, given.x, given.w1, given.bias1, product, out)
     assert_close(out, given.out if biased else given.out - given.bias2)
 
 
-@pytest.mark.parametrize("part", ((300, 520), (300, 256), (256, 520)), ids=str)
+@pytest.mark.parametrize("part", PARTS, ids=str)
 @pytest.mark.parametrize("wanted", ((True, True, True), (True, False, False), (False, True, True)), ids=str)
 def test_gradients(wanted: tuple[bool, bool, bool], part: tuple[int, int], kernels: list[int]) -> None:
-    """Of one part, of units and of rows; those of weights are products of transposed matrices."""
+    """Those of weights are products of transposed matrices."""
     given = Given()
     operands = given.grad_out, given.x, given.w1, given.w2
     products = PlaneGradients(*operands, wanted)
@@ -86,7 +89,7 @@ def test_gradients(wanted: tuple[bool, bool, bool], part: tuple[int, int], kerne
         assert (of is not None) == is_wanted
         if is_wanted:
             assert_close(of, exact)
-    units = [256, 256, 8] if part[1] == 256 else [520] * (2 if part[0] == 256 else 1)
+    units = [n for n in ([256, 256, 8] if part[1] == 256 else [520]) for _ in range(-(-ROWS // part[0]))]
     assert kernels == [rows for n in units for rows in (n, OUTPUTS)] * wanted[1]
 
 

@@ -216,16 +216,32 @@ def test_other_mlps_say_why(sizes: tuple[int, ...], hardware: str, reason: str) 
     assert any(reason in text for text in found.reasons), found.reasons
 
 
-@pytest.mark.parametrize(("tile_bytes", "held"), ((12 * 256 * 1000, True), (12 * 256 * 1000 - 1, False)))
+@pytest.mark.parametrize(("tile_bytes", "held"), ((12 * 256 * 128, True), (12 * 256 * 128 - 1, False)))
 def test_both_passes_of_a_wide_mlp_need_a_tile_in_the_workspace(tile_bytes: int, held: bool) -> None:
     """Backward holds two numbers of a hidden value, and planes of one; forward could do with two thirds."""
     with mr.float32("emulated"), mr.workspace(tile_bytes):
-        found = mr.explain("mlp", *mlp_tensors(9000, 136, 1000, 200), hardware="h100")
+        found = mr.explain("mlp", *mlp_tensors(9000, 136, 300, 200), hardware="h100")
     tier = "planes" if held else "torch"  # which takes parts of 128 rows, without planes
     assert found.forward == f"mlp_forward/cuda/{tier}/float32"
     assert found.backward == f"mlp_backward/cuda/{tier}/float32"
-    reason = "in parts of 256 rows and 1000 hidden units" if held else "bytes holds no tile of hidden values"
+    reason = "in parts of 256 rows and 128 hidden units" if held else "bytes holds no tile of hidden values"
     assert any(text.startswith("backward: ") and reason in text for text in found.reasons), found.reasons
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parts"),
+    (
+        ((16384, 256, 16384, 256), ("8192 rows and 5504 hidden units", "3328 rows and 8192 hidden units")),
+        ((2048, 256, 2048, 256), ("2048 rows and 2048 hidden units",) * 2),
+    ),
+    ids=("many_parts", "one_part"),
+)
+def test_parts_in_planes_keep_clusters_busy(sizes: tuple[int, ...], parts: tuple[str, str]) -> None:
+    """Of 66 clusters 64 have a tile of [8192, 256], and 7 one of [1664, 256]."""
+    with mr.float32("emulated"):
+        found = mr.explain("mlp", *mlp_tensors(*sizes), hardware="h200")
+    for way, part in zip(("forward", "backward"), parts, strict=True):
+        assert any(text.startswith(f"{way}: ") and f"in parts of {part}" in text for text in found.reasons)
 
 
 def test_a_workspace_without_room_names_no_mode() -> None:
