@@ -3,8 +3,8 @@
 //
 // The lines whose gradient is computed stay in shared memory, the others stream, as in
 // fold_backward_pass_sm90.cuh, whose table says which product is made of what. A gradient has a single writer,
-// so its bits are the same in every run. Consumers take turns, and two blocks share a width over 128, as in
-// fold_forward_planes_sm90.cuh.
+// so its bits are the same in every run. Consumers take turns: while one computes derivatives, the other multiplies. Two blocks
+// share a width over 128, as in fold_forward_planes_sm90.cuh.
 #pragma once
 
 #include "monoidreduce/device/block/bias_fragment.cuh"

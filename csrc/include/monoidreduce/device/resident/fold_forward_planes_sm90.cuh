@@ -1,9 +1,9 @@
 // The forward fold on Hopper for float32 operands of a width up to 256, with float32's accuracy: by fp16 planes
 // (block/planes_sm90.cuh).
 //
-// The structure is that of fold_forward_sm90.cuh, but a tile's products take three times as long beside its
-// fold. So a consumer waits for its own products, and consumers take turns: while one folds, the others
-// multiply.
+// The structure is that of fold_forward_sm90.cuh. A tile's products take three times as long beside its fold, so a consumer waits
+// for them, and the other consumers' folds fill that time. While it folds a tile itself, the scores of its next tile are multiplied
+// (kAhead; measured in docs/design/attention.md).
 //
 // Widths over 128 take the two blocks of a cluster. Each has half of the width of all operands and of the output. They add
 // up their dot products (block/shared_width_sm90.cuh), and both fold all scores.
@@ -124,8 +124,11 @@ concept PlanesScores = FragmentScores<S, M> || kBiasedInMemory<S> || kOfPrograms
 template <class Tile, TileMonoid M, PlanesScores<M> Scores, PayloadRows<M> Rows>
 struct PlanesConsumer {
   using R = typename M::Real;
+  using Operand = typename PlanesMemory<Tile>::Operand;
   static constexpr int kColumns = Tile::kColumns, kWidth = Tile::kWidth;
-  static constexpr int kTurns = 1;  // named barrier kTurns + w: consumer w may issue its products
+  // Whether the scores of the next tile are multiplied during the fold. Their product takes kWidth / 2 registers. The fold needs
+  // these for biases of scores, a softcap or a function, and would spill 124 to 160 bytes.
+  static constexpr bool kAhead = requires { requires Scores::kMonotone; };
 
   const M& m;
   const Scores& scores_of;
@@ -133,13 +136,12 @@ struct PlanesConsumer {
   PlanesMemory<Tile>& memory;
   const int warpgroup;
   RingPosition<Tile::kConsumers> row_at{warpgroup, 0};
-  RingPosition<Tile::kStages> at{};
+  RingPosition<Tile::kStages> at{};  // of the tile that is folded
   PartialDotsOf<Tile> partial_dots{};
 
   float scores[kColumns / 2];
   float sums[kWidth / 2];
   typename M::State state[2];
-  float row_scale[2];
 
   __device__ __forceinline__ const RowJob& receive() {
     memory.row_ring.wait(row_at);
@@ -149,25 +151,13 @@ struct PlanesConsumer {
     memory.row_ring.release(row_at);
     row_at.parity ^= 1;
   }
-  // A consumer issues its products when the one before has issued its own. Each takes a turn for its scores
-  // and one for its payload.
-  __device__ __forceinline__ void wait_for_turn() { arch::sync_threads(kTurns + warpgroup, 2 * kWarpgroup); }
-  __device__ __forceinline__ void end_turn() {
-    arch::arrive_threads(kTurns + (warpgroup + 1) % Tile::kConsumers, 2 * kWarpgroup);
-  }
 
-  // scores = rows . columns^T. meanwhile() is called while the products are computed.
-  template <class Meanwhile>
-  __device__ __forceinline__ void multiply_scores(Meanwhile meanwhile) {
-    PlaneDots<kWidth> dots;
-    memory.column_ring.wait(at);
-    wait_for_turn();
-    dots.multiply(memory.rows[warpgroup], memory.columns[at.stage]);
-    end_turn();
-    meanwhile();
-    arch::wait_wgmma<0>();
-    dots.scaled(scores, row_scale, memory.columns[at.stage].scales);
-    memory.column_ring.release(at);
+  // scores = rows . columns^T, of the product of a stage, which has ended.
+  __device__ __forceinline__ void take_scores(PlaneDots<kWidth>& dots, RingPosition<Tile::kStages> of) {
+    const RowScale* const of_rows = memory.rows[warpgroup].scales;
+    dots.scaled(scores, {of_rows[fragment_row(0)].scale, of_rows[fragment_row(1)].scale},
+                memory.columns[of.stage].scales);
+    memory.column_ring.release(of);
     if constexpr (Tile::kBlocks > 1) partial_dots.add(scores, memory.partial_dots, warpgroup);
   }
 
@@ -195,49 +185,69 @@ struct PlanesConsumer {
     for (int r = 0; r < 2; ++r) state[r] = m.add(m.reframe(state[r], m.frame_of(of_tile[r])), of_tile[r]);
   }
 
-  // sums = scale sums + weights . payload
-  __device__ __forceinline__ void add_payload(const R (&scale)[2]) {
-    PlaneWeights weights;
-    PlaneSums<kWidth> of_tile;
-    memory.payload_ring.wait(at);
-    weights.split(scores, memory.payload[at.stage].scales);
-    wait_for_turn();
-    of_tile.multiply(weights, memory.payload[at.stage]);
-    end_turn();
-    rescale_fragment<M>(sums, scale);
-    arch::wait_wgmma<0>();
-    memory.payload_ring.release(at);
-    of_tile.add_to(sums, weights);
-  }
-
   // Folds all column tiles of a job. Afterwards `state` has all columns of the rows.
   __device__ __forceinline__ void run(const RowJob& job) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      state[r] = m.identity();
-      row_scale[r] = memory.rows[warpgroup].scales[fragment_row(r)].scale;
-    }
+    for (int r = 0; r < 2; ++r) state[r] = m.identity();
 #pragma unroll
     for (float& sum : sums) sum = 0.f;
+    PlaneDots<kWidth> dots;
+    int tile = job.first_tile;
+    const int end_tile = job.first_tile + job.tiles;
     [[maybe_unused]] TileStep step;  // of the tile multiplied last
+    // Issues the product of the rows and a tile of columns.
+    const auto multiply_columns = [&](RingPosition<Tile::kStages> of) {
+      memory.column_ring.wait(of);
+      if constexpr (SkipsBlocks<Scores>) step = memory.steps[of.stage];
+      dots.multiply(memory.rows[warpgroup], memory.columns[of.stage]);
+    };
     const auto after = [&](int tile) {
       if constexpr (SkipsBlocks<Scores>)
         return step.next;
       else
         return tile + 1;
     };
+    if (kAhead && tile < end_tile) {
+      multiply_columns(at);
+      arch::wait_wgmma<0>();
+      take_scores(dots, at);
+    }
 #pragma unroll 1
-    for (int tile = job.first_tile; tile < job.first_tile + job.tiles; tile = after(tile), at.advance()) {
-      R scale[2];
+    while (tile < end_tile) {
+      RingPosition<Tile::kStages> next = at;
+      next.advance();
+      const bool is_last = tile + 1 == end_tile;
       auto&& scores_here = scores_of_tile(job, tile);
-      multiply_scores([&] {
-        if constexpr (kOfPrograms<Scores>) {
-          step = memory.steps[at.stage];
-          scores_here.find_kept(step.whole);
-        }
-      });
+      if constexpr (kAhead) {
+        // Behind the last tile the rows are multiplied by themselves, and nobody reads the result: the product must be issued
+        // for every tile.
+        if (!is_last) memory.column_ring.wait(next);
+        dots.multiply(memory.rows[warpgroup], is_last ? memory.rows[warpgroup] : memory.columns[next.stage]);
+      } else {
+        multiply_columns(at);
+        if constexpr (kOfPrograms<Scores>) scores_here.find_kept(step.whole);
+        arch::wait_wgmma<0>();
+        take_scores(dots, at);
+      }
+      R scale[2];
       fold(scores_here, job, tile, scale);
-      add_payload(scale);
+      PlaneWeights weights;
+      memory.payload_ring.wait(at);
+      weights.split(scores, memory.payload[at.stage].scales);
+      if constexpr (kAhead) {
+        arch::wait_wgmma<0>();
+        if (!is_last) take_scores(dots, next);
+      }
+
+      // sums = scale sums + weights . payload
+      PlaneSums<kWidth> of_tile;
+      of_tile.multiply(weights, memory.payload[at.stage]);
+      rescale_fragment<M>(sums, scale);
+      arch::wait_wgmma<0>();
+      memory.payload_ring.release(at);
+      at = next;
+      of_tile.add_to(sums, weights);
+      tile = after(tile);
     }
     join_lanes(m, state);
     keep_sums(scores_of, sums);
@@ -286,7 +296,6 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
   } else {
     arch::setmaxnreg_inc<Tile::kConsumers == 2 ? 240 : 160>();
     Worker consumer{m, scores, p.shape, memory, warpgroup};
-    if (warpgroup == Tile::kConsumers - 1) arch::arrive_threads(Worker::kTurns, 2 * kWarpgroup);
     while (true) {
       const RowJob& job = consumer.receive();
       if (job.tiles < 0) break;
