@@ -124,8 +124,6 @@ Limits modified_limits(const Call& x, bool in_order, const DeviceFacts& gpu) {
     limits.sm90 = {"functions modify scores, and a width is more than 128"};
   else if (in_order && x.blocks.present())
     limits.sm90 = {"blocks are skipped, and the deterministic mode is asked for"};
-  if (!limits.planes && x.options.weights)
-    limits.planes = {"the inputs are float32, and a function gives weights, not scores"};
   return limits;
 }
 

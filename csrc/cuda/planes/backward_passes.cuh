@@ -45,6 +45,15 @@ SplitOperands split_operands(const FoldProblem& p, const TensorView& grad_out, f
   return {split(p.a), split(p.b), split(p.payload), split(grad_out)};
 }
 
+// Whether weights are those of a softmax. A function may give others (attend), which need nothing of their rows.
+template <class Call>
+bool has_softmax(const Call& x) {
+  if constexpr (requires { x.options.weights; })
+    return !x.options.weights;
+  else
+    return true;
+}
+
 // Prepares the rows, and computes the gradient of sinks. run(width, scratch, rows) must launch the kernels for the other
 // gradients. width: a constant, the larger width rounded up to 64, 128 or, if kWide, 256. rows: what is known of each row.
 template <bool kWide, class Call, class Run>
@@ -53,14 +62,16 @@ void backward_passes(const Call& x, const Launch& launch, Run run) {
   const PlanesScratch scratch(x, parts);
   const auto stream = static_cast<cudaStream_t>(launch.stream);
   float *of_lse = scratch.part[0], *centre = scratch.part[1];
-  row_centre<float>(x.grad_out, x.out, x.out_low, x.grad_lse, of_lse, centre, launch);
   const LogSumExpRows<float> rows{data<float>(x.lse), data<float>(x.lse_low), {centre, 1}, {of_lse, 1}};
-  sink_gradient(LogSumExp<float>{}, rows, x, launch);
-  const std::int64_t padded = x.q.size[0] * x.q.size[1] * parts.padded_rows;
-  launch_kernel("gather_residuals", &gather_residuals, blocks_for((padded + 255) / 256), 256, 0,
-                launch.stream, data<const float>(x.lse), data<const float>(x.lse_low),
-                static_cast<const float*>(centre), static_cast<float>(x.options.scale),
-                static_cast<int>(x.q.size[2]), padded, scratch.residuals);
+  if (has_softmax(x)) {
+    row_centre<float>(x.grad_out, x.out, x.out_low, x.grad_lse, of_lse, centre, launch);
+    sink_gradient(LogSumExp<float>{}, rows, x, launch);
+    const std::int64_t padded = x.q.size[0] * x.q.size[1] * parts.padded_rows;
+    launch_kernel("gather_residuals", &gather_residuals, blocks_for((padded + 255) / 256), 256, 0,
+                  launch.stream, data<const float>(x.lse), data<const float>(x.lse_low),
+                  static_cast<const float*>(centre), static_cast<float>(x.options.scale),
+                  static_cast<int>(x.q.size[2]), padded, scratch.residuals);
+  }
   check_cuda(cudaMemsetAsync(scratch.part[3], 0, parts.floats[3] * sizeof(float), stream),
              "cudaMemsetAsync for fold_backward_planes_sm90");
   const std::int64_t width = std::max(x.q.size[3], x.v.size[3]);

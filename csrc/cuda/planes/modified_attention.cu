@@ -1,5 +1,6 @@
-// Attention with functions of its scores (score_mod, mask_mod). NVRTC compiles its kernels, behind one another: forward the
-// fold and the repair of rows; backward the gradients of q, k and v, and the repair of all (folds/cuda/kernels.py).
+// Attention with functions of its scores (score_mod, mask_mod), and attend, whose kernels take the same arguments. NVRTC
+// compiles them, behind one another: forward the fold and the repair of rows; backward the gradients of q, k and v, and the
+// repair of all (folds/cuda/kernels.py).
 #include "../engine.h"
 #include "../modified_scores.cuh"
 #include "backward_passes.cuh"

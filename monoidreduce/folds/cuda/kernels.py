@@ -351,7 +351,8 @@ def compiled_scores(
     if not _C.FAMILIES[tier].tensor_cores:
         return _compiled_simt_scores(found, program, which, packed, dtype, capability, weights, most, tables)
     if _C.FAMILIES[tier].planes:
-        return _compiled_plane_scores(found, program, which, packed, width, tier, capability, most, tables)
+        of = (width, tier, capability, weights, most, tables)
+        return _compiled_plane_scores(found, program, which, packed, *of)
     text = _UNIT.format(
         includes=f'#include "monoidreduce/device/resident/modified_{tier}.cuh"\n',
         program=scores_source(program, packed, steps, weights, True, most, tables).text,
@@ -382,6 +383,7 @@ def _compiled_plane_scores(
     width: int,
     tier: str,
     capability: tuple[int, int],
+    weights: bool,
     most: int,
     tables: TableSum | None,
 ) -> Image:
@@ -393,25 +395,28 @@ def _compiled_plane_scores(
     here = _HERE
     text = _UNIT.format(
         includes=f'#include "monoidreduce/device/resident/modified_{tier}.cuh"\n',
-        program=scores_source(program, packed, fused=False, most=most, tables=tables, by_row=True).text,
+        program=scores_source(program, packed, False, weights, False, most, tables, by_row=True).text,
         real="ElementReal",
         checks="static_assert(sizeof(PlaneScores<P>) == sizeof(ModifiedScoresData));\n"
         "static_assert(sizeof(ProgramScores<Program<float>>) == sizeof(ProgramScoresData<float>));\n",
     )
-    fold, scores = f"{here}LogSumExp<{here}Full>", f"{here}PlaneScores<{here}P>"
+    fold, again = ("WeightSum", "Sum") if weights else ("LogSumExp", "LogSumExp")
+    fold, scores = f"{here}{fold}<{here}Full>", f"{here}PlaneScores<{here}P>"
     repaired = f"{here}ProgramScores<{here}Program<float>>"
     if which == FORWARD:
-        tile, rows = f"{here}planes::ModifiedForwardTile<{width}>", f"{here}FullAttentionRows"
+        tile = f"{here}planes::ModifiedForwardTile<{width}>"
+        rows = f"{here}{'MarkedAttendRows' if weights else 'FullAttentionRows'}"
         names = [f"{here}sm90::fold_forward_planes_kernel<{tile}, {fold}, {scores}, {rows}>"]
-        rows = f"{here}RepairedAttentionRows"
-        names.append(f"{here}repair_forward_kernel<{here}LogSumExp<double>, {rows}, {repaired}>")
+        again += "<float>" if weights else "<double>"  # the mass of a softmax is one long sum
+        rows = f"{here}{'RepairedAttendRows' if weights else 'RepairedAttentionRows'}"
+        names.append(f"{here}repair_forward_kernel<{here}{again}, {rows}, {repaired}>")
         return compiled_unit(found, text, names, tier, capability)
     names = []
     for of in ("kRows", "kColumns", "kPayload"):
         tile = f"{here}planes::ModifiedPassTile<{here}sm90::GradientOf::{of}, {width}>"
         names.append(f"{here}sm90::fold_backward_planes_kernel<{tile}, {fold}, {scores}>")
-    rows = f"{here}SoftmaxRows<float>"
-    names.append(f"{here}repair_backward_kernel<{here}LogSumExp<float>, {rows}, {repaired}>")
+    rows = f"{here}{'WeightRows' if weights else 'SoftmaxRows'}<float>"
+    names.append(f"{here}repair_backward_kernel<{here}{again}<float>, {rows}, {repaired}>")
     return compiled_unit(found, text, names, tier, capability)
 
 

@@ -16,6 +16,7 @@ template <class P>
 struct PlaneScores : ScoresOfCall<P> {
   using R = typename P::Real;
   using RowTables = RowTableGradient<P>;
+  static constexpr float kAbsent = P::kWeights ? 0.f : -INFINITY;  // a masked element
   using ScoresOfCall<P>::data;
 
   // The elements that a thread has of a tile that begins at (row0, column0), 32 of them. kTransposed: the fragment's
@@ -71,7 +72,7 @@ struct PlaneScores : ScoresOfCall<P> {
     __device__ __forceinline__ void prepare(float (&tile)[kSize], int, int) const {
       static_assert(kSize == 32);
 #pragma unroll
-      for (int i = 0; i < kSize; ++i) tile[i] = this->sees(i) ? this->score(tile[i], i) : -INFINITY;
+      for (int i = 0; i < kSize; ++i) tile[i] = this->sees(i) ? this->score(tile[i], i) : kAbsent;
     }
     __device__ __forceinline__ Full value(Full score, int) const { return score; }
     __device__ __forceinline__ Full rounded(Full score) const { return score; }
@@ -108,6 +109,16 @@ struct PlaneScores : ScoresOfCall<P> {
 #pragma unroll
       for (int i = 0; i < kSize; ++i) {
         if (!this->sees(i)) weights[i] = g[i] = 0.f;
+      }
+      // Rows beyond the last one have dot products of 0, whose weight (attend) may be infinite. Their g is 0.
+      if constexpr (P::kWeights && kTransposed) {
+        const int rows = this->all.data.rows - this->first_row;  // from the thread's first one on
+        if (rows < 2 * kSize) {
+#pragma unroll
+          for (int i = 0; i < kSize; ++i) {
+            if (i / 4 * 8 + i % 2 >= rows) weights[i] = 0.f;
+          }
+        }
       }
     }
     // For pull_fragment, as TableGradient says. rows, kept: as there.

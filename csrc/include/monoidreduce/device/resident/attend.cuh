@@ -20,9 +20,22 @@ struct AttendRows : AttentionRows {
   __device__ void store(std::int64_t, int, P, bool) const {}
 };
 
+// For float32 operands in planes: the place of the log-sum-exp has the mark of a row that must be computed again.
+struct MarkedAttendRows : FullAttentionRows {
+  template <class P>
+  __device__ void store(std::int64_t row, int, P, bool right) const {
+    lse[row] = right ? 0.f : NAN;
+  }
+};
+struct RepairedAttendRows : RepairedAttentionRows {
+  __device__ void store(std::int64_t, float) const {}
+};
+
 // The host passes the same kernel arguments for attend as for attention, so the types must have the same
 // size.
 static_assert(std::is_empty_v<WeightSum<Bits>> && std::is_empty_v<LogSumExp<Bits>>);
 static_assert(sizeof(AttendRows) == sizeof(AttentionRows));
+static_assert(sizeof(MarkedAttendRows) == sizeof(FullAttentionRows));
+static_assert(sizeof(RepairedAttendRows) == sizeof(RepairedAttentionRows));
 
 }  // namespace monoidreduce

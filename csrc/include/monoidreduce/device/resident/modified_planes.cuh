@@ -2,7 +2,7 @@
 // what NVRTC compiles, and the tiles with which the host launches.
 #pragma once
 
-#include "monoidreduce/device/resident/attention_rows.cuh"
+#include "monoidreduce/device/resident/attend.cuh"
 #include "monoidreduce/device/resident/fold_backward_planes_sm90.cuh"
 #include "monoidreduce/device/resident/fold_forward_planes_sm90.cuh"
 #include "monoidreduce/device/resident/repair.cuh"
