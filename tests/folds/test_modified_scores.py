@@ -351,3 +351,19 @@ def test_weights_compile_and_hardly_spill(
     image = kernels.compiled_scores(text, which, False, torch.bfloat16, width, tier, capability, weights=True)
     assert max(int(bytes) for bytes in SPILLS.findall(image.log)) <= 64, image.log
     assert "C75" not in image.log
+
+
+@pytest.mark.parametrize(
+    ("which", "width"),
+    sampled([(which, width) for which in (FORWARD, BACKWARD) for width in (64, 128)], ((FORWARD, 64), (BACKWARD, 128))),
+)
+@pytest.mark.parametrize(
+    "weight", sampled(WEIGHTS, WEIGHTS[::3]), ids=("sigmoid", "relu2", "power", "indices")
+)
+def test_weights_in_planes_compile_and_do_not_spill(nvrtc: None, weight: Any, which: str, width: int) -> None:
+    text = mods_of(weight, lambda b, h, i, j: i >= j, weights=True).text
+    image = kernels.compiled_scores(text, which, False, torch.float32, width, "planes", (9, 0), weights=True)
+    assert len(image.names) == (2 if which == FORWARD else 4)
+    assert all(name.encode() in image.code for name in image.names)
+    assert max(int(bytes) for bytes in SPILLS.findall(image.log)) == 0, image.log
+    assert "C75" not in image.log

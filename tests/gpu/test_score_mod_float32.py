@@ -408,6 +408,3 @@ def test_other_calls_say_why(gpu: torch.device) -> None:
         explanation = mr.explain("attention", *operands(shape, torch.float32, gpu), mask_mod=mask)
         assert explanation.forward == "modified_attention_forward/cuda/simt/float32"
         assert any(reason in text for text in explanation.reasons)
-    explanation = mr.explain("attend", *operands(SHAPES[0], torch.float32, gpu), weight=torch.sigmoid)
-    assert explanation.forward == "modified_attention_forward/cuda/simt/float32"
-    assert any("a function gives weights, not scores" in text for text in explanation.reasons)
