@@ -355,7 +355,10 @@ def test_weights_compile_and_hardly_spill(
 
 @pytest.mark.parametrize(
     ("which", "width"),
-    sampled([(which, width) for which in (FORWARD, BACKWARD) for width in (64, 128)], ((FORWARD, 64), (BACKWARD, 128))),
+    sampled(
+        [(which, width) for which in (FORWARD, BACKWARD) for width in (64, 128)],
+        ((FORWARD, 64), (BACKWARD, 128)),
+    ),
 )
 @pytest.mark.parametrize(
     "weight", sampled(WEIGHTS, WEIGHTS[::3]), ids=("sigmoid", "relu2", "power", "indices")
