@@ -400,23 +400,26 @@ def _compiled_plane_scores(
         checks="static_assert(sizeof(PlaneScores<P>) == sizeof(ModifiedScoresData));\n"
         "static_assert(sizeof(ProgramScores<Program<float>>) == sizeof(ProgramScoresData<float>));\n",
     )
-    fold, again = ("WeightSum", "Sum") if weights else ("LogSumExp", "LogSumExp")
-    fold, scores = f"{here}{fold}<{here}Full>", f"{here}PlaneScores<{here}P>"
+    fold, scores = (
+        f"{here}{'WeightSum' if weights else 'LogSumExp'}<{here}Full>",
+        f"{here}PlaneScores<{here}P>",
+    )
     repaired = f"{here}ProgramScores<{here}Program<float>>"
     if which == FORWARD:
         tile = f"{here}planes::ModifiedForwardTile<{width}>"
         rows = f"{here}{'MarkedAttendRows' if weights else 'FullAttentionRows'}"
         names = [f"{here}sm90::fold_forward_planes_kernel<{tile}, {fold}, {scores}, {rows}>"]
-        again += "<float>" if weights else "<double>"  # the mass of a softmax is one long sum
+        again = f"{here}{'Sum<float>' if weights else 'LogSumExp<double>'}"
         rows = f"{here}{'RepairedAttendRows' if weights else 'RepairedAttentionRows'}"
-        names.append(f"{here}repair_forward_kernel<{here}{again}, {rows}, {repaired}>")
+        names.append(f"{here}repair_forward_kernel<{again}, {rows}, {repaired}>")
         return compiled_unit(found, text, names, tier, capability)
     names = []
     for of in ("kRows", "kColumns", "kPayload"):
         tile = f"{here}planes::ModifiedPassTile<{here}sm90::GradientOf::{of}, {width}>"
         names.append(f"{here}sm90::fold_backward_planes_kernel<{tile}, {fold}, {scores}>")
     rows = f"{here}{'WeightRows' if weights else 'SoftmaxRows'}<float>"
-    names.append(f"{here}repair_backward_kernel<{here}{again}<float>, {rows}, {repaired}>")
+    again = f"{here}{'Sum' if weights else 'LogSumExp'}<float>"
+    names.append(f"{here}repair_backward_kernel<{again}, {rows}, {repaired}>")
     return compiled_unit(found, text, names, tier, capability)
 
 
