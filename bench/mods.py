@@ -256,6 +256,7 @@ def case(
     name: str = "score_mod alibi",
 ) -> Case:
     """Self-attention of L tokens with the functions of this name."""
+    in_planes = device.type == "cuda" and dtype == torch.float32
     if name in WEIGHTS:
         options: dict[str, int] = {}
         weight, pairs = WEIGHTS[name], L * L
@@ -268,16 +269,15 @@ def case(
         kind = KINDS[name](H, L)
         options, pairs, on = kind.parameters, kind.pairs, functools.cache(kind.on)
         contenders = {"monoidreduce": own_attention(on, L), "torch": torch_attention(on, H, L)}
-        in_planes = device.type == "cuda" and dtype == torch.float32
-        if in_planes:
-            contenders["monoidreduce, emulated"] = mr.float32("emulated")(contenders["monoidreduce"])
-        else:
+        if not in_planes:
             contenders |= kind.built_in
         if device.type == "cuda":
             contenders["FlexAttention"] = flex_attention(on, L)
         if device.type == "cuda" and not in_planes:
             contenders["FlexAttention, FLASH"] = flex_attention(on, L, FLASH)
             contenders["FlashAttention-4"] = flash_attention_4(kind, on, L)
+    if in_planes:
+        contenders["monoidreduce, emulated"] = mr.float32("emulated")(contenders["monoidreduce"])
     products = 2 * B * H * pairs * d  # FLOPs of q k^T
 
     def inputs() -> tuple[Tensor, ...]:
@@ -299,7 +299,7 @@ def case(
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    """Cases in bfloat16; on a GPU two functions in float32, too."""
+    """Cases in bfloat16; on a GPU two functions and sigmoid weights in float32, too."""
     if device.type == "cuda" and not quick:
         long = {"B": 2, "H": 16, "L": 8192}
         of_16_bits = [
@@ -309,7 +309,7 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
         ]
         return of_16_bits + [
             case(torch.float32, device, B=8, H=16, L=2048, d=d, name=name)
-            for name in ("score_mod alibi", "mask_mod document")
+            for name in ("score_mod alibi", "mask_mod document", "attend sigmoid")
             for d in (64, 128)
         ]
     size = {"B": 1, "H": 2, "L": 256, "d": 64} if quick else {"B": 1, "H": 8, "L": 2048, "d": 64}
