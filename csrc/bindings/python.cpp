@@ -140,7 +140,7 @@ void define_plan(py::module_& m) {
       .def_readonly("clusters", &Plan::clusters)
       .def_property_readonly("planes", can(&Capabilities::planes))
       .def_property_readonly("keeps", can(&Capabilities::keeps))
-      .def_property_readonly("skips_rows", can(&Capabilities::skips_rows))
+      .def_property_readonly("skips_rows", &Plan::skips_rows)
       .def_property_readonly("transposed", can(&Capabilities::transposed))
       .def_property_readonly("bias_in_tiles", can(&Capabilities::bias_in_tiles))
       .def("__str__", [](const Plan& p) { return text(p); });

@@ -37,7 +37,7 @@ DistillationRows<float> rows_of(const Call& x) {
                                .rows = x.x.size[0],
                                .loss = nullptr,
                                .stats = static_cast<float*>(x.stats.data),
-                               .grad_loss = {static_cast<float*>(x.kept_upstream.data), 0}};
+                               .grad_loss = {}};
   if constexpr (requires { x.loss; }) rows.loss = static_cast<float*>(x.loss.data);
   return rows;
 }

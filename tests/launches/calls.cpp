@@ -268,10 +268,10 @@ std::vector<Attention> attention_calls() {
 
 // ---- What the linear losses share
 
-// An order of rows with the active ones first, as order_rows makes it; absent unless Hopper's kernels take the call.
+// An order of rows with the active ones first, as order_rows makes it; absent unless Hopper's kernels take the call, and enough rows.
 TensorView ordered(bool wanted, const Plan& plan, const Tensors& t, const TensorView& target,
                    const TensorView& mask, std::int64_t rows) {
-  if (!wanted || !plan.can().skips_rows) return {};
+  if (!wanted || !plan.skips_rows()) return {};
   const TensorView order = t("order", kInt64, {rows + 1});
   run(RowOrdering{.target = target, .mask = mask, .order = order}, launch_of());
   return order;
@@ -375,7 +375,7 @@ Plan forward(const LinearCrossEntropy& c, const Tensors& t) {
   const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
   if (plan.saved.columns > 0) {
     x.kept = t.lines("kept", c.dtype, c.rows, c.kept);
-    if (!c.of_rank) x.kept_upstream = t("kept_upstream", accumulation(c.dtype), {1});
+    if (!c.of_rank) x.kept_upstream = 1;
   }
   if (plan.can().tensor_cores) pad_cross_entropy(t, plan, x);
   x.scratch = t.scratch(plan, c.dtype);
@@ -388,7 +388,6 @@ Plan forward(const LinearCrossEntropy& c, const Tensors& t) {
     pad_cross_entropy(t, plan, then);
     then.frames = frames_of(x.scratch, plan);
     then.kept = x.kept, then.order = x.order;
-    then.kept_upstream = t("kept_upstream", kFloat32, {1});
     run(then, launch, &plan);
   }
   return plan;
@@ -651,7 +650,7 @@ Plan forward(const LinearDistillation& c, const Tensors& t) {
   if (plan.saved.columns > 0) {
     x.kept = t.lines("kept", c.dtype, c.rows, c.kept);
     x.teacher_kept = t.lines("teacher_kept", c.dtype, c.rows, c.kept);
-    if (!c.of_rank) x.kept_upstream = t("kept_upstream", accumulation(c.dtype), {1});
+    if (!c.of_rank) x.kept_upstream = 1;
   }
   if (plan.can().tensor_cores) pad_distillation(t, plan, x);
   split_distillation(t, plan, x);
@@ -668,7 +667,6 @@ Plan forward(const LinearDistillation& c, const Tensors& t) {
     pad_distillation(t, plan, then);
     then.frames = frames_of(x.scratch, plan);
     then.kept = x.kept, then.teacher_kept = x.teacher_kept, then.order = x.order;
-    then.kept_upstream = t("kept_upstream", kFloat32, {1});
     run(then, launch, &plan);
   }
   return plan;
@@ -791,10 +789,7 @@ Plan forward(const LogSumExpOfProduct& c, const Tensors& t) {
   const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
   if (plan.can().tensor_cores) x.a = t.padded("a", x.a), x.b = readable_weight(t, "b", x.b, plan);
   x.mean = mean_of(t, plan, x.a);
-  if (plan.saved.columns > 0) {
-    x.kept = t.lines("kept", c.dtype, c.rows, c.kept);
-    x.kept_upstream = t("kept_upstream", accumulation(c.dtype), {1});
-  }
+  if (plan.saved.columns > 0) x.kept = t.lines("kept", c.dtype, c.rows, c.kept);
   x.scratch = t.scratch(plan, c.dtype);
   run(x, launch, &plan);
   return plan;
@@ -1189,6 +1184,17 @@ void run_row_calls(Recorder& recorder) {
                     .order = t("order", kInt64, {5001}),
                     .upstream = t("upstream", kFloat32, {1}),
                     .factors = t("factors", kFloat32, {5000}),
+                    .mean = true},
+        launch);
+    return Plan{};
+  });
+  recorder.run("clear_rows", [&](const Tensors& t) {
+    run(RowClearing{.target = t("target", kInt64, {200}),
+                    .mask = {},
+                    .x = t("x", kBFloat16, {200, 1000}),
+                    .out = t("out", kBFloat16, {200, 1000}),
+                    .upstream = t("upstream", kFloat32, {1}),
+                    .factors = t("factors", kFloat32, {201}),
                     .mean = true},
         launch);
     return Plan{};

@@ -586,6 +586,8 @@ const std::vector<Expected> kExpected = {
      "",
      {{"combine_states_kernel<CombinedDistillationRows<double>", 79, 64}}},
     {"A100", "order_rows mask", "", {{"order_rows_kernel", 1, 1024}}},
+    // A block for each row, and one for the factors.
+    {"H100", "clear_rows", "", {{"clear_rows_kernel", 201, 256}}},
     // 20 x 16 tiles, and 20 x 8.
     {"H100",
      "plane_dots",

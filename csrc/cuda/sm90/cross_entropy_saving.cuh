@@ -16,9 +16,10 @@ using namespace monoidreduce::sm90;
 struct CrossEntropyTerms {
   CrossEntropyRows<float> rows;
   const float* miss;
+  float kept_upstream;
   __device__ bool active(std::int64_t row) const { return rows.active(row); }
   __device__ RowTerms<1> terms(std::int64_t row) const {
-    const auto u = rows.upstream(row);
+    const auto u = rows.upstream(row, kept_upstream);
     return {.lse = {bits(rows.product(row).lse)},
             .factor = {u.lse},
             .addend = u.sum,
@@ -35,8 +36,8 @@ float* miss_of(const Kept& kept, const FoldProblem& p) {
 
 template <class E, class Call, class Kept>
 void to_gradients(const Call& x, const Kept& kept, const FoldProblem& p, const Launch& launch) {
-  CrossEntropyTerms terms{cross_entropy_rows<float>(x), miss_of(kept, p)};
-  terms.rows.grad_loss = {static_cast<float*>(x.kept_upstream.data), 0};
+  const CrossEntropyTerms terms{cross_entropy_rows<float>(x), miss_of(kept, p),
+                                static_cast<float>(x.kept_upstream)};
   weights_to_gradients<E>(kept, terms, p, launch);
 }
 
@@ -60,16 +61,17 @@ void cross_entropy_forward_saving(const CrossEntropyForward& x, const Plan& plan
     } else {
       fold(HardCrossEntropy<Bits>{});
     }
-    if (x.kept_upstream.present()) to_gradients<E>(x, kept, problem, launch);
+    if (x.kept_upstream != 0) to_gradients<E>(x, kept, problem, launch);
   });
 }
 
 // dlogits of a row of logsumexp_matmul, which has no target.
 struct LogSumExpTerms {
   LogSumExpRows<float> rows;
+  float kept_upstream;
   __device__ bool active(std::int64_t) const { return true; }
   __device__ RowTerms<1> terms(std::int64_t row) const {
-    return {.lse = {bits(rows.product(row))}, .factor = {rows.upstream(row)}};
+    return {.lse = {bits(rows.product(row))}, .factor = {kept_upstream}};
   }
 };
 
@@ -78,15 +80,13 @@ template <class Tile>
 void logsumexp_forward_saving(const LogSumExpForward& x, const Plan& plan, const Launch& launch) {
   const FoldProblem problem = logsumexp_problem(x);
   const auto kept = kept_weights<Tile>(x.kept, static_cast<float*>(x.scratch.data) + plan.saved.frames);
-  const RowVector<float> upstream{static_cast<float*>(x.kept_upstream.data), 0};
-  const LogSumExpRows<float> rows{static_cast<float*>(x.lse.data), static_cast<float*>(x.lse_low.data),
-                                  upstream};
+  const LogSumExpRows<float> rows{static_cast<float*>(x.lse.data), static_cast<float*>(x.lse_low.data), {}};
   const ScaledScores<Bits> scores(problem.score, kLog2E);
   with_element_of<Tile>(x.a.dtype, [&](auto element) {
     using E = decltype(element);
     fold_and_save<E, Tile>(LogSumExp<Bits>{}, scores, problem, LogSumExpResults{rows}, x.scratch.data, kept,
                            launch);
-    weights_to_gradients<E>(kept, LogSumExpTerms{rows}, problem, launch);
+    weights_to_gradients<E>(kept, LogSumExpTerms{rows, static_cast<float>(x.kept_upstream)}, problem, launch);
   });
 }
 

@@ -24,13 +24,17 @@ using Kept = KeptWeights<2, KeepingTile::kColumns>;
 // the teacher's.
 struct DistillationTerms {
   DistillationRows<float> rows;
+  float kept_upstream;
   __device__ bool active(std::int64_t row) const { return rows.active(row); }
   __device__ RowTerms<2> terms(std::int64_t row) const {
     const auto p = rows.product(row);
-    const float upstream = rows.upstream(row);
-    return {.lse = {bits(p.p_lse), bits(p.q_lse)}, .factor = {upstream, -upstream}};
+    return {.lse = {bits(p.p_lse), bits(p.q_lse)}, .factor = {kept_upstream, -kept_upstream}};
   }
 };
+template <class Call>
+DistillationTerms terms_of(const Call& x) {
+  return {rows_of(x), static_cast<float>(x.kept_upstream)};
+}
 
 template <class Call>
 Kept kept_of(const Call& x, float* frames) {
@@ -59,8 +63,7 @@ void run(const DistillationForward& x, const Plan& plan, const Launch& launch) {
       fold_and_save<E, KeepingTile>(m, scores, part, rows, x.scratch.data, kept.from(part.first_place),
                                     launch);
     });
-    if (x.kept_upstream.present())
-      weights_to_gradients<E>(kept, DistillationTerms{rows_of(x)}, problem, launch);
+    if (x.kept_upstream != 0) weights_to_gradients<E>(kept, terms_of(x), problem, launch);
     // The forward pass has done a part of the backward pass.
     count_path("distillation_backward", "cuda", "sm90", false, name(x.x.dtype));
   });
@@ -70,7 +73,7 @@ template <>
 void run(const DistillationKeptGradients& x, const Plan&, const Launch& launch) {
   with_element(x.x.dtype, [&](auto element) {
     weights_to_gradients<decltype(element)>(kept_of(x, static_cast<float*>(x.frames.data)),
-                                            DistillationTerms{rows_of(x)}, distillation_problem(x), launch);
+                                            terms_of(x), distillation_problem(x), launch);
   });
 }
 

@@ -49,7 +49,7 @@ using Calls =
              LogSumExpLocalGradient, LogProbsForward, LogProbsBackward, LogProbsLocalGradient,
              ModifiedAttentionForward, ModifiedAttentionBackward, StatisticsForward, StatisticsBackward,
              StatisticsFold, StatisticsPayload, StatisticsLocalGradient, StatisticsRowGradient, LossReduction,
-             RowScaling, FittedCopy, RowOrdering, SequenceSpans, CombinedLogSumExp, CombinedCrossEntropy,
+             RowScaling, FittedCopy, RowOrdering, RowClearing, SequenceSpans, CombinedLogSumExp, CombinedCrossEntropy,
              CombinedLogProbs, CombinedDistillation, Undefined, RowsProduct, ColumnsProduct, RowSplit,
              ColumnSplit, PlaneProduct, PlaneDots, ScoreProduct, JsdRows, JsdGradient, TargetScores,
              TargetDlogits>;

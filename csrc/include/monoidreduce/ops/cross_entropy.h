@@ -77,9 +77,9 @@ struct CrossEntropyForward {
   // kept: the dlogits (local gradients) of the first K classes, which forward saves for backward. They are for an upstream
   // gradient of kept_upstream for every loss. Lines are padded to a multiple of 8. Only if Capabilities::keeps, and without a
   // bias, a softcap, or class weights together with label smoothing.
-  // If kept_upstream is absent, kept receives the softmax weights from which dlogits are made later
-  // (CrossEntropyKeptGradients). The last part of scratch, from SavedDlogits::frames on, then has their frames (row maxima).
-  TensorView kept, kept_upstream;
+  // If kept_upstream is 0, kept receives the softmax weights from which dlogits are made later (CrossEntropyKeptGradients). The
+  // last part of scratch, from SavedDlogits::frames on, then has their frames (row maxima).
+  TensorView kept;
   TensorView row_planes, column_planes;  // of x and weight
   // An order of rows (rows.h), active ones first. Rows that are not active are not computed, and their statistics are 0. kept
   // is in this order; all other results are in the order of x. Absent: all rows are computed.
@@ -87,6 +87,7 @@ struct CrossEntropyForward {
   // Present together with order: a buffer for the active rows of x, R at a time.
   TensorView gathered;
   bool mean = false;  // whether `reduced` is the mean or the sum
+  double kept_upstream = 0;
   CrossEntropyOptions options;
   std::int64_t saved_columns = 0;  // read by planning, see saved_columns()
 };
@@ -151,19 +152,20 @@ constexpr auto describe(const X*) {
               result("lse", &X::lse, "N", Type::kAccumulation),
               result("lse_low", &X::lse_low, "N", Type::kAccumulation), scratch("scratch", &X::scratch),
               result("kept", &X::kept, "N K").maybe().strided().where(&check_kept_scores),
-              optional("kept_upstream", &X::kept_upstream, "values=1", Type::kAccumulation).dense(),
               order_of(&X::order, "N").where(&check_no_order_on_cpu<X>),
               optional("gathered", &X::gathered, "R D").dense().where([](const X& x) {
                 check_gathered("gathered", x, x.gathered);
               }),
-              planes_of_operands<X>("N", "V", "D"), option("mean", &X::mean), options(&X::options),
+              planes_of_operands<X>("N", "V", "D"), option("mean", &X::mean),
+              option("kept_upstream", &X::kept_upstream), options(&X::options),
               saved_columns(&X::saved_columns));
 }
 
 // Turns the softmax weights that forward saved in kept into dlogits, in place, once lse over the classes of all ranks is known.
 // frames: as forward left them, then for each row its target's softmax probability among all classes, less 1.
 struct CrossEntropyKeptGradients {
-  TensorView x, weight, bias, target, class_weight, lse, lse_low, frames, kept, kept_upstream, order;
+  TensorView x, weight, bias, target, class_weight, lse, lse_low, frames, kept, order;
+  double kept_upstream = 1;
   CrossEntropyOptions options;
 };
 template <std::same_as<CrossEntropyKeptGradients> X>
@@ -175,8 +177,7 @@ constexpr auto describe(const X*) {
       tensor("lse_low", &X::lse_low, "N", Type::kAccumulation).dense(),
       tensor("frames", &X::frames, "F", Type::kAccumulation).dense(),
       result("kept", &X::kept, "N K").strided().where(&check_kept<X>),
-      tensor("kept_upstream", &X::kept_upstream, "values=1", Type::kAccumulation).dense(),
-      order_of(&X::order, "N"), options(&X::options));
+      order_of(&X::order, "N"), option("kept_upstream", &X::kept_upstream), options(&X::options));
 }
 
 struct CrossEntropyBackward {
@@ -308,8 +309,9 @@ struct CrossEntropyRows {
   MR_HD Output product(std::int64_t row) const {
     return {.lse = {lse[row], lse_low[row]}, .target = T(0), .mean = {T(0), T(0)}, .count = 0};
   }
-  MR_HD Upstream upstream(std::int64_t row) const {
-    const T g = target.ignored(row) ? T(0) : target.valid(row) ? grad_loss[row] : T(NAN);
+  MR_HD Upstream upstream(std::int64_t row) const { return upstream(row, grad_loss[row]); }
+  MR_HD Upstream upstream(std::int64_t row, T grad) const {
+    const T g = target.ignored(row) ? T(0) : target.valid(row) ? grad : T(NAN);
     return rule.upstream(lse[row], T(target.classes), weights<T>(row), g, grad_lse[row]);
   }
 };

@@ -38,11 +38,12 @@ struct DistillationForward {
   TensorView reduced, scratch;  // as for cross entropy
   // As for cross entropy; not for the reverse KL. kept: derivatives with respect to the student's dot products. teacher_kept,
   // of the same size: the teacher's softmax weights, from which these are also computed.
-  TensorView kept, teacher_kept, kept_upstream;
+  TensorView kept, teacher_kept;
   TensorView order, gathered, teacher_gathered;  // as for cross entropy
   TensorView row_planes, column_planes, other_row_planes,
       other_column_planes;  // of the student's operands, the teacher's
   bool mean = false;
+  double kept_upstream = 0;
   DistillationOptions options;
   std::int64_t saved_columns = 0;  // as for cross entropy
 };
@@ -68,18 +69,18 @@ constexpr auto describe(const X*) {
               result("stats", &X::stats, "statistics=6 N", Type::kAccumulation),
               scratch("scratch", &X::scratch), result("kept", &X::kept, "N K").maybe().strided(),
               result("teacher_kept", &X::teacher_kept, "N K").maybe().strided().where(&check_teacher_kept<X>),
-              optional("kept_upstream", &X::kept_upstream, "values=1", Type::kAccumulation).dense(),
               order_of(&X::order, "N").where(&check_no_order_on_cpu<X>),
               optional("gathered", &X::gathered, "R D").dense(),
               optional("teacher_gathered", &X::teacher_gathered, "R E").dense().where(&check_both_gathered),
               planes_of_operands<X>("N", "V", "D"), planes_of_other_operands<X>("N", "V", "E"),
-              option("mean", &X::mean), options(&X::options), saved_columns(&X::saved_columns));
+              option("mean", &X::mean), option("kept_upstream", &X::kept_upstream), options(&X::options),
+              saved_columns(&X::saved_columns));
 }
 
 // Like CrossEntropyKeptGradients. frames: those of the student's weights, then those of the teacher's.
 struct DistillationKeptGradients {
-  TensorView x, weight, teacher_x, teacher_weight, mask, stats, frames, kept, teacher_kept, kept_upstream,
-      order;
+  TensorView x, weight, teacher_x, teacher_weight, mask, stats, frames, kept, teacher_kept, order;
+  double kept_upstream = 1;
   DistillationOptions options;
 };
 template <std::same_as<DistillationKeptGradients> X>
@@ -90,8 +91,7 @@ constexpr auto describe(const X*) {
       tensor("frames", &X::frames, "F", Type::kAccumulation).dense(),
       result("kept", &X::kept, "N K").strided(),
       result("teacher_kept", &X::teacher_kept, "N K").strided().where(&check_teacher_kept<X>),
-      tensor("kept_upstream", &X::kept_upstream, "values=1", Type::kAccumulation).dense(),
-      order_of(&X::order, "N"), options(&X::options));
+      order_of(&X::order, "N"), option("kept_upstream", &X::kept_upstream), options(&X::options));
 }
 
 struct DistillationBackward {

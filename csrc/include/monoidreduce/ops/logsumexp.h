@@ -16,28 +16,21 @@ struct LogSumExpForward {
   TensorView a, b, lse, lse_low, mean;
   TensorView scratch;  // 16-byte aligned; size: Plan::scratch
   // kept: the dlogits of the first K columns of b, for a gradient of kept_upstream for every lse. Lines are padded to a multiple
-  // of 8. Both are present exactly if the plan saves dlogits (Plan::saved).
-  TensorView kept, kept_upstream;
+  // of 8. Present exactly if the plan saves dlogits (Plan::saved).
+  TensorView kept;
   TensorView row_planes, column_planes;  // of a and b
-  double scale = 1;
+  double scale = 1, kept_upstream = 1;
   std::int64_t saved_columns = 0;  // read by planning, see saved_columns()
 };
-inline void check_kept_dlogits(const LogSumExpForward& x) {
-  check_kept(x);
-  require(x.kept.present() == x.kept_upstream.present(),
-          "kept_upstream: expected a tensor if and only if there is kept, got ",
-          x.kept_upstream.present() ? "one" : "none");
-}
 template <std::same_as<LogSumExpForward> X>
 constexpr auto describe(const X*) {
   return pass("logsumexp_forward", kCpu | kSimt | kSm80 | kSm90 | kPlanes, tensor("a", &X::a, "M F"),
               tensor("b", &X::b, "N F"), result("lse", &X::lse, "M", Type::kAccumulation),
               result("lse_low", &X::lse_low, "M", Type::kAccumulation),
               result("mean", &X::mean, "M F").maybe(), scratch("scratch", &X::scratch),
-              result("kept", &X::kept, "M K").maybe().strided().where(&check_kept_dlogits),
-              optional("kept_upstream", &X::kept_upstream, "values=1", Type::kAccumulation).dense(),
+              result("kept", &X::kept, "M K").maybe().strided().where(&check_kept<X>),
               planes_of_operands<X>("M", "N", "F"), option("scale", &X::scale),
-              saved_columns(&X::saved_columns));
+              option("kept_upstream", &X::kept_upstream), saved_columns(&X::saved_columns));
 }
 
 template <class Call>

@@ -71,6 +71,8 @@ __global__ void combine_partial(const __grid_constant__ M m, const __grid_consta
   if (place < counted) {
     const TileSchedule schedule = of_all.with_row_blocks((counted + Tile::kRowBlock - 1) / Tile::kRowBlock);
     const auto group = schedule.group_of(place / Tile::kRowBlock);
+    // Unrolled: with few rows a lane has several states, and would wait for each before it reads the next.
+#pragma unroll 4
     for (int start = group.start + lane * group.count; start < schedule.clusters;
          start += kLanes * group.count) {
       for (int share = 0; share < Tile::kShares; ++share) {
