@@ -2,6 +2,9 @@
 
 A kernel writes the indices of the active rows and their number, on the device. Another gathers those rows
 into a compact copy. Later kernels read the number on the device, so the host never synchronizes.
+
+Few rows (Plan.skips_rows is false) stay where they are. The dlogits of inactive rows are 0, and their rows of
+X are cleared for the product that sums over rows, because 0 times NaN is NaN.
 """
 
 from __future__ import annotations
@@ -12,7 +15,14 @@ from torch import Tensor
 from monoidreduce._ops.engine import _C, streams
 from monoidreduce._ops.memory import empty_statistics
 
-__all__ = ["gather_rows", "new_gather_buffers", "order_rows", "order_rows_and_factors", "scale_rows"]
+__all__ = [
+    "clear_rows",
+    "gather_rows",
+    "new_gather_buffers",
+    "order_rows",
+    "order_rows_and_factors",
+    "scale_rows",
+]
 
 # The size of the buffer into which a forward pass gathers rows, part after part. If all dlogits are saved,
 # the buffer adds to the peak of memory. A smaller one leaves clusters idle at the end of each part: on an
@@ -69,6 +79,30 @@ def _ordered(
     stream = streams.current(rows.device.index)
     _C.order_rows(order, target, mask, upstream, factors, ignore_index, unit, mean, 1, stream)
     return order
+
+
+def clear_rows(
+    rows: Tensor,
+    grad_loss: Tensor,
+    unit: float,
+    mean: bool,
+    *,
+    target: Tensor | None = None,
+    mask: Tensor | None = None,
+    ignore_index: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """A copy of rows [N, D] in which rows that are not active are 0, even if they hold NaN; and the factors
+    [N + 1] float32. One kernel writes both.
+
+    The factors are those of `order_rows_and_factors`, but 0 for rows that are not active. The last one is for
+    a sum over rows: 0 if none is active.
+
+    rows: aligned, D a multiple of 8 (memory.padded).
+    """
+    out, factors = rows.new_empty(rows.shape), empty_statistics(rows, rows.shape[0] + 1)
+    stream = streams.current(rows.device.index)
+    _C.clear_rows(rows, out, target, mask, grad_loss, factors, ignore_index, unit, mean, 1, stream)
+    return out, factors
 
 
 def new_gather_buffers(*operands: Tensor) -> list[Tensor]:

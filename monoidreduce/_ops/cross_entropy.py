@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from monoidreduce._ops.active_rows import order_rows, order_rows_and_factors
-from monoidreduce._ops.dlogits import UNIT_UPSTREAM, HeadSlice, unit_of
+from monoidreduce._ops.active_rows import clear_rows, order_rows, order_rows_and_factors
+from monoidreduce._ops.dlogits import UNIT_UPSTREAM, HeadSlice, UniformUpstream, unit_of
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.linear_loss import (
     LinearBackward,
@@ -24,6 +24,7 @@ from monoidreduce._ops.linear_loss import (
     prepare_forward,
     reduced_loss,
     saved_classes,
+    takes_uniform,
     traced_dlogits,
     unreduced,
 )
@@ -34,6 +35,7 @@ from monoidreduce._ops.memory import (
     launch_on,
     new_bias_gradient,
     new_gradient,
+    padded,
     rounded_gradients,
     weight_sums,
 )
@@ -169,7 +171,7 @@ def cross_entropy_results(
 
 # The arguments loss to column_planes of plan_cross_entropy_forward: results and scratch, which do not change
 # a plan.
-_NO_RESULTS = (None,) * 12
+_NO_RESULTS = (None,) * 11
 
 
 def fold_cross_entropy(
@@ -196,10 +198,11 @@ def fold_cross_entropy(
         found = empty_statistics(x, 2, x.shape[0])
         losses, loss_weights = found.unbind()
     lse, lse_low = torch.empty_like(losses), torch.empty_like(losses)
-    plan = scratch = classes_saved = unit = order = gathered = weights = None
+    plan = scratch = classes_saved = order = gathered = weights = None
     row_planes = None
     saved, class_weights = no_dlogits(x), with_mean(class_weight, options.label_smoothing)
     mean = options.reduction == "mean" and class_weight is None
+    unit = 0.0 if of_rank else UNIT_UPSTREAM
     numbers, saved_columns = options[1:8], 0  # logit_scale to classes
     if x.is_cuda:
         if options.keep and dlogits_can_be_saved(
@@ -214,6 +217,7 @@ def fold_cross_entropy(
             class_weights,
             *_NO_RESULTS,
             mean,
+            unit,
             *numbers,
             saved_columns,
             planes=allows_planes(),
@@ -224,7 +228,7 @@ def fold_cross_entropy(
         (x,), (weight,), scratch, saved, saved_by_head, gathered_rows, *planes = prepared
         (row_planes,), (column_planes,) = planes
         if saved_by_head is not None:
-            (classes_saved,), unit = saved_by_head, lse.new_full((1,), UNIT_UPSTREAM)
+            (classes_saved,) = saved_by_head
         if gathered_rows is not None:
             (gathered,) = gathered_rows
     reduced = reduced_loss(losses, options.reduction)
@@ -241,20 +245,19 @@ def fold_cross_entropy(
         lse_low,
         scratch,
         classes_saved,
-        None if of_rank else unit,
         order,
         gathered,
         row_planes,
         column_planes,
         mean,
+        unit,
         *numbers,
         saved_columns,
         *launch_on(x),
         plan,
     )
     if of_rank and plan is not None and scratch is not None and classes_saved is not None:
-        assert unit is not None
-        row_max, saved_weights, unit_upstream = scratch[plan.frames :], classes_saved, unit
+        row_max, saved_weights = scratch[plan.frames :], classes_saved
 
         def to_gradients(lse: Tensor, lse_low: Tensor, z_loss: float) -> None:
             _C.cross_entropy_kept_gradients(
@@ -267,8 +270,8 @@ def fold_cross_entropy(
                 lse_low,
                 row_max,
                 saved_weights,
-                unit_upstream,
                 order,
+                UNIT_UPSTREAM,
                 *options._replace(z_loss=z_loss).loss_options,
                 options.first_class,
                 options.classes,
@@ -329,30 +332,38 @@ def cross_entropy_backward(
             deterministic=torch.are_deterministic_algorithms_enabled(),
             planes=allows_planes(),
         )
-    skips = plan is not None and plan.tensor_cores and plan.skips_rows and not options.lse_of_ignored
+    skips = plan is not None and plan.skips_rows and not options.lse_of_ignored
     loss_alone = grad_lse is None
     order = uniform = counted = None
-    is_uniform = skips and loss_alone and grad_loss is not None and options.reduction != "none"
-    unit = unit_of(options.logit_scale)
+    is_uniform = plan is not None and takes_uniform(plan) and not options.lse_of_ignored
+    is_uniform = is_uniform and loss_alone and grad_loss is not None and options.reduction != "none"
+    unit, ignore_index = unit_of(options.logit_scale), options.ignore_index
     if is_uniform and grad_loss is not None and class_weights is None:
-        mean = options.reduction == "mean"
-        order, uniform = order_rows_and_factors(
-            x, grad_loss, unit, mean, target=target, ignore_index=options.ignore_index
-        )
+        of_loss = grad_loss, unit, options.reduction == "mean"
+        if skips:
+            order, factors = order_rows_and_factors(x, *of_loss, target=target, ignore_index=ignore_index)
+            uniform = UniformUpstream(factors, factors[:1])
+        else:
+            x, factors = clear_rows(padded(x), *of_loss, target=target, ignore_index=ignore_index)
+            uniform = UniformUpstream(factors[:-1], factors[-1:])
         grad_loss = None
     else:
-        order = order_rows(x, target=target, ignore_index=options.ignore_index) if skips else None
-        counted = target != options.ignore_index
+        order = order_rows(x, target=target, ignore_index=ignore_index) if skips else None
+        counted = target != ignore_index
         if grad_loss is not None:
             weights = target_weights(class_weights, target, counted)
             count = mean_divisor(counted, options.reduction, lse, weights)
             grad_loss = unreduced(grad_loss, lse, count, options.reduction)
             if is_uniform:
-                uniform, grad_loss = unit * grad_loss, None
+                factors = unit * grad_loss
+                uniform, grad_loss = UniformUpstream(factors, factors[:1]), None
+                if not skips:
+                    x, factors = torch.where(counted[:, None], x, 0), torch.where(counted, factors, 0)
+                    uniform = UniformUpstream(factors, torch.where(counted.any(), uniform.of_sums, 0))
     if plan is not None and plan.tensor_cores:
-        if skips and grad_lse is not None:
+        if grad_lse is not None and not options.lse_of_ignored:
             assert counted is not None
-            grad_lse = torch.where(counted, grad_lse, 0)
+            grad_lse, lse, lse_low = (torch.where(counted, t, 0) for t in (grad_lse, lse, lse_low))
 
         def store(part: slice, heads: Sequence[HeadSlice], grad_loss: Tensor | None) -> None:
             (head,) = heads
@@ -385,7 +396,8 @@ def cross_entropy_backward(
             store,
             workspace,
             saved=saved if loss_alone else None,  # they have no part of grad_lse
-            counted=counted if loss_alone else None,  # an ignored token has no loss, but a log-sum-exp
+            # With lse_of_ignored, an ignored token has no loss, but a log-sum-exp.
+            counted=counted if loss_alone or not options.lse_of_ignored else None,
             order=order,
             grad=grad_loss,
             uniform=uniform,

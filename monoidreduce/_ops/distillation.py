@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from monoidreduce._ops.active_rows import order_rows, order_rows_and_factors
-from monoidreduce._ops.dlogits import UNIT_UPSTREAM, HeadSlice, unit_of
+from monoidreduce._ops.active_rows import clear_rows, order_rows, order_rows_and_factors
+from monoidreduce._ops.dlogits import UNIT_UPSTREAM, HeadSlice, UniformUpstream, unit_of
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.linear_loss import (
     LinearBackward,
@@ -24,6 +24,7 @@ from monoidreduce._ops.linear_loss import (
     prepare_forward,
     reduced_loss,
     saved_classes,
+    takes_uniform,
     traced_dlogits,
     unreduced,
 )
@@ -33,6 +34,7 @@ from monoidreduce._ops.memory import (
     empty_statistics,
     launch_on,
     new_gradient,
+    padded,
     rounded_gradients,
     weight_sums,
 )
@@ -108,7 +110,7 @@ def distillation_results(
 
 
 # The arguments mask to other_column_planes of plan_distillation_forward, which do not change a plan.
-_NO_RESULTS = (None,) * 15
+_NO_RESULTS = (None,) * 14
 
 
 def fold_distillation(
@@ -127,12 +129,13 @@ def fold_distillation(
     """
     weight = in_dtype_of(x, weight)
     losses, stats = empty_statistics(x, x.shape[0]), empty_statistics(x, 6, x.shape[0])
-    plan = scratch = classes_saved = teacher_saved = unit = None
+    plan = scratch = classes_saved = teacher_saved = None
     row_planes = column_planes = other_row_planes = other_column_planes = None
     order = gathered = teacher_gathered = None
     to_gradients: Callable[[Tensor], None] | None = None
     saved, saved_columns = no_dlogits(x), 0
     mean, loss_options = options.reduction == "mean", options.loss_options
+    unit = 0.0 if of_rank else UNIT_UPSTREAM
     if x.is_cuda:
         if options.may_save:
             saved_columns = saved_classes(x, weight, options.workspace, options.x_differentiated, heads=2)
@@ -143,6 +146,7 @@ def fold_distillation(
             teacher_weight,
             *_NO_RESULTS,
             mean,
+            unit,
             *loss_options,
             saved_columns,
             planes=allows_planes(),
@@ -156,7 +160,6 @@ def fold_distillation(
         (row_planes, other_row_planes), (column_planes, other_column_planes) = planes
         if saved_by_head is not None:
             classes_saved, teacher_saved = saved_by_head
-            unit = losses.new_full((1,), UNIT_UPSTREAM)
         if gathered_rows is not None:
             gathered, teacher_gathered = gathered_rows
     reduced = reduced_loss(losses, options.reduction)
@@ -172,7 +175,6 @@ def fold_distillation(
         scratch,
         classes_saved,
         teacher_saved,
-        None if of_rank else unit,
         order,
         gathered,
         teacher_gathered,
@@ -181,15 +183,15 @@ def fold_distillation(
         other_row_planes,
         other_column_planes,
         mean,
+        unit,
         *loss_options,
         saved_columns,
         *launch_on(x),
         plan,
     )
     if of_rank and plan is not None and scratch is not None and classes_saved is not None:
-        assert teacher_saved is not None and unit is not None
+        assert teacher_saved is not None
         row_max, student_weights, teacher_weights = scratch[plan.frames :], classes_saved, teacher_saved
-        unit_upstream = unit
 
         def make_gradients(stats: Tensor) -> None:
             _C.distillation_kept_gradients(
@@ -202,8 +204,8 @@ def fold_distillation(
                 row_max,
                 student_weights,
                 teacher_weights,
-                unit_upstream,
                 order,
+                UNIT_UPSTREAM,
                 *options.loss_options,
                 *launch_on(x),
                 plan,
@@ -264,15 +266,20 @@ def distillation_backward(
         )
         if plan.tensor_cores:
             order = uniform = None
-            is_uniform = plan.skips_rows and options.reduction != "none"
+            is_uniform = takes_uniform(plan) and options.reduction != "none"
             slope = 1 / options.temperature
-            if is_uniform and mask is not None:
-                mean = options.reduction == "mean"
-                order, uniform = order_rows_and_factors(x, grad_loss, unit_of(slope), mean, mask=mask)
+            of_loss = grad_loss, unit_of(slope), options.reduction == "mean"
+            if is_uniform and mask is not None and plan.skips_rows:
+                order, factors = order_rows_and_factors(x, *of_loss, mask=mask)
+                uniform = UniformUpstream(factors, factors[:1])
+            elif is_uniform and mask is not None:
+                x, factors = clear_rows(padded(x), *of_loss, mask=mask)
+                uniform = UniformUpstream(factors[:-1], factors[-1:])
             elif plan.skips_rows and mask is not None:
                 order = order_rows(x, mask=mask)
             elif is_uniform:
-                uniform = unit_of(slope) * grad_of_losses()
+                factors = unit_of(slope) * grad_of_losses()
+                uniform = UniformUpstream(factors, factors[:1])
 
             def store(part: slice, heads: Sequence[HeadSlice], grad: Tensor | None) -> None:
                 student, teacher = heads

@@ -88,15 +88,17 @@ class Upstream(NamedTuple):
 
 
 class UniformUpstream(NamedTuple):
-    """The same for a mean or a sum, if products skip inactive rows.
+    """The same for a mean or a sum.
 
     Then all dlogits use UNIT_UPSTREAM, saved or not: the upstream gradient multiplies float32 sums and is not
     rounded to 16 bits with each dlogit. Beside an `Upstream` only saved dlogits use it.
 
-    by_row: [N], grad * unit, the same number for all rows.
+    by_row: [N], grad * unit, the same number for all rows; 0 for inactive rows that are not skipped.
+    of_sums: [1], that number, for sums over rows; it may be 0 if no row is active.
     """
 
     by_row: Tensor
+    of_sums: Tensor
 
 
 def unit_of(slope: float) -> float:
@@ -121,8 +123,7 @@ class _Factors:
         self.uniform: Tensor | None = None
         self.grad: Tensor | None = None
         if isinstance(upstream, UniformUpstream):
-            self.by_row = upstream.by_row
-            self.uniform = self.by_row[:1]
+            self.by_row, self.uniform = upstream
             return
         self.unit = upstream.unit
         self.grad = upstream.grad.contiguous() if order is None else upstream.grad[order[:-1]]

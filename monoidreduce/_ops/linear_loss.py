@@ -44,6 +44,7 @@ __all__ = [
     "prepare_forward",
     "reduced_loss",
     "saved_classes",
+    "takes_uniform",
     "traced_dlogits",
     "unreduced",
 ]
@@ -219,6 +220,11 @@ def prepare_forward(
 # Backward on tensor cores
 
 
+def takes_uniform(plan: _C.Plan) -> bool:
+    """Whether products of dlogits multiply by one factor for all rows (UniformUpstream)."""
+    return plan.clusters > 0 and not plan.planes
+
+
 class LinearHead(NamedTuple):
     """A head's x [N, D] and weight [V, D], and which of its gradients are needed."""
 
@@ -246,12 +252,13 @@ class LinearBackward:
         finish_saved: launches the kernel that turns `saved` into final dlogits. Without it `saved` has
             dlogits for UNIT_UPSTREAM.
         counted: [N] bool, the active tokens. None if all are active, if `store` deals with the others, or if
-            `uniform` is given and `order` is enough.
+            `uniform` is given and `order` is enough, or rows of x are cleared.
         order: from order_rows, if the kernels skip inactive tokens.
         grad: [N], the upstream gradient of each token's loss; None if `store` has it already, and beside
             `uniform`.
-        uniform: [N], all the same number: the upstream gradient of each active token in a mean or a sum of
-            losses, times unit_of(slope). Only for Hopper's kernels.
+        uniform: the upstream gradient of each active token in a mean or a sum of losses, times
+            unit_of(slope). Only for Hopper's kernels (takes_uniform). Without an order, inactive rows of the
+            first head's x are 0 (active_rows.clear_rows).
         slope: d logit / d dot product.
         unrounded: return the gradient of x in float32.
         unrounded_weight: return the gradient of the first head's weight in float32.
@@ -269,7 +276,7 @@ class LinearBackward:
     counted: Tensor | None = None
     order: Tensor | None = None
     grad: Tensor | None = None
-    uniform: Tensor | None = None
+    uniform: UniformUpstream | None = None
     slope: float = 1.0
     unrounded: bool = False
     unrounded_weight: bool = False
@@ -283,12 +290,15 @@ class LinearBackward:
         weights = [padded_weight(head.weight, self.plan) for head in self.heads]
         saved = no_dlogits(xs[0]) if self.saved is None else self.saved
         computes = saved.shape[1] < weights[0].shape[0]  # whether some dlogits were not saved
-        if self.counted is not None and self.order is None and (computes or self.plan.planes):
-            # An inactive token may hold NaN, and its dlogits, which are 0, times NaN would be NaN.
-            xs = [torch.where(self.counted[:, None], x, 0) for x in xs]
         upstream, grad = self._upstream(saved), self.grad
+        multiplied = upstream is not None and not computes and not self.plan.planes
+        if self.counted is not None and self.order is None and not multiplied:
+            # An inactive token may hold NaN, and its dlogits, which are 0, times NaN would be NaN. Rows that
+            # are `multiplied` by the upstream gradient (scale_rows) are 0 then.
+            xs = [torch.where(self.counted[:, None], x, 0) for x in xs]
         if self.uniform is not None and computes:
-            grad = self.uniform.new_full((1,), 1 / unit_of(self.slope)).expand(self.uniform.shape)
+            by_row = self.uniform.by_row
+            grad = by_row.new_full((1,), 1 / unit_of(self.slope)).expand(by_row.shape)
 
         def head(which: int) -> Head | PlaneHead | FrozenHead:
             x, weight, needed = xs[which], weights[which], self.heads[which].needed
@@ -354,7 +364,7 @@ class LinearBackward:
     def _upstream(self, saved: Tensor) -> Upstream | UniformUpstream | None:
         """None if no dlogits were or will be stored with UNIT_UPSTREAM."""
         if self.uniform is not None:
-            return UniformUpstream(self.uniform)
+            return self.uniform
         if self.grad is None or not saved.shape[1]:
             return None
         grad = self.grad if self.counted is None else torch.where(self.counted, self.grad, 0)

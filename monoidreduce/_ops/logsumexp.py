@@ -75,7 +75,7 @@ def logsumexp_forward(
     """keep: forward may save dlogits for backward."""
     lse, saved, saved_columns = empty_statistics(a, a.shape[0]), no_dlogits(a), 0
     lse_low = torch.empty_like(lse)
-    plan = scratch = mean = columns_saved = unit = row_planes = column_planes = None
+    plan = scratch = mean = columns_saved = row_planes = column_planes = None
     if a.is_cuda:
         if keep:
             saved_columns = _columns_to_save(a, b, workspace, a_differentiated)
@@ -94,7 +94,7 @@ def logsumexp_forward(
             prepared = prepare_forward(plan, (a,), (b,), None)
             (a,), (b,), scratch, saved, saved_by_head, _, (row_planes,), (column_planes,) = prepared
             if saved_by_head is not None:
-                (columns_saved,), unit = saved_by_head, lse.new_full((1,), UNIT_UPSTREAM)
+                (columns_saved,) = saved_by_head
     _C.logsumexp_forward(
         a,
         b,
@@ -103,10 +103,10 @@ def logsumexp_forward(
         mean,
         scratch,
         columns_saved,
-        unit,
         row_planes,
         column_planes,
         scale,
+        UNIT_UPSTREAM,
         saved_columns,
         *launch_on(a),
         plan,

@@ -438,7 +438,8 @@ def forward_alone(
 def test_a_forward_pass_alone_leaves_out_ignored_rows(
     size: str, ignored: float, options: dict[str, Any], dtype: torch.dtype, gpu: torch.device
 ) -> None:
-    """Their log-sum-exp is left at 0; what they hold has no effect, nor has what lies between rows."""
+    """What they hold has no effect, nor has what lies between rows. Where they are not computed, their
+    log-sum-exp is left at 0."""
     inputs = inputs_of(size, dtype, gpu, bias=bool(options), ignored=ignored)
     not_counted = inputs["target"] == -100
     wide = torch.full((SIZES[size][0], SIZES[size][2] + 24), torch.nan, dtype=dtype, device=gpu)
@@ -450,7 +451,10 @@ def test_a_forward_pass_alone_leaves_out_ignored_rows(
     rows[not_counted] = torch.nan
     loss, lse = forward_alone(inputs | {"x": rows}, **options)
     assert torch.equal(loss, reference["out0"])
-    assert not lse[not_counted].any() and lse[~not_counted].all()
+    assert lse[~not_counted].all()
+    plan = mr._C.plan_cross_entropy_forward(rows, inputs["weight"])
+    assert plan.skips_rows == (SIZES[size][0] > 256)
+    assert not plan.skips_rows or not lse[not_counted].any()
 
 
 def check_replays_of_ignored_rows(call: Callable[[], tuple[torch.Tensor, ...]], target: torch.Tensor) -> None:
@@ -489,14 +493,116 @@ def test_a_graph_serves_any_number_of_ignored_rows(workspace: int, gpu: torch.de
     check_replays_of_ignored_rows(call, inputs["target"])
 
 
+FEW_ROWS: dict[str, tuple[int, int, int]] = {
+    "one_row": (1, 3000, 256),
+    "some": (37, 1111, 200),
+    "odd_width": (200, 1111, 101),
+    "one_tile": (256, 2048, 512),
+}
+
+
+@pytest.mark.tiers("sm90")
+@pytest.mark.parametrize("weighted", (False, True), ids=("equal", "weighted"))
+@pytest.mark.parametrize("workspace", (0.25, 1), ids=("recomputed", "kept"))
+@pytest.mark.parametrize("reduction", ("none", "mean", "sum"))
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("size", FEW_ROWS)
+def test_few_rows_stay_where_they_are(
+    size: str,
+    options: dict[str, Any],
+    reduction: str,
+    workspace: float,
+    weighted: bool,
+    gpu: torch.device,
+) -> None:
+    """Without an order of rows. Half of the targets are ignored."""
+    rows, classes, _ = FEW_ROWS[size]
+    inputs = cross_entropy_inputs(*FEW_ROWS[size], dtype=torch.bfloat16, device=gpu, ignored=0.5)
+    inputs["target"][0] = classes - 1
+    assert not mr._C.plan_cross_entropy_forward(inputs["x"], inputs["weight"]).skips_rows
+    bytes_of_tile = 2 * 256 * rows
+    limit = max(bytes_of_tile, int(workspace * bytes_of_tile * (classes // 256 + 1)))
+    options = {"reduction": reduction, "workspace": limit, **options}
+    if weighted:
+        options["class_weight"] = class_weights(classes, dtype=torch.bfloat16, device=gpu)
+    check_operator("linear_cross_entropy", inputs, options)
+
+
+@pytest.mark.tiers("sm90")
+@pytest.mark.parametrize("garbage", (torch.nan, torch.inf))
+@pytest.mark.parametrize("reduction", ("none", "mean"))
+@pytest.mark.parametrize("weighted", (False, True), ids=("equal", "weighted"))
+@pytest.mark.parametrize("bias", (False, True), ids=("kept", "recomputed"))
+@pytest.mark.parametrize("size", ("some", "odd_width", "one_tile"))
+def test_garbage_among_few_rows(
+    size: str, bias: bool, weighted: bool, reduction: str, garbage: float, gpu: torch.device
+) -> None:
+    """An infinity may change how the scores of rows in the same warp are rounded."""
+    inputs = cross_entropy_inputs(*FEW_ROWS[size], dtype=torch.bfloat16, device=gpu, bias=bias, ignored=0.5)
+    ignored, options = inputs["target"] == -100, {"reduction": reduction}
+    if weighted:
+        options["class_weight"] = class_weights(FEW_ROWS[size][1], dtype=torch.bfloat16, device=gpu)
+    upstream = torch.randn(2, len(ignored) if reduction == "none" else 1, device=gpu)[0].squeeze()
+
+    def results(value: float) -> list[torch.Tensor]:
+        call = inputs | {"x": inputs["x"].masked_fill(ignored[:, None], value)}
+        leaves = [call[name].detach().requires_grad_() for name in call if name != "target"]
+        loss = mr.linear_cross_entropy(*leaves[:2], call["target"], *leaves[2:], **options)
+        return [loss.detach(), *torch.autograd.grad(loss, leaves, upstream)]
+
+    found, expected = results(garbage), results(0.0)
+    assert not found[1][ignored].any()
+    for ours, clean in zip(found, expected, strict=True):
+        steps = 2 * torch.finfo(ours.dtype).eps
+        torch.testing.assert_close(ours, clean, rtol=steps, atol=steps * float(clean.abs().max()))
+
+
+@pytest.mark.tiers("sm90")
+def test_a_graph_serves_any_number_of_ignored_ones_among_few_rows(gpu: torch.device) -> None:
+    inputs = inputs_of("one_tile", torch.bfloat16, gpu, ignored=0.0)
+    leaves = [inputs["x"].requires_grad_(), inputs["weight"].requires_grad_()]
+
+    def call() -> tuple[torch.Tensor, ...]:
+        loss = mr.linear_cross_entropy(**inputs)
+        return (loss.detach(), *torch.autograd.grad(loss, leaves))
+
+    check_replays_of_ignored_rows(call, inputs["target"])
+
+
+@pytest.mark.tiers("sm90")
+@pytest.mark.parametrize("share", (0.0, 0.4, 1.0))
+@pytest.mark.parametrize("rows", (1, 200, 256, 1025))
+def test_cleared_rows(rows: int, share: float, gpu: torch.device) -> None:
+    mask = torch.rand(rows, 2, device=gpu)[:, 0] < share
+    target, count = torch.where(mask, 5, 7), int(mask.sum())
+    wide = torch.full((rows, 64), torch.nan, dtype=torch.bfloat16, device=gpu)
+    x, grad = wide[:, 8:48], torch.tensor(3.0, device=gpu)
+    x[mask] = torch.randn(count, 40, device=gpu).to(x.dtype)
+    for mean in (False, True):
+        of_all = -1.5 / (max(count, 1) if mean else 1)
+        expected = torch.cat(
+            (torch.where(mask, of_all, 0.0), torch.tensor([of_all * (count > 0)], device=gpu))
+        )
+        for active in ({"mask": mask}, {"target": target, "ignore_index": 7}):
+            cleared, factors = active_rows.clear_rows(x, grad, -0.5, mean, **active)
+            assert torch.equal(cleared, torch.where(mask[:, None], x, 0))
+            torch.testing.assert_close(factors, expected)
+
+
+@pytest.mark.parametrize("rows", (200, 300))
+@pytest.mark.parametrize("bias", (False, True))
+@pytest.mark.parametrize("weighted", (False, True))
 @pytest.mark.parametrize("reduction", ("mean", "sum"))
 @pytest.mark.parametrize("upstream", (torch.nan, torch.inf))
-def test_no_gradient_of_ignored_rows_alone(upstream: float, reduction: str, gpu: torch.device) -> None:
+def test_no_gradient_of_ignored_rows_alone(
+    upstream: float, reduction: str, weighted: bool, bias: bool, rows: int, gpu: torch.device
+) -> None:
     """All gradients are 0, whatever the upstream gradient is."""
-    inputs = cross_entropy_inputs(300, 2000, 256, dtype=torch.bfloat16, device=gpu, bias=True)
-    leaves = [inputs[name].requires_grad_() for name in ("x", "weight", "bias")]
+    inputs = cross_entropy_inputs(rows, 2000, 256, dtype=torch.bfloat16, device=gpu, bias=bias)
+    leaves = [inputs[name].requires_grad_() for name in inputs if name != "target"]
     inputs["target"].fill_(-100)
-    loss = mr.linear_cross_entropy(**inputs, reduction=reduction)
+    weights = class_weights(2000, dtype=torch.bfloat16, device=gpu) if weighted else None
+    loss = mr.linear_cross_entropy(**inputs, reduction=reduction, class_weight=weights)
     for gradient in torch.autograd.grad(loss, leaves, torch.full_like(loss, upstream)):
         assert not gradient.any()
 

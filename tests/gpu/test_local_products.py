@@ -95,6 +95,9 @@ def test_rows_that_torch_multiplies(
     x, weight = (torch.randn(n, 512, device=gpu).to(dtype) for n in (256, 2048))
     grad = torch.full((1,), -3.0, device=gpu).expand(256) if uniform else torch.randn(256, device=gpu)
     unit = dlogits.unit_of(2.0)
+    upstream = (
+        dlogits.UniformUpstream(unit * grad, unit * grad[:1]) if uniform else dlogits.Upstream(grad, unit)
+    )
     head = dlogits.Head(
         x,
         weight,
@@ -103,7 +106,7 @@ def test_rows_that_torch_multiplies(
         own_columns=256,
         saved=local,
         order=order,
-        upstream=dlogits.UniformUpstream(unit * grad) if uniform else dlogits.Upstream(grad, unit),
+        upstream=upstream,
         unrounded=unrounded,
     )
     assert head.rows_by_torch

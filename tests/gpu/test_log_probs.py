@@ -304,9 +304,10 @@ def test_top1_changes_nothing_else(gpu: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
 @pytest.mark.parametrize("ignored", (0.3, 0.97, 1.0))
-def test_ignored_targets(ignored: float, dtype: torch.dtype, gpu: torch.device) -> None:
+@pytest.mark.parametrize("size", ("one_row", "one_tile", "ragged"))
+def test_ignored_targets(size: str, ignored: float, dtype: torch.dtype, gpu: torch.device) -> None:
     """Results 0, top1 -1 and no gradient, whatever the row and its temperature hold."""
-    inputs = inputs_of("ragged", dtype, gpu, ignored=ignored)
+    inputs = inputs_of(size, dtype, gpu, ignored=ignored)
     skipped = inputs["target"] == -100
     inputs["x"][skipped] = torch.nan
     each = torch.where(skipped, -1.0, 0.8)
@@ -317,6 +318,21 @@ def test_ignored_targets(ignored: float, dtype: torch.dtype, gpu: torch.device) 
     assert found.entropy is not None
     dx, dweight = torch.autograd.grad((found.log_probs + found.entropy + found.lse).sum(), leaves)
     assert not dx[skipped].any() and dx.isfinite().all() and dweight.isfinite().all()
+
+
+@pytest.mark.tiers("sm90")
+@pytest.mark.parametrize("size", ("one_tile", "ragged"))
+def test_garbage_beside_kept_weights(size: str, gpu: torch.device, from_weights: list[int]) -> None:
+    inputs = inputs_of(size, torch.bfloat16, gpu, ignored=0.4)
+    skipped, found = inputs["target"] == -100, []
+    for held in (0.0, torch.nan):
+        x = inputs["x"].masked_fill(skipped[:, None], held).requires_grad_()
+        weight = inputs["weight"].clone().requires_grad_()
+        mr.linear_log_probs(x, weight, inputs["target"], workspace=EVERYTHING).log_probs.sum().backward()
+        assert x.grad is not None and not x.grad[skipped].any()
+        found.append({"x": x.grad, "weight": weight.grad})
+    assert_same_bits(*found)
+    assert from_weights == [SIZES[size][1]] * 2
 
 
 def test_rows_that_have_no_result(gpu: torch.device) -> None:

@@ -232,7 +232,7 @@ def test_a_plan_says_what_is_kept(gpu: torch.device) -> None:
     stream = torch.cuda.current_stream().cuda_stream
     with pytest.raises(ValueError, match="mean: expected a tensor, as the plan says, got none"):
         plan = mr._C.plan_logsumexp_forward(a, b, mean=a)
-        mr._C.logsumexp_forward(a, b, lse, low, *[None] * 6, 1.0, 0, 1, stream, plan)
+        mr._C.logsumexp_forward(a, b, lse, low, *[None] * 5, 1.0, 1.0, 0, 1, stream, plan)
     plan = mr._C.plan_logsumexp_backward(a, b, mean=a, da=a, db=b)
     scratch, gradients = torch.empty(plan.scratch, device=gpu), (torch.empty_like(a), torch.empty_like(b))
     call = (a, b, lse, lse, low, None, *gradients, scratch, 1.0, 0, 1, stream, plan)

@@ -28,8 +28,8 @@ _C = mr._C
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 LAUNCH: dict[str, Any] = {"threads": 1, "stream": 0}
 # What logsumexp_forward is given on a GPU alone.
-_ON_GPU = ("mean", "scratch", "kept", "kept_upstream", "row_planes", "column_planes")
-ON_CPU: dict[str, Any] = dict.fromkeys(_ON_GPU) | {"saved_columns": 0}
+_ON_GPU = ("mean", "scratch", "kept", "row_planes", "column_planes")
+ON_CPU: dict[str, Any] = dict.fromkeys(_ON_GPU) | {"kept_upstream": 0.0, "saved_columns": 0}
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -98,7 +98,7 @@ def cross_entropy_arguments(**changed: Any) -> dict[str, Any]:
         "lse_low": torch.full((4,), math.nan),
         "scratch": None,
         "kept": None,
-        "kept_upstream": None,
+        "kept_upstream": 0.0,
         "order": None,
         "row_planes": None,
         "column_planes": None,
@@ -130,7 +130,7 @@ def distillation_arguments(**changed: Any) -> dict[str, Any]:
         "scratch": None,
         "kept": None,
         "teacher_kept": None,
-        "kept_upstream": None,
+        "kept_upstream": 0.0,
         "order": None,
         "gathered": None,
         "teacher_gathered": None,
@@ -777,6 +777,24 @@ def test_distillation_saves_row_maxima_of_both_scores() -> None:
     )
     assert whole.saved_columns == 600 and whole.frames == nothing.scratch
     assert whole.scratch - nothing.scratch == 100 * 2 * 4  # tiles of 192 columns
+
+
+@pytest.mark.parametrize("gpu", (HOPPER, AMPERE), ids=("hopper", "ampere"))
+@pytest.mark.parametrize("way", ("forward", "backward"))
+def test_rows_of_one_tile_are_not_ordered(way: str, gpu: Any) -> None:
+    """Without those that are not active they would still be a tile."""
+    for rows in (0, 1, 256, 257, 5000):
+        x, weight = (torch.empty(n, 64, dtype=torch.bfloat16, device="meta") for n in (rows, 600))
+        options = {"gpu": gpu, **({} if way == "forward" else {"workspace": 1 << 30})}
+        plans = [
+            getattr(_C, f"plan_{loss}_{way}")(*operands, **options)
+            for loss, operands in (
+                ("cross_entropy", (x, weight)),
+                ("log_probs", (x, weight)),
+                ("distillation", (x, weight, x, weight)),
+            )
+        ]
+        assert [plan.skips_rows for plan in plans] == [gpu is HOPPER and rows > 256] * 3
 
 
 def test_kernels_without_room_for_dlogits_save_none() -> None:

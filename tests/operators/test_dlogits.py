@@ -27,7 +27,9 @@ ROWS = 8192
 def upstream_of(grad: Tensor, slope: float, uniform: bool) -> Upstream | UniformUpstream:
     """grad: [N]."""
     unit = unit_of(slope)
-    return UniformUpstream(unit * grad) if uniform else Upstream(grad, unit)
+    if not uniform:
+        return Upstream(grad, unit)
+    return UniformUpstream(unit * grad, unit * grad[:1])
 
 
 @pytest.mark.parametrize("scores", (1, 2))

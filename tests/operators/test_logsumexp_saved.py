@@ -51,17 +51,17 @@ class Kernels:
         mean: Tensor | None,
         scratch: Tensor,
         kept: Tensor | None,
-        kept_upstream: Tensor | None,
         row_planes: Tensor | None,
         column_planes: Tensor | None,
         scale: float,
+        kept_upstream: float,
         *_: Any,
     ) -> None:
         scores = scale * (a.double() @ b.double().T)
         lse.copy_(scores.logsumexp(1))
         lse_low.copy_(scores.logsumexp(1) - lse)
         assert mean is row_planes is column_planes is None
-        if kept is not None and kept_upstream is not None:
+        if kept is not None:
             kept.copy_(kept_upstream * scores.softmax(1)[:, : kept.shape[1]])
 
     def logsumexp_local_gradient(

@@ -21,7 +21,7 @@ def test_the_stub_has_what_the_module_has() -> None:
 def test_a_call_takes_its_fields_by_position(name: str) -> None:
     signature = str(getattr(_C, name).__doc__).splitlines()[0]
     taken = [argument.split(":")[0].strip() for argument in signature[signature.index("(") + 1 :].split(",")]
-    unplanned = ("scale_rows", "copy_fitted", "order_rows", "rows_product", "columns_product")
+    unplanned = ("scale_rows", "copy_fitted", "order_rows", "clear_rows", "rows_product", "columns_product")
     unplanned += ("gated_hidden", "gated_gradient", "sequence_spans", "undefine")
     unplanned += ("reduce_losses", "score_product", "jsd_rows", "jsd_gradient")
     unplanned += ("target_scores", "target_dlogits")

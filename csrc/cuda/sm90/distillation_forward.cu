@@ -72,8 +72,8 @@ void run(const DistillationForward& x, const Plan& plan, const Launch& launch) {
 template <>
 void run(const DistillationKeptGradients& x, const Plan&, const Launch& launch) {
   with_element(x.x.dtype, [&](auto element) {
-    weights_to_gradients<decltype(element)>(kept_of(x, static_cast<float*>(x.frames.data)),
-                                            terms_of(x), distillation_problem(x), launch);
+    weights_to_gradients<decltype(element)>(kept_of(x, static_cast<float*>(x.frames.data)), terms_of(x),
+                                            distillation_problem(x), launch);
   });
 }
 

@@ -49,10 +49,10 @@ using Calls =
              LogSumExpLocalGradient, LogProbsForward, LogProbsBackward, LogProbsLocalGradient,
              ModifiedAttentionForward, ModifiedAttentionBackward, StatisticsForward, StatisticsBackward,
              StatisticsFold, StatisticsPayload, StatisticsLocalGradient, StatisticsRowGradient, LossReduction,
-             RowScaling, FittedCopy, RowOrdering, RowClearing, SequenceSpans, CombinedLogSumExp, CombinedCrossEntropy,
-             CombinedLogProbs, CombinedDistillation, Undefined, RowsProduct, ColumnsProduct, RowSplit,
-             ColumnSplit, PlaneProduct, PlaneDots, ScoreProduct, JsdRows, JsdGradient, TargetScores,
-             TargetDlogits>;
+             RowScaling, FittedCopy, RowOrdering, RowClearing, SequenceSpans, CombinedLogSumExp,
+             CombinedCrossEntropy, CombinedLogProbs, CombinedDistillation, Undefined, RowsProduct,
+             ColumnsProduct, RowSplit, ColumnSplit, PlaneProduct, PlaneDots, ScoreProduct, JsdRows,
+             JsdGradient, TargetScores, TargetDlogits>;
 
 // The plan of a call on a GPU, which need not be present. The caller asks for it before the call, because the plan says what to
 // allocate; results, gradients and scratch may still be absent then. On tensor cores (Plan::can) the plan is for padded

@@ -661,6 +661,7 @@ KERNELS: dict[str, Callable[[Launch, Hardware], Iterator[Work]]] = {
     "scale_rows": _copied,
     "copy_fitted": _copied,
     "order_rows": _copied,
+    "clear_rows": _copied,
     "reduce_losses": _copied,
     "target_scores": _targets,
     "target_dlogits": _targets,

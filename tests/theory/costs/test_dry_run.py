@@ -85,6 +85,22 @@ def test_the_slices_of_cross_entropy_are_those_of_its_workspace() -> None:
     assert sum(part.arguments["weight"].shape[0] for part in slices) == 32000 - first
 
 
+@pytest.mark.parametrize("rows", (1, 256))
+def test_few_rows_stay_where_they_are(rows: int) -> None:
+    x, weight, target = meta(rows, 512), meta(2048, 512), meta(rows, dtype=torch.int64)
+    found = run("linear_cross_entropy", x, weight, target, needed=("x", "weight"))
+    assert names(found, False) == ["cross_entropy_forward"]
+    assert "gathered" not in found.launches[0].arguments
+    assert names(found, True) == ["clear_rows", "columns_product", "scale_rows"]  # torch multiplies for dX
+
+
+def test_more_rows_are_ordered_and_copied_together() -> None:
+    x, weight, target = meta(257, 512), meta(2048, 512), meta(257, dtype=torch.int64)
+    found = run("linear_cross_entropy", x, weight, target, needed=("x", "weight"))
+    assert names(found, False) == ["order_rows", "cross_entropy_forward"]
+    assert names(found, True) == ["order_rows", "scale_rows", "columns_product", "scale_rows"]
+
+
 def test_frozen_weights_have_no_product() -> None:
     x, weight, target = meta(1024, 4096), meta(32000, 4096), meta(1024, dtype=torch.int64)
     found = run("linear_cross_entropy", x, weight, target, needed=("x",))

@@ -170,14 +170,14 @@ struct CrossEntropyKeptGradients {
 };
 template <std::same_as<CrossEntropyKeptGradients> X>
 constexpr auto describe(const X*) {
-  return after<CrossEntropyForward>(
-      "cross_entropy_kept_gradients", kSm90, cross_entropy_operands<X>(),
-      tensor("target", &X::target, "N", Type::kInt64), class_weight_of<X>(),
-      tensor("lse", &X::lse, "N", Type::kAccumulation).dense(),
-      tensor("lse_low", &X::lse_low, "N", Type::kAccumulation).dense(),
-      tensor("frames", &X::frames, "F", Type::kAccumulation).dense(),
-      result("kept", &X::kept, "N K").strided().where(&check_kept<X>),
-      order_of(&X::order, "N"), option("kept_upstream", &X::kept_upstream), options(&X::options));
+  return after<CrossEntropyForward>("cross_entropy_kept_gradients", kSm90, cross_entropy_operands<X>(),
+                                    tensor("target", &X::target, "N", Type::kInt64), class_weight_of<X>(),
+                                    tensor("lse", &X::lse, "N", Type::kAccumulation).dense(),
+                                    tensor("lse_low", &X::lse_low, "N", Type::kAccumulation).dense(),
+                                    tensor("frames", &X::frames, "F", Type::kAccumulation).dense(),
+                                    result("kept", &X::kept, "N K").strided().where(&check_kept<X>),
+                                    order_of(&X::order, "N"), option("kept_upstream", &X::kept_upstream),
+                                    options(&X::options));
 }
 
 struct CrossEntropyBackward {
