@@ -33,7 +33,7 @@ import monoidreduce as mr
 from bench.harness import tf32_allowed
 from bench.publish import RESULTS, ROOT
 from bench.report import in_words, table
-from monoidreduce._ops import dlogits, logsumexp
+from monoidreduce._ops import cross_entropy, distillation, dlogits, linear_loss, logsumexp
 from monoidreduce._ops.dry_run import Launch
 from monoidreduce.hardware import CPU, find
 from monoidreduce.theory.costs import cpu
@@ -218,6 +218,13 @@ def _wide_tile(launch: Launch) -> tuple[int, int]:
     return rows, 192 if launch.name == "mlp_local_gradient" else 256
 
 
+def _with_a_scale(*arguments: Any) -> linear_loss.LinearForward:
+    prepared = linear_loss.prepare_forward(*arguments)
+    if prepared.saved_by_head is not None:
+        prepared.saved.new_full((1,), 1.0, dtype=torch.float32)
+    return prepared
+
+
 def under(case: Measured) -> ExitStack:
     """A context with the settings that the case was measured with."""
     stack = ExitStack()
@@ -225,6 +232,11 @@ def under(case: Measured) -> ExitStack:
     # They were measured before cuBLAS multiplied dlogits of few tokens.
     stack.enter_context(patch.object(dlogits, "leaves_clusters_idle", lambda *_: False))
     stack.enter_context(patch("monoidreduce.theory.costs.work.tile_of", _wide_tile))
+    # And before few tokens were left where they are.
+    stack.enter_context(patch.object(mr._C.Plan, "skips_rows", property(lambda plan: plan.keeps)))
+    # Forward passes that save local gradients wrote what these are scaled by to a tensor.
+    for op in (cross_entropy, distillation):
+        stack.enter_context(patch.object(op, "prepare_forward", _with_a_scale))
     # And before the forward pass of a log-sum-exp saved local gradients.
     stack.enter_context(patch.object(logsumexp, "saved_classes", lambda *_: 0))
     stack.enter_context(tf32_allowed(case.dtype == "tf32"))

@@ -77,8 +77,8 @@ __global__ void __launch_bounds__(kThreads)
 
 constexpr int kClearingThreads = 256;
 
-// x, out: [rows, vectors of 16 bytes], with lines of pitch and out_pitch vectors. A block copies or clears one row. The last
-// block writes the factors [rows + 1].
+// x, out: [rows, vectors of 16 bytes], with lines of pitch and out_pitch vectors. A block copies or clears one row. One
+// more block writes the factors [rows + 1].
 __global__ void __launch_bounds__(kClearingThreads)
     clear_rows_kernel(std::int64_t rows, const ActiveTokens active, const uint4* x, std::int64_t pitch,
                       uint4* out, std::int64_t out_pitch, int vectors_of_row, const UniformFactors uniform) {
@@ -112,7 +112,9 @@ void run(const RowClearing& x, const Launch& launch) {
   for (const TensorView& t : {x.x, x.out}) require_dense_lines(as_rows(t));
   const DeviceGuard device(x.x.cuda_device);
   const std::int64_t rows = x.x.size[0], of_vector = sizeof(uint4) / item_size(x.x.dtype);
-  launch_kernel("clear_rows", &clear_rows_kernel, blocks_for(rows + 1), kClearingThreads, 0, launch.stream,
+  const std::int64_t blocks = rows + x.factors.present();
+  if (blocks == 0) return;
+  launch_kernel("clear_rows", &clear_rows_kernel, blocks_for(blocks), kClearingThreads, 0, launch.stream,
                 rows, ActiveTokens(x), data<const uint4>(x.x), x.x.stride[0] / of_vector, data<uint4>(x.out),
                 x.out.stride[0] / of_vector, static_cast<int>(x.x.size[1] / of_vector), uniform_factors(x));
 }

@@ -17,6 +17,7 @@ from monoidreduce._ops.memory import empty_statistics
 
 __all__ = [
     "clear_rows",
+    "clear_rows_and_factors",
     "gather_rows",
     "new_gather_buffers",
     "order_rows",
@@ -82,6 +83,16 @@ def _ordered(
 
 
 def clear_rows(
+    rows: Tensor, *, target: Tensor | None = None, mask: Tensor | None = None, ignore_index: int = 0
+) -> Tensor:
+    """A copy of rows [N, D] in which rows that are not active are 0, even if they hold NaN.
+
+    rows: aligned, D a multiple of 8 (memory.padded). The others: as of `order_rows`.
+    """
+    return _cleared(rows, target, mask, ignore_index, None, None, 1.0, False)
+
+
+def clear_rows_and_factors(
     rows: Tensor,
     grad_loss: Tensor,
     unit: float,
@@ -91,18 +102,28 @@ def clear_rows(
     mask: Tensor | None = None,
     ignore_index: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """A copy of rows [N, D] in which rows that are not active are 0, even if they hold NaN; and the factors
-    [N + 1] float32. One kernel writes both.
+    """`clear_rows`, and factors [N + 1] float32. One kernel writes both.
 
     The factors are those of `order_rows_and_factors`, but 0 for rows that are not active. The last one is for
     a sum over rows: 0 if none is active.
-
-    rows: aligned, D a multiple of 8 (memory.padded).
     """
-    out, factors = rows.new_empty(rows.shape), empty_statistics(rows, rows.shape[0] + 1)
-    stream = streams.current(rows.device.index)
-    _C.clear_rows(rows, out, target, mask, grad_loss, factors, ignore_index, unit, mean, 1, stream)
-    return out, factors
+    factors = empty_statistics(rows, rows.shape[0] + 1)
+    return _cleared(rows, target, mask, ignore_index, grad_loss, factors, unit, mean), factors
+
+
+def _cleared(
+    rows: Tensor,
+    target: Tensor | None,
+    mask: Tensor | None,
+    ignore_index: int,
+    upstream: Tensor | None,
+    factors: Tensor | None,
+    unit: float,
+    mean: bool,
+) -> Tensor:
+    out, stream = rows.new_empty(rows.shape), streams.current(rows.device.index)
+    _C.clear_rows(rows, out, target, mask, upstream, factors, ignore_index, unit, mean, 1, stream)
+    return out
 
 
 def new_gather_buffers(*operands: Tensor) -> list[Tensor]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from monoidreduce._ops.active_rows import clear_rows, order_rows, order_rows_and_factors
+from monoidreduce._ops.active_rows import clear_rows_and_factors, order_rows, order_rows_and_factors
 from monoidreduce._ops.dlogits import UNIT_UPSTREAM, HeadSlice, UniformUpstream, unit_of
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.linear_loss import (
@@ -344,7 +344,7 @@ def cross_entropy_backward(
             order, factors = order_rows_and_factors(x, *of_loss, target=target, ignore_index=ignore_index)
             uniform = UniformUpstream(factors, factors[:1])
         else:
-            x, factors = clear_rows(padded(x), *of_loss, target=target, ignore_index=ignore_index)
+            x, factors = clear_rows_and_factors(padded(x), *of_loss, target=target, ignore_index=ignore_index)
             uniform = UniformUpstream(factors[:-1], factors[-1:])
         grad_loss = None
     else:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from monoidreduce._ops.active_rows import clear_rows, order_rows, order_rows_and_factors
+from monoidreduce._ops.active_rows import clear_rows_and_factors, order_rows, order_rows_and_factors
 from monoidreduce._ops.dlogits import UNIT_UPSTREAM, HeadSlice, UniformUpstream, unit_of
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.linear_loss import (
@@ -273,7 +273,7 @@ def distillation_backward(
                 order, factors = order_rows_and_factors(x, *of_loss, mask=mask)
                 uniform = UniformUpstream(factors, factors[:1])
             elif is_uniform and mask is not None:
-                x, factors = clear_rows(padded(x), *of_loss, mask=mask)
+                x, factors = clear_rows_and_factors(padded(x), *of_loss, mask=mask)
                 uniform = UniformUpstream(factors[:-1], factors[-1:])
             elif plan.skips_rows and mask is not None:
                 order = order_rows(x, mask=mask)

@@ -290,12 +290,10 @@ class LinearBackward:
         weights = [padded_weight(head.weight, self.plan) for head in self.heads]
         saved = no_dlogits(xs[0]) if self.saved is None else self.saved
         computes = saved.shape[1] < weights[0].shape[0]  # whether some dlogits were not saved
-        upstream, grad = self._upstream(saved), self.grad
-        multiplied = upstream is not None and not computes and not self.plan.planes
-        if self.counted is not None and self.order is None and not multiplied:
-            # An inactive token may hold NaN, and its dlogits, which are 0, times NaN would be NaN. Rows that
-            # are `multiplied` by the upstream gradient (scale_rows) are 0 then.
+        if self.counted is not None and self.order is None and (computes or self.plan.planes):
+            # An inactive token may hold NaN, and its dlogits, which are 0, times NaN would be NaN.
             xs = [torch.where(self.counted[:, None], x, 0) for x in xs]
+        upstream, grad = self._upstream(saved), self.grad
         if self.uniform is not None and computes:
             by_row = self.uniform.by_row
             grad = by_row.new_full((1,), 1 / unit_of(self.slope)).expand(by_row.shape)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from monoidreduce._ops.active_rows import order_rows
+from monoidreduce._ops.active_rows import clear_rows, order_rows
 from monoidreduce._ops.dlogits import HeadSlice
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.linear_loss import (
@@ -37,6 +37,7 @@ from monoidreduce._ops.memory import (
     launch_on,
     new_bias_gradient,
     new_gradient,
+    padded,
     rounded_gradients,
     weight_sums,
 )
@@ -292,6 +293,8 @@ def log_probs_backward(
         order = None
         if plan.skips_rows:
             order = order_rows(x, target=target, ignore_index=options.ignore_index)
+        else:
+            x = clear_rows(padded(x), target=target, ignore_index=options.ignore_index)
 
         def write(
             head: HeadSlice,
@@ -348,7 +351,6 @@ def log_probs_backward(
             workspace,
             saved=saved,
             finish_saved=finish_saved,
-            counted=target != options.ignore_index if order is None else None,
             order=order,
             slope=options.logit_scale,
             unrounded=unrounded,

@@ -584,8 +584,9 @@ def test_cleared_rows(rows: int, share: float, gpu: torch.device) -> None:
             (torch.where(mask, of_all, 0.0), torch.tensor([of_all * (count > 0)], device=gpu))
         )
         for active in ({"mask": mask}, {"target": target, "ignore_index": 7}):
-            cleared, factors = active_rows.clear_rows(x, grad, -0.5, mean, **active)
+            cleared, factors = active_rows.clear_rows_and_factors(x, grad, -0.5, mean, **active)
             assert torch.equal(cleared, torch.where(mask[:, None], x, 0))
+            assert torch.equal(cleared, active_rows.clear_rows(x, **active))
             torch.testing.assert_close(factors, expected)
 
 

@@ -30,16 +30,16 @@ struct RowOrdering {
   double unit = 1;
   bool mean = false;
 };
-template <class Call>
-void check_target_or_mask(const Call& x) {
+template <class Call>  // RowOrdering, RowClearing
+void check_active_rows(const Call& x) {
   require(x.target.present() != x.mask.present(), "target, mask: expected one of them, got both or neither");
+  require(x.upstream.present() == x.factors.present(), "upstream, factors: expected both or neither");
 }
-inline void check_one_of(const RowOrdering& x) {
-  check_target_or_mask(x);
+inline void check_ordered(const RowOrdering& x) {
+  check_active_rows(x);
   const TensorView& active = x.target.present() ? x.target : x.mask;
   require(active.size[0] + 1 == x.order.size[0], "order: expected a place for each row and one more, got ",
           x.order.size[0]);
-  require(x.upstream.present() == x.factors.present(), "upstream, factors: expected both or neither");
 }
 template <std::same_as<RowOrdering> X>
 constexpr auto describe(const X*) {
@@ -47,33 +47,34 @@ constexpr auto describe(const X*) {
                 optional("target", &X::target, "N", Type::kInt64),
                 optional("mask", &X::mask, "N", Type::kBool),
                 optional("upstream", &X::upstream, "values=1", Type::kFloat32),
-                result("factors", &X::factors, "N", Type::kFloat32).maybe().where(&check_one_of),
+                result("factors", &X::factors, "N", Type::kFloat32).maybe().where(&check_ordered),
                 option("ignore_index", &X::ignore_index), option("unit", &X::unit), option("mean", &X::mean));
 }
 
-// For few rows, which products take where they are. out_i = x_i, and 0 if row i is not active, even if it holds NaN. factors: as
-// a RowOrdering writes them, but 0 for rows that are not active; and last, the factor of a sum over rows: 0 if none is active.
-// Rows are dense and 16-byte aligned.
+// For few rows, which products take where they are. out_i = x_i, and 0 if row i is not active, even if it holds NaN. With an
+// upstream gradient also writes factors: as a RowOrdering, but 0 for rows that are not active; and last, the factor of a sum over
+// rows: 0 if none is active. Rows are dense and 16-byte aligned.
 struct RowClearing {
   TensorView target, mask;  // as in LossReduction; one of the two
-  TensorView x, out, upstream, factors;
+  TensorView x, out;
+  TensorView upstream{}, factors{};  // both or neither
   std::int64_t ignore_index = -100;
   double unit = 1;
   bool mean = false;
 };
 inline void check_cleared(const RowClearing& x) {
-  check_target_or_mask(x);
+  check_active_rows(x);
   require(x.x.size[1] * item_size(x.x.dtype) % 16 == 0, "x: expected rows of a multiple of 16 bytes, got ",
           x.x.size[1], " elements");
 }
 template <std::same_as<RowClearing> X>
 constexpr auto describe(const X*) {
-  return helper("clear_rows", kGpus, tensor("x", &X::x, "N D"), result("out", &X::out, "N D").strided(),
-                optional("target", &X::target, "N", Type::kInt64),
-                optional("mask", &X::mask, "N", Type::kBool),
-                tensor("upstream", &X::upstream, "values=1", Type::kFloat32),
-                result("factors", &X::factors, {places_of("N")}, Type::kFloat32).where(&check_cleared),
-                option("ignore_index", &X::ignore_index), option("unit", &X::unit), option("mean", &X::mean));
+  return helper(
+      "clear_rows", kGpus, tensor("x", &X::x, "N D"), result("out", &X::out, "N D").strided(),
+      optional("target", &X::target, "N", Type::kInt64), optional("mask", &X::mask, "N", Type::kBool),
+      optional("upstream", &X::upstream, "values=1", Type::kFloat32),
+      result("factors", &X::factors, {places_of("N")}, Type::kFloat32).maybe().where(&check_cleared),
+      option("ignore_index", &X::ignore_index), option("unit", &X::unit), option("mean", &X::mean));
 }
 
 // out_i = factor_i x_i, and 0 if factor_i is 0 or row i is not active, even if row i holds NaN. On CUDA, for float and 16-bit
