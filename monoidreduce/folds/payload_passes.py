@@ -15,6 +15,7 @@ from monoidreduce._ops.memory import accumulation_dtype, empty_statistics
 from monoidreduce.folds.number_passes import Gradients, Wanted, added, empty_results, gradients, numbers
 from monoidreduce.folds.operands import Folded, ProgramCall, Results, kept_data
 from monoidreduce.folds.program.payloads import is_mean, may_exclude, weights, with_score
+from monoidreduce.folds.torch.chunked import Chunked
 
 __all__ = ["payload_gradients", "payload_sums"]
 
@@ -114,9 +115,14 @@ def payload_gradients(
         if of_data and call.a.dtype.itemsize == 2:
             # Gradients of data are as accurate as float32 sums; a mean by weights in 16 bits is too coarse.
             mean = numbers(of_sum)[0][at : at + 1]
+        known = torch.cat((values[:at], mean, values[at:])), low, indices
+        if len(call.scores) > 1 and call.a.dtype.itemsize > 2:
+            # torch computes this call. It rounds scores otherwise than the kernels that gave the values, and
+            # weights by these would not sum to 1.
+            known = Chunked(of_sum, batches).forward()
         of_number = gradients(
             of_sum,
-            (torch.cat((values[:at], mean, values[at:])), low, indices),
+            known,
             torch.cat((grad_values[:at], by, grad_values[at:])),
             wanted._replace(scores=(*wanted.scores, *(False, of_payload) * count)),
             unrounded or len(widths) > 1,

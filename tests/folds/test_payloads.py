@@ -145,19 +145,19 @@ def mean_of_two_scores(score: Any, other: Any, v: Any) -> Any:
 
 @pytest.mark.parametrize(("rows", "columns"), ((300, 2), (16, 300), (100, 100)))
 def test_means_of_two_scores_are_as_accurate_as_torchs(rows: int, columns: int) -> None:
-    """Norms of errors of the mean, and of its gradients by the operands, over eight draws.
+    """Norms of errors of the mean, and of its gradients by the operands and the vectors, over eight draws.
 
-    The engine computes the log-sum-exp and torch the weights, from scores that they round differently. So all
-    weights of a row have a common factor near 1. The mean is divided by it; a gradient keeps it.
+    The engine computes the log-sum-exp and torch the weights, from scores that they round differently. So the
+    mean is divided by the sum of the weights, and gradients have a log-sum-exp of torch's scores.
     """
 
     def run(fold: Any, operands: list[Tensor], v: Tensor, g: Tensor) -> list[Tensor]:
-        leaves = [t.detach().requires_grad_() for t in operands]
-        mean = fold(*leaves, column={"v": v}).mean
+        leaves = [t.detach().requires_grad_() for t in (*operands, v)]
+        mean = fold(*leaves[:4], column={"v": leaves[4]}).mean
         return [mean.detach(), *torch.autograd.grad(mean, leaves, g)]
 
     torch.manual_seed(0)
-    ours, torchs = (torch.zeros(5, dtype=F64) for _ in range(2))
+    ours, torchs = (torch.zeros(6, dtype=F64) for _ in range(2))
     for _ in range(8):
         given = [torch.randn(count, width) for width in (72, 70) for count in (rows, columns)]
         v, g = torch.randn(columns, 7), torch.randn(rows, 7)
@@ -166,7 +166,7 @@ def test_means_of_two_scores_are_as_accurate_as_torchs(rows: int, columns: int) 
             found = run(fold, given, v, g)
             errors += torch.stack([(x - y).square().sum() for x, y in zip(found, exact, strict=True)])
     ratios = (ours / torchs).sqrt()
-    assert ratios[0] <= 1.25 and (ratios[1:] <= 2.5).all(), ratios
+    assert (ratios <= 1.25).all(), ratios
 
 
 def test_the_mean_of_one_column_is_its_vector() -> None:

@@ -43,6 +43,13 @@ class _Part(NamedTuple):
     rows: slice
     columns: slice
 
+    @property
+    def batches(self) -> range:
+        """The numbers of its batches."""
+        if isinstance(self.batch, slice):
+            return range(self.batch.start, self.batch.stop)
+        return range(self.batch, self.batch + 1)
+
 
 class Chunked:
     """A call of up to four scores. batches: how many it has, which are as large."""
@@ -139,19 +146,21 @@ class Chunked:
         return of
 
     def forward(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Values, low words of log-sum-exps (0 here), and indices. The call has one batch."""
+        """Values, low words of log-sum-exps (0 here), and indices."""
         monoid, program = StatisticsMonoid(self.call.program), self.program
-        states: dict[int, Any] = {}  # by the first row of each chunk of rows
+        states: dict[tuple[int, int], Any] = {}  # by the batch and the first row of each chunk of rows
         # The scores; what each softmax keeps of an element; and what torch makes of one in between.
         of_statistics = (1 + 2 * len(program.softmaxes) + 4) * self.dtype.itemsize
         of_statistics += _SORTED if program.most else 0
         of_nodes = bytes_of_element(program.nodes, [*program.used], self.dtype)
         for part in self._parts(of_nodes + of_statistics):
-            first = part.rows.start
-            of_part = monoid.of_scores(self._scores(0, part), self._leaf(part), part.columns.start)
-            states[first] = monoid.combine(states[first], of_part) if first in states else of_part
+            for batch in part.batches:
+                one = part._replace(batch=batch)
+                of_part = monoid.of_scores(self._scores(0, one), self._leaf(one), part.columns.start)
+                first = batch, part.rows.start
+                states[first] = monoid.combine(states[first], of_part) if first in states else of_part
         values, indices = (torch.cat(t, 1) for t in zip(*map(monoid.project, states.values()), strict=True))
-        return values, values.new_zeros(len(program.softmaxes), self.rows), indices
+        return values, values.new_zeros(len(program.softmaxes), values.shape[1]), indices
 
     def most(self) -> tuple[Tensor, Tensor]:
         """The k largest values of the program's `most` and their columns, [sum of k, rows].
