@@ -217,10 +217,11 @@ def test_normalized_in_float16(gpu: torch.device) -> None:
     assert torch.equal(found, call(*(t.float() for t in leaves)).half())
 
 
-def norms(make: Make, width: int, gpu: torch.device) -> dict[str, tuple[float, float]]:
+def norms(make: Make, width: int, gpu: torch.device, of_lines: bool) -> dict[str, tuple[float, float]]:
     """Norms of the errors of the output and the gradients, over several draws: ours, and torch's in float32.
 
-    Of captured tensors only those with 64 elements or more: errors of few numbers depend on luck.
+    of_lines: the errors of each query or key are divided by its own norm first. Otherwise only of captured
+    tensors with 64 elements or more: errors of few numbers depend on luck.
     """
     B, H, M, N = 2, 12, 500, 700
     squares: dict[str, Tensor] = {}  # name -> [3]: of our errors, of torch's, of the exact result
@@ -228,8 +229,9 @@ def norms(make: Make, width: int, gpu: torch.device) -> dict[str, tuple[float, f
         of_draw = draw(make, (B, H, 4, M, N, width, width), gpu, seed)
         for name, (ours, exact, theirs) in of_draw.items():
             if exact.numel() >= 64:
-                errors = torch.stack([(ours - exact).norm(), (theirs - exact).norm(), exact.norm()])
-                squares[name] = squares.get(name, 0) + errors**2
+                unit = exact.norm(dim=-1, keepdim=True) if of_lines else 1.0
+                parts = (ours - exact) / unit, (theirs - exact) / unit, exact / unit
+                squares[name] = squares.get(name, 0) + torch.stack([x.norm() for x in parts]) ** 2
     return {name: (float(of[0] / of[2]) ** 0.5, float(of[1] / of[2]) ** 0.5) for name, of in squares.items()}
 
 
@@ -242,8 +244,11 @@ def by_distance(B: int, H: int, M: int, N: int, **like: Any) -> Case:
 @pytest.mark.parametrize("width", (64, 128))
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_error_norms(name: str, width: int, gpu: torch.device) -> None:
-    """At most 1.25 times those of torch in float32, for normal numbers."""
-    for of, (ours, theirs) in norms(WEIGHTS[name], width, gpu).items():
+    """At most 1.25 times those of torch in float32, for normal numbers.
+
+    Of weights up to e^40 the largest one alone would decide, so that each query and key counts alike there.
+    """
+    for of, (ours, theirs) in norms(WEIGHTS[name], width, gpu, name == "far_apart").items():
         assert ours <= 1.25 * theirs, f"{of}: error norm {ours:.3g}, torch's {theirs:.3g}"
 
 
@@ -258,7 +263,7 @@ def test_error_norms_of_functions(make: Make, width: int, gpu: torch.device) -> 
 
     Elements add to the entries of relative_position one after another, in float32, and torch adds in pairs.
     """
-    for name, (ours, theirs) in norms(sigmoid_of(make), width, gpu).items():
+    for name, (ours, theirs) in norms(sigmoid_of(make), width, gpu, False).items():
         bound = 2.5 if make is mods.relative_position and name == "d_captured0" else 1.25
         assert ours <= bound * theirs, f"{name}: error norm {ours:.3g}, torch's {theirs:.3g}"
 
@@ -289,7 +294,7 @@ def test_a_table_alone(gpu: torch.device) -> None:
     *_, beside = torch.autograd.grad(out, [*leaves, *case.captured], upstream)
     with takes(PASSES):
         (alone,) = torch.autograd.grad(call(*(t.detach() for t in leaves)), case.captured, upstream)
-    torch.testing.assert_close(alone, beside, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(alone, beside, rtol=1e-4, atol=1e-5 * float(beside.abs().max()))
 
 
 NOT_FINITE = {

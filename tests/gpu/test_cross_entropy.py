@@ -546,9 +546,9 @@ def test_garbage_among_few_rows(
 
     def results(value: float) -> list[torch.Tensor]:
         call = inputs | {"x": inputs["x"].masked_fill(ignored[:, None], value)}
-        leaves = [call[name].detach().requires_grad_() for name in call if name != "target"]
-        loss = mr.linear_cross_entropy(*leaves[:2], call["target"], *leaves[2:], **options)
-        return [loss.detach(), *torch.autograd.grad(loss, leaves, upstream)]
+        leaves = {name: t.detach().requires_grad_() for name, t in call.items() if name != "target"}
+        loss = mr.linear_cross_entropy(**leaves, target=call["target"], **options)
+        return [loss.detach(), *torch.autograd.grad(loss, list(leaves.values()), upstream)]
 
     found, expected = results(garbage), results(0.0)
     assert not found[1][ignored].any()
