@@ -110,8 +110,9 @@ TileSize backward_part(const FoldProblem& p, std::int64_t workspace) {
 
 bool in_planes(const FoldProblem& p) { return p.a.dtype == DType::kFloat32; }
 
-// The time of a product [rows, columns], in terms that a cluster adds to its tile. Adding a tile of 128 KiB to memory takes about
-// as long as 128 terms (of 4.8 TB/s and 600 TFLOP/s, an H200's, a cluster has 1/66).
+// The time of a product [rows, columns] with so many terms. The unit is the time in which a cluster adds one term to a tile of 256 x
+// 128. Adding that tile, 128 KiB, to memory takes about as long as 128 terms (a cluster has 1/66 of an H200's 4.8 TB/s and 600
+// TFLOP/s).
 std::int64_t time_of_product(std::int64_t rows, std::int64_t columns, std::int64_t terms,
                              const DeviceFacts& gpu) {
   constexpr std::int64_t kTermsOfStore = 128;

@@ -302,6 +302,7 @@ NOT_FINITE = {
     "-inf": [-torch.inf],
     "nan": [torch.nan],
     "both": [torch.inf, -torch.inf],
+    "twice": [torch.inf, torch.inf],
 }
 
 
@@ -309,8 +310,13 @@ NOT_FINITE = {
 @pytest.mark.parametrize("place", (0, 1, 2), ids=("q", "k", "v"))
 @pytest.mark.parametrize(
     "make",
-    (WEIGHTS["sigmoid"], WEIGHTS["relu2"], sigmoid_of(mods.document)),
-    ids=("sigmoid", "relu2", "document"),
+    (
+        WEIGHTS["sigmoid"],
+        WEIGHTS["relu2"],
+        plain(lambda s: torch.where(s > 0.0, s, 0.0)),  # a number for scores that are NaN
+        sigmoid_of(mods.document),
+    ),
+    ids=("sigmoid", "relu2", "positive", "document"),
 )
 def test_what_is_not_finite(make: Make, place: int, values: str, gpu: torch.device) -> None:
     """In the places where SIMT kernels have it: a key that is not finite spoils no query that masks it."""

@@ -362,8 +362,8 @@ def test_strides(width: int, layout: str, gpu: torch.device) -> None:
 
 @pytest.mark.parametrize(
     "values",
-    ([torch.inf], [-torch.inf], [torch.nan], [torch.inf, -torch.inf]),
-    ids=("inf", "-inf", "nan", "both"),
+    ([torch.inf], [-torch.inf], [torch.nan], [torch.inf, -torch.inf], [torch.inf, torch.inf]),
+    ids=("inf", "-inf", "nan", "both", "twice"),
 )
 @pytest.mark.parametrize("place", ("q", "k", "v"))
 @pytest.mark.parametrize(

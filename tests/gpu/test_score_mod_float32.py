@@ -134,6 +134,11 @@ def norms(make: Any, width: int, gpu: torch.device) -> dict[str, tuple[float, fl
     return {name: (float(of[0] / of[2]) ** 0.5, float(of[1] / of[2]) ** 0.5) for name, of in squares.items()}
 
 
+def positive(B: int, H: int, M: int, N: int, **like: Any) -> Case:
+    """A number for scores that are NaN."""
+    return Case(lambda s, b, h, i, j: torch.where(s > 0.0, s, 0.0), None)
+
+
 def tanh_of_scores(B: int, H: int, M: int, N: int, **like: Any) -> Case:
     return Case(lambda score, b, h, i, j: 5.0 * torch.tanh(score / 5.0), None)
 
@@ -305,12 +310,15 @@ NOT_FINITE = {
     "-inf": [-torch.inf],
     "nan": [torch.nan],
     "both": [torch.inf, -torch.inf],
+    "twice": [torch.inf, torch.inf],
 }
 
 
 @pytest.mark.parametrize("values", NOT_FINITE)
 @pytest.mark.parametrize("place", (0, 1, 2), ids=("q", "k", "v"))
-@pytest.mark.parametrize("make", (mods.alibi, mods.document, tanh_of_scores), ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "make", (mods.alibi, mods.document, tanh_of_scores, positive), ids=lambda m: m.__name__
+)
 def test_what_is_not_finite(make: Any, place: int, values: str, gpu: torch.device) -> None:
     """In the places where SIMT kernels have it: a key that is not finite spoils no query that masks it."""
     shape = (2, 17, 17, 130, 200, 128, 128)

@@ -237,7 +237,7 @@ def test_both_passes_of_a_wide_mlp_need_a_tile_in_the_workspace(tile_bytes: int,
     ids=("many_parts", "one_part"),
 )
 def test_parts_in_planes_keep_clusters_busy(sizes: tuple[int, ...], parts: tuple[str, str]) -> None:
-    """Of 66 clusters 64 have a tile of [8192, 256], and 7 one of [1664, 256]."""
+    """A gradient [8192, 256] has 64 tiles for 66 clusters; one [1664, 256] would have 14."""
     with mr.float32("emulated"):
         found = mr.explain("mlp", *mlp_tensors(*sizes), hardware="h200")
     for way, part in zip(("forward", "backward"), parts, strict=True):

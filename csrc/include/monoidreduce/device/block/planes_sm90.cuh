@@ -129,7 +129,7 @@ struct PlaneWeights {
       const float2 rounded = arch::unpack<__half>(high[i]);
       low[i] = arch::pack<__half>(x - rounded.x, y - rounded.y);
     }
-    arch::pin(high), arch::pin(low);  // a consumer does not split during its turn
+    arch::pin(high), arch::pin(low);  // a consumer splits before it issues its product
   }
 };
 

@@ -158,7 +158,7 @@ __device__ __forceinline__ void transpose_tile(T* tile) {
 // into[column j, row i] = <a row i, b row j>, for 64 rows of each. Stages operands in memory.second, which
 // `into` may be. When it is called memory.second must no longer be in use. Ends without a barrier.
 //
-// The terms of each stage are summed by themselves, so that no sum is a long sequential one. (In one sum of 264 terms
+// The terms of each stage are summed by themselves: a chain has kDepth terms, and one addition for each stage. (In one sum of 264 terms
 // scores of standard deviation 16 had three times the error of torch's product of one row, which splits its sums.)
 template <class T>
 __device__ __forceinline__ void multiply_rows(T* into, TileMemory<T>& memory, const Matrix<T>& a,

@@ -66,12 +66,12 @@ __device__ __forceinline__ void produce_planes(const PlanesArguments& p, const S
   constexpr bool kSkips = SkipsBlocks<Scores>;
   using Operand = typename PlanesMemory<Tile>::Operand;
   RingPosition<Tile::kConsumers> row_at;
-  RingPosition<Tile::kStages> at;
-  const auto next = [&](int index) {
+  RingPosition<Tile::kStages> column_at, payload_at;
+  const auto next_job = [&](int index) {
     return Tile::kBlocks == 1 ? schedule.next(index) : index + int(gridDim.x) / Tile::kBlocks;
   };
   const int part = first_of_part<Tile>();
-  for (int index = blockIdx.x / Tile::kBlocks; index < schedule.jobs(); index = next(index)) {
+  for (int index = blockIdx.x / Tile::kBlocks; index < schedule.jobs(); index = next_job(index)) {
     RowJob job = schedule(index);
     const int end_tile = job.first_tile + job.tiles, column_head = job.head / p.shape.group;
     const auto strip = [&] {
@@ -85,22 +85,21 @@ __device__ __forceinline__ void produce_planes(const PlanesArguments& p, const S
         return tile;
     };
     if constexpr (kSkips) job.first_tile = held(job.first_tile), job.tiles = end_tile - job.first_tile;
-    // Loads a tile of columns and of payload. Returns the tile that follows it.
+    const auto box = [&](int tile) { return arch::Box{part, tile * Tile::kColumns, column_head, job.batch}; };
+    // Loads a tile of columns. Returns the tile that follows it.
     const auto load_columns = [&](int tile) {
       TileStep step{held(tile + 1), false};
-      const arch::Box box{part, tile * Tile::kColumns, column_head, job.batch};
       if constexpr (kSkips) step.whole = strip().template whole<Tile::kColumns>(tile);
-      arch::Mbarrier* const arrived = memory.column_ring.acquire(at, Operand::kBytes, [&] {
-        if constexpr (kSkips) memory.steps[at.stage] = step;
+      arch::Mbarrier* const arrived = memory.column_ring.acquire(column_at, Operand::kBytes, [&] {
+        if constexpr (kSkips) memory.steps[column_at.stage] = step;
       });
-      memory.columns[at.stage].load(p.columns, box, arrived);
-      memory.payload[at.stage].load(p.payload, box, memory.payload_ring.acquire(at, Operand::kBytes));
-      at.advance();
+      memory.columns[column_at.stage].load(p.columns, box(tile), arrived);
+      column_at.advance();
       return step.next;
     };
     // The first columns come before the rows, whose buffers are in use until the last job ends.
-    int tile = job.first_tile;
-    if (job.tiles > 0) tile = load_columns(tile);
+    int tile = job.first_tile, next = end_tile;
+    if (job.tiles > 0) next = load_columns(tile);
 #pragma unroll 1
     for (int w = 0; w < Tile::kConsumers; ++w, row_at.advance()) {
       arch::Mbarrier* const arrived = memory.row_ring.acquire(row_at, Operand::kBytes, [&] {
@@ -109,8 +108,15 @@ __device__ __forceinline__ void produce_planes(const PlanesArguments& p, const S
       });
       memory.rows[w].load(p.rows, {part, job.row0 + w * kFragmentRows, job.head, job.batch}, arrived);
     }
+    // The columns of a tile come before the payload of the tile before it, as consumers read them (kAhead).
 #pragma unroll 1
-    while (tile < end_tile) tile = load_columns(tile);
+    while (tile < end_tile) {
+      const int second = next < end_tile ? load_columns(next) : end_tile;
+      memory.payload[payload_at.stage].load(p.payload, box(tile),
+                                            memory.payload_ring.acquire(payload_at, Operand::kBytes));
+      payload_at.advance();
+      tile = next, next = second;
+    }
   }
 #pragma unroll 1
   for (int w = 0; w < Tile::kConsumers; ++w, row_at.advance())
@@ -124,7 +130,6 @@ concept PlanesScores = FragmentScores<S, M> || kBiasedInMemory<S> || kOfPrograms
 template <class Tile, TileMonoid M, PlanesScores<M> Scores, PayloadRows<M> Rows>
 struct PlanesConsumer {
   using R = typename M::Real;
-  using Operand = typename PlanesMemory<Tile>::Operand;
   static constexpr int kColumns = Tile::kColumns, kWidth = Tile::kWidth;
   // Whether the scores of the next tile are multiplied during the fold. Their product takes kWidth / 2 registers. The fold needs
   // these for biases of scores, a softcap or a function, and would spill 124 to 160 bytes.
@@ -219,8 +224,8 @@ struct PlanesConsumer {
       const bool is_last = tile + 1 == end_tile;
       auto&& scores_here = scores_of_tile(job, tile);
       if constexpr (kAhead) {
-        // Behind the last tile the rows are multiplied by themselves, and nobody reads the result: the product must be issued
-        // for every tile.
+        // The last tile has no next one. The rows are then multiplied by themselves, and nobody reads the result: around wgmma
+        // whose sums stay in flight, a branch would make the compiler wait for them.
         if (!is_last) memory.column_ring.wait(next);
         dots.multiply(memory.rows[warpgroup], is_last ? memory.rows[warpgroup] : memory.columns[next.stage]);
       } else {

@@ -7,7 +7,7 @@
 // A block owns 128 rows and walks one part of the columns, in tiles of 64. It also sums the gradients of the rows'
 // data. No gradient of a score is stored. For gradients of columns the same kernel runs with rows and columns
 // exchanged, as simt/program_narrow.cuh does for ordinary cores. Consumers take turns, as in
-// fold_forward_planes_sm90.cuh.
+// fold_backward_planes_sm90.cuh.
 #pragma once
 
 #include "monoidreduce/device/block/planes_sm90.cuh"

@@ -20,12 +20,8 @@ struct HeadsToSplit {
   __half* out;
 };
 
-// NaN if there are infinities of both signs. Their products with another line may be infinities of either sign, which
-// planes with the scale infinity do not tell. With the scale NaN all products are NaN, and repair.cuh computes the
-// results again.
-__device__ __forceinline__ float sum_of_infinities(const float4& x) {
-  const auto infinity = [](float x) { return isinf(x) ? x : 0.f; };
-  return (infinity(x.x) + infinity(x.y)) + (infinity(x.z) + infinity(x.w));
+__device__ __forceinline__ int count_infinities(const float4& x) {
+  return isinf(x.x) + isinf(x.y) + isinf(x.z) + isinf(x.w);
 }
 
 template <int kWidth>
@@ -50,8 +46,9 @@ __global__ void __launch_bounds__(kPlaneThreads) split_heads_kernel(const __grid
   }
   float scale =
       plane_scale(reduce_lanes<kLanes>(largest_of(x), [](unsigned a, unsigned b) { return ::max(a, b); }));
-  const float infinities = reduce_lanes<kLanes>(sum_of_infinities(x), [](float a, float b) { return a + b; });
-  if (isnan(infinities)) scale = infinities;
+  // Two infinities, times another line, may be infinities of opposite signs, whose sum is NaN. Planes with the scale infinity do
+  // not tell. With the scale NaN all products are NaN, and repair.cuh computes the results again.
+  if (reduce_lanes<kLanes>(count_infinities(x), [](int a, int b) { return a + b; }) > 1) scale = NAN;
   if (!there) return;
   __half* const high = p.out + line * (2 * kWidth + 8) + own;
   store_split(x, {scale, scale, scale, scale}, high, high + kWidth);
