@@ -23,7 +23,7 @@ from monoidreduce.folds.block_mask import linked
 from monoidreduce.folds.cuda import compiler, kernels
 from monoidreduce.folds.cuda.cuda_source import TableSum, scores_source
 from monoidreduce.folds.cuda.kernels import BACKWARD, BACKWARD_IN_TURN, FORWARD
-from monoidreduce.folds.program.derivative import is_of_distance, key_step, modified_sums, slopes
+from monoidreduce.folds.program.derivative import hides_nan, is_of_distance, key_step, modified_sums, slopes
 from monoidreduce.folds.program.mods import LINES, mods_of, tables
 from monoidreduce.folds.program.program import parse
 
@@ -198,6 +198,22 @@ def test_step_from_key_to_key(name: str) -> None:
     step = key_step(graph, score)
     assert (None if step is None else step.constant or graph.nodes[step.number][0]) == expected
     assert is_of_distance(graph, score) == (name in OF_DISTANCE)
+
+
+@pytest.mark.parametrize(
+    ("function", "of_value", "of_slope"),
+    (
+        (lambda s, i, j: torch.sigmoid(s) * (i - j), False, False),
+        (lambda s, i, j: torch.where(i > j, s, torch.tanh(s)), False, False),
+        (lambda s, i, j: torch.where(s > 0.0, s, 0.0), True, True),
+        (lambda s, i, j: (s > 0.0) * 1.0 + s, True, True),
+        (lambda s, i, j: torch.abs(s), False, True),
+    ),
+)
+def test_what_may_be_a_number_where_the_score_is_nan(function: Any, of_value: bool, of_slope: bool) -> None:
+    graph, score, _, slope, *_ = slopes(mods_of(lambda s, b, h, i, j: function(s, i, j), None).text, None)
+    assert hides_nan(graph, [score]) == of_value
+    assert hides_nan(graph, [score, slope]) == of_slope
 
 
 def test_gathers_by_row() -> None:

@@ -14,7 +14,14 @@ from functools import lru_cache
 from itertools import count
 from typing import Literal
 
-from monoidreduce.folds.program.derivative import exchanged, gradient, is_of_distance, key_step, slopes
+from monoidreduce.folds.program.derivative import (
+    exchanged,
+    gradient,
+    hides_nan,
+    is_of_distance,
+    key_step,
+    slopes,
+)
 from monoidreduce.folds.program.graph import Expression, Graph, Node
 from monoidreduce.folds.program.integers import FEW, MOST, lowered
 from monoidreduce.folds.program.operations import LEAVES, OPERATIONS
@@ -463,6 +470,7 @@ def scores_source(
         "kPlain": steps and graph.nodes[score.number] == ("score",),
         "kSteps": found is not None,
         "kOfDistance": steps and is_of_distance(graph, score),
+        "kHidesNan": hides_nan(graph, (score, slope) if weights else (score,)),
     }
     listed = ", ".join(f"{name} = {str(holds).lower()}" for name, holds in constants.items())
     return Source(

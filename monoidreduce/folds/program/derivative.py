@@ -31,6 +31,7 @@ __all__ = [
     "column_sums",
     "exchanged",
     "gradient",
+    "hides_nan",
     "is_of_distance",
     "key_step",
     "modified_elements",
@@ -373,6 +374,19 @@ def is_of_distance(graph: Graph, score: Expression) -> bool:
         if of & both and (graph.nodes[number][0], of) != ("index_sub", both):
             return False
     return key_step(graph, score) is not None
+
+
+def hides_nan(graph: Graph, roots: Sequence[Expression]) -> bool:
+    """Whether a root may be a number where the score is NaN: it depends on a comparison with the score, or on an
+    integer made of it."""
+    of_score: set[int] = set()
+    for number in reachable(graph.nodes, [root.number for root in roots]):
+        node = graph.nodes[number]
+        if node[0] == "score" or of_score.intersection(operands(node)):
+            of_score.add(number)
+            if graph.kind(number) != "real":
+                return True
+    return False
 
 
 def _along(graph: Graph, leaf: str, of: Expression) -> Expression | None:

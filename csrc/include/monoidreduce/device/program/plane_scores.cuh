@@ -45,10 +45,11 @@ struct PlaneScores : ScoresOfCall<P> {
                          kTransposed ? in_line : of_line, first_column, kTransposed ? of_line : in_line,
                          real_row, real_column, distance);
     }
-    // NaN if the dot product is not finite, whatever the function makes of it: planes may give it another sign than float32, or NaN
-    // for an infinity. A NaN marks the row, which is then computed again (repair.cuh).
+    // A function may turn NaN into a number. Then the score is NaN if the dot product is not finite: planes give NaN for some
+    // infinities of float32. A NaN marks the row, which is computed again (repair.cuh).
     __device__ __forceinline__ float score(float dot, int i) const {
-      return P::score(element(dot, i)).x + 0.f * dot;
+      const float x = P::score(element(dot, i)).x;
+      return P::kHidesNan ? fmaf(0.f, dot, x) : x;
     }
     // Evaluates the mask, unless the block mask says that the tile is whole.
     __device__ __forceinline__ void find_kept(bool whole) {
@@ -104,7 +105,10 @@ struct PlaneScores : ScoresOfCall<P> {
     __device__ __forceinline__ Full unit() const { return this->all.data.scale; }
     // A masked score has g = 0, but its slope may not be finite.
     __device__ __forceinline__ Full chain(Full g, Full dot, int i) const {
-      return select(g == Full(0), g, g * Full(P::slope(this->element(dot.x, i)).x) + Full(0) * dot);
+      Full slope = P::slope(this->element(dot.x, i)).x;
+      // The g of a softmax has its weight as a factor, which is NaN already.
+      if constexpr (P::kHidesNan && P::kWeights) slope = slope + Full(0) * dot;
+      return select(g == Full(0), g, g * slope);
     }
     template <int kSize>
     __device__ __forceinline__ void finish_transposed(float (&weights)[kSize], float (&g)[kSize], int,

@@ -8,6 +8,7 @@
 //   kPlain             the new score is the score
 //   kSteps             the new score is the score plus a number of the row plus a step of the row times the position
 //   kOfDistance        and of query and position, it depends only on their distance
+//   kHidesNan          the new score may be a number where the score is NaN; of weights, their derivative too
 //   score(element)     the new score
 //   keeps(element)     false: the element is masked
 //   slope(element)     the derivative of the new score with respect to the score
