@@ -377,8 +377,10 @@ def is_of_distance(graph: Graph, score: Expression) -> bool:
 
 
 def hides_nan(graph: Graph, roots: Sequence[Expression]) -> bool:
-    """Whether a root may be a number where the score is NaN: it depends on a comparison with the score, or on an
-    integer made of it."""
+    """Whether a root may be a number where the score is NaN.
+
+    It may if it depends on a comparison with the score, or on an integer made of it.
+    """
     of_score: set[int] = set()
     for number in reachable(graph.nodes, [root.number for root in roots]):
         node = graph.nodes[number]
