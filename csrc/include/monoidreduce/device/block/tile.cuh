@@ -158,9 +158,10 @@ __device__ __forceinline__ void transpose_tile(T* tile) {
 // into[column j, row i] = <a row i, b row j>, for 64 rows of each. Stages operands in memory.second, which
 // `into` may be. When it is called memory.second must no longer be in use. Ends without a barrier.
 //
-// The terms of each stage are summed by themselves: a chain has kDepth terms, and one addition for each stage. (In one sum of 264 terms
-// scores of standard deviation 16 had three times the error of torch's product of one row, which splits its sums.)
-template <class T>
+// kByStages: the terms of each stage are summed by themselves, so that a chain has kDepth terms, and one addition for each stage. (In
+// one sum of 264 terms scores of standard deviation 16 had three times the error of torch's product of one row, which splits its
+// sums.) Kernels with a payload lack the registers: attention's forward pass would spill 56 bytes.
+template <bool kByStages, class T>
 __device__ __forceinline__ void multiply_rows(T* into, TileMemory<T>& memory, const Matrix<T>& a,
                                               std::int64_t a_row, const Matrix<T>& b, std::int64_t b_row) {
   ThreadTile<T> dot;
@@ -171,13 +172,17 @@ __device__ __forceinline__ void multiply_rows(T* into, TileMemory<T>& memory, co
     stage(memory.second, a, a_row, k);
     stage(right, b, b_row, k);
     __syncthreads();
-    ThreadTile<T> of_stage;
-    clear<T>(of_stage);
-    multiply<kDepth>(of_stage, memory.second, right, AllTerms{});
+    if constexpr (kByStages) {
+      ThreadTile<T> of_stage;
+      clear<T>(of_stage);
+      multiply<kDepth>(of_stage, memory.second, right, AllTerms{});
 #pragma unroll
-    for (int i = 0; i < kThreadRows; ++i)
+      for (int i = 0; i < kThreadRows; ++i)
 #pragma unroll
-      for (int j = 0; j < kThreadColumns; ++j) dot[i][j] += of_stage[i][j];
+        for (int j = 0; j < kThreadColumns; ++j) dot[i][j] += of_stage[i][j];
+    } else {
+      multiply<kDepth>(dot, memory.second, right, AllTerms{});
+    }
     __syncthreads();
   }
   put_tile(into, dot);

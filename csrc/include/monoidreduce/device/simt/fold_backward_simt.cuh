@@ -200,8 +200,9 @@ __device__ __forceinline__ void pull_tile(TileMemory<typename M::Real>& memory, 
 
 #pragma unroll 1
   for (int n = 0; n < p.pairs; ++n) {
-    multiply_rows(n == 0 ? memory.first : memory.second, memory, Matrix<T>(p.pair[n].rows, at.batch, at.head),
-                  at.row0, Matrix<T>(p.pair[n].columns, at.batch, at.column_head), at.column0);
+    multiply_rows<!kPayload>(n == 0 ? memory.first : memory.second, memory,
+                             Matrix<T>(p.pair[n].rows, at.batch, at.head), at.row0,
+                             Matrix<T>(p.pair[n].columns, at.batch, at.column_head), at.column0);
   }
   __syncthreads();
   pull_elements<kPayload>(memory, m, p, score, rows, at, flat_row, valid);

@@ -136,8 +136,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<typename M::Real>)
 
 #pragma unroll 1
       for (int n = 0; n < M::kScores; ++n) {
-        multiply_rows(n == 0 ? memory.first : memory.second, memory, Matrix<T>(p.rows[n], batch, head), row0,
-                      Matrix<T>(p.columns[n], batch, column_head), column0);
+        multiply_rows<!kPayload>(n == 0 ? memory.first : memory.second, memory,
+                                 Matrix<T>(p.rows[n], batch, head), row0,
+                                 Matrix<T>(p.columns[n], batch, column_head), column0);
       }
       __syncthreads();
 

@@ -21,8 +21,8 @@ __device__ __forceinline__ void multiply_operands(TileMemory<T>& memory, const P
   __syncthreads();
 #pragma unroll 1
   for (int n = 0; n < kScores; ++n) {
-    multiply_rows(n == 0 ? memory.first : memory.second, memory, Matrix<T>(p.rows[n], 0, 0), row0,
-                  Matrix<T>(p.columns[n], 0, 0), column0);
+    multiply_rows<true>(n == 0 ? memory.first : memory.second, memory, Matrix<T>(p.rows[n], 0, 0), row0,
+                        Matrix<T>(p.columns[n], 0, 0), column0);
   }
   __syncthreads();
 }
