@@ -116,10 +116,10 @@ def payload_gradients(
             # Gradients of data are as accurate as float32 sums; a mean by weights in 16 bits is too coarse.
             mean = numbers(of_sum)[0][at : at + 1]
         known = torch.cat((values[:at], mean, values[at:])), low, indices
-        if len(call.scores) > 1 and call.a.dtype.itemsize > 2:
+        if len(of_sum.scores) > 2 and call.a.dtype.itemsize > 2:
             # torch computes this call. It rounds scores otherwise than the kernels that gave the values, and
             # weights by these would not sum to 1.
-            known = Chunked(of_sum, batches).forward()
+            known = (*Chunked(of_sum, batches).forward()[:2], indices)
         of_number = gradients(
             of_sum,
             known,

@@ -208,6 +208,7 @@ def test_step_from_key_to_key(name: str) -> None:
         (lambda s, i, j: torch.where(s > 0.0, s, 0.0), True, True),
         (lambda s, i, j: (s > 0.0) * 1.0 + s, True, True),
         (lambda s, i, j: torch.abs(s), False, True),
+        (lambda s, i, j: torch.exp(s) ** (1.0 * (i - j)), True, True),
     ),
 )
 def test_what_may_be_a_number_where_the_score_is_nan(function: Any, of_value: bool, of_slope: bool) -> None:

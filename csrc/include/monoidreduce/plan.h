@@ -179,9 +179,8 @@ struct Plan {
   std::int64_t payload_slabs = 0;
 
   const Capabilities& can() const { return kFamilies[static_cast<int>(choice.family)]; }
-  // Losses: whether the caller gives kernels an order of the active rows. Without the others, the rows of one tile would still be
-  // a tile, which takes as long as all of them: kernels then take the rows where they are, and there is none to find, to copy
-  // together and to put back.
+  // Losses: whether the caller gives kernels an order of the active rows. Rows of a single tile have none: the tile is computed
+  // whole, so that skipping rows would save no time. Kernels then read the rows in place.
   bool skips_rows() const { return can().skips_rows && tile && sizes.rows > tile->rows; }
 };
 

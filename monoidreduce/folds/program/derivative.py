@@ -379,14 +379,14 @@ def is_of_distance(graph: Graph, score: Expression) -> bool:
 def hides_nan(graph: Graph, roots: Sequence[Expression]) -> bool:
     """Whether a root may be a number where the score is NaN.
 
-    It may if it depends on a comparison with the score, or on an integer made of it.
+    It may if it depends on a comparison with the score, an integer made of it, or a power (x ** 0 is 1).
     """
     of_score: set[int] = set()
     for number in reachable(graph.nodes, [root.number for root in roots]):
         node = graph.nodes[number]
         if node[0] == "score" or of_score.intersection(operands(node)):
             of_score.add(number)
-            if graph.kind(number) != "real":
+            if node[0] == "pow" or graph.kind(number) != "real":
                 return True
     return False
 

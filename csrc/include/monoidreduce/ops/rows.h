@@ -51,7 +51,7 @@ constexpr auto describe(const X*) {
                 option("ignore_index", &X::ignore_index), option("unit", &X::unit), option("mean", &X::mean));
 }
 
-// For few rows, which products take where they are. out_i = x_i, and 0 if row i is not active, even if it holds NaN. With an
+// For calls whose rows are not gathered (Plan::skips_rows is false). out_i = x_i, and 0 if row i is not active, even if it holds NaN. With an
 // upstream gradient also writes factors: as a RowOrdering, but 0 for rows that are not active; and last, the factor of a sum over
 // rows: 0 if none is active. Rows are dense and 16-byte aligned.
 struct RowClearing {
