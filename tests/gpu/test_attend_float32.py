@@ -150,7 +150,7 @@ def test_weights(name: str, shape: tuple[int, ...], gpu: torch.device) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("make", mods.CASES, ids=lambda make: make.__name__)
 def test_functions(make: Make, shape: tuple[int, ...], gpu: torch.device) -> None:
-    """Of indices, with masks and captured tensors."""
+    """Weights that depend on indices, masks and captured tensors."""
     check(sigmoid_of(make), shape, gpu)
 
 

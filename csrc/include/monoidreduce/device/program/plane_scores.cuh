@@ -118,7 +118,8 @@ struct PlaneScores : ScoresOfCall<P> {
       for (int i = 0; i < kSize; ++i) {
         if (!this->sees(i)) weights[i] = g[i] = 0.f;
       }
-      // Rows beyond the last one have dot products of 0, whose weight (attend) may be infinite. Their g is 0.
+      // The last tile may have more rows than there are queries. Their dot products are 0, and attend's weight of 0 may be
+      // infinite, which would make the gradient of v NaN. Their g is 0 already.
       if constexpr (P::kWeights && kTransposed) {
         const int rows = this->all.data.rows - this->first_row;  // from the thread's first one on
         if (rows < 2 * kSize) {
