@@ -122,8 +122,8 @@ std::int64_t time_of_product(std::int64_t rows, std::int64_t columns, std::int64
          (terms + kTermsOfStore);
 }
 
-// The part whose time(rows, units) is least for all of p. bytes: of the part's memory for each hidden value. 0 units if not even
-// a tile fits into the workspace.
+// The size of a part with which all parts of p together take the least time. time(rows, units): of one part. bytes: memory that a
+// part needs for each hidden value. The result has 0 units if not even one tile fits into the workspace.
 template <class Time>
 TileSize part_in_planes(const FoldProblem& p, std::int64_t workspace, std::int64_t bytes, const Time& time) {
   const TileSize& tile = tiles::kHiddenPlanes;

@@ -271,7 +271,7 @@ def test_error_norms_of_functions(make: Make, width: int, gpu: torch.device) -> 
 @pytest.mark.parametrize("wanted", (0, 1, 2), ids=("q", "k", "v"))
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
 def test_one_gradient_alone(shape: tuple[int, ...], wanted: int, gpu: torch.device) -> None:
-    """Has the bits that it has beside the others: each gradient has a kernel of its own."""
+    """Each gradient has a kernel of its own, so it has the same bits whether or not the others are wanted."""
     leaves, call = operands(shape, torch.float32, gpu), partial(mr.attend, weight=torch.sigmoid)
     out = call(*leaves)
     upstream = torch.randn_like(out)

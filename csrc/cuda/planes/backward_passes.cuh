@@ -45,7 +45,7 @@ SplitOperands split_operands(const FoldProblem& p, const TensorView& grad_out, f
   return {split(p.a), split(p.b), split(p.payload), split(grad_out)};
 }
 
-// Whether weights are those of a softmax. The gradients of other weights (attend) need no log-sum-exp and no centre of a row.
+// Whether the call has a softmax. attend has none, so its backward pass needs neither a log-sum-exp nor <grad_out, out>.
 template <class Call>
 bool has_softmax(const Call& x) {
   if constexpr (requires { x.options.weights; })

@@ -46,8 +46,8 @@ __global__ void __launch_bounds__(kPlaneThreads) split_heads_kernel(const __grid
   }
   float scale =
       plane_scale(reduce_lanes<kLanes>(largest_of(x), [](unsigned a, unsigned b) { return ::max(a, b); }));
-  // Two infinities, times another line, may be infinities of opposite signs, whose sum is NaN. Planes with the scale infinity do
-  // not tell. With the scale NaN all products are NaN, and repair.cuh computes the results again.
+  // A dot product with a line of two infinities may be inf - inf, which is NaN. Planes with an infinite scale would give an
+  // infinity. So the line's scale is NaN: all its dot products are NaN, and repair.cuh computes the results again in float.
   if (reduce_lanes<kLanes>(count_infinities(x), [](int a, int b) { return a + b; }) > 1) scale = NAN;
   if (!there) return;
   __half* const high = p.out + line * (2 * kWidth + 8) + own;
