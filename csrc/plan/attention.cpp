@@ -84,9 +84,6 @@ Reason planes_obstacle(const FoldProblem& p, const DeviceFacts& gpu) {
   if (width == 0) return {"the inputs are float32, and all widths are 0"};
   if (width > kWidestHeadsOfPlanes)
     return {"the inputs are float32, and a width is {}, more than {}", width, kWidestHeadsOfPlanes};
-  if (width > kWidestOfBlock && p.bias.dtype == DType::kBool && p.bias.present())
-    return {"the inputs are float32, and a width is {}, more than {}, beside a bool bias of scores", width,
-            kWidestOfBlock};
   if (p.bias.present() && p.bias.size[3] > 1 && p.bias.stride[3] == 0)
     return {"the inputs are float32, and the bias of scores is the same for all columns"};
   // Kernels compute with strides of 32 bits.

@@ -29,7 +29,7 @@ void run(const AttentionBackward& x, const Plan& plan, const Launch& launch) {
     const auto operands =
         split_operands<Tile<GradientOf::kRows, kWidth>>(problem, x.grad_out, scratch.part[4], launch);
     const auto pass = [&]<GradientOf kOf>(std::integral_constant<GradientOf, kOf>) {
-      with_scores<kWidth <= kWidestOfBlock>(problem, x.d_bias, [&](const auto& scores) {
+      with_scores(problem, x.d_bias, [&](const auto& scores) {
         fold_backward_planes<Tile<kOf, kWidth>>(LogSumExp<Full>{}, scores, problem, operands, wanted,
                                                 scratch.residuals, scratch.marks, launch);
       });

@@ -21,7 +21,7 @@ void run(const AttentionForward& x, const Plan&, const Launch& launch) {
   const auto fold = [&]<class Tile>(Tile) {
     static_assert(planes_of_head(Tile::kBlocks * Tile::kWidth) * sizeof(__half) ==
                   Tile::kBlocks * PlanesMemory<Tile>::Operand::kLineOfBoth);
-    with_scores<Tile::kBlocks == 1>(problem, {}, [&](const auto& scores) {
+    with_scores(problem, {}, [&](const auto& scores) {
       fold_forward_planes<Tile>(LogSumExp<Full>{}, scores, problem, rows, {x.out, x.out_low},
                                 scratch + tiles::kCounterFloats, counter, launch);
     });

@@ -9,8 +9,8 @@
 
 namespace monoidreduce::cuda::planes {
 
-// Calls run(scores) with the score policy that the problem needs. d_bias: added to; or absent. kMasks: whether a bias may be bool.
-template <bool kMasks, class Run>
+// Calls run(scores) with the score policy that the problem needs. d_bias: added to; or absent.
+template <class Run>
 void with_scores(const FoldProblem& p, const TensorView& d_bias, Run run) {
   constexpr double kUnits = 1;  // natural ones
   const auto biased = [&]<class B, Softcap kSoftcap>(B, std::integral_constant<Softcap, kSoftcap>) {
@@ -19,9 +19,7 @@ void with_scores(const FoldProblem& p, const TensorView& d_bias, Run run) {
         {p.score, kUnits, rows_share(d_bias), !repeats(d_bias), device_tensor(d_bias)}});
   };
   const auto with_bias = [&](auto softcap) {
-    if constexpr (kMasks) {
-      if (p.bias.dtype == DType::kBool) return biased(false, softcap);
-    }
+    if (p.bias.dtype == DType::kBool) return biased(false, softcap);
     biased(0.f, softcap);
   };
   const bool caps = p.score.softcap != 0;

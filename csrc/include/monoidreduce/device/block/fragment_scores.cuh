@@ -290,7 +290,12 @@ struct TileBiasedScores {
     __device__ __forceinline__ void prepare_transposed(float (&tile)[kSize], int, int) const {
       all.cap(tile);
     }
-    __device__ __forceinline__ R value(R x, int i) const { return all.score(x.x, biases[i]); }
+    __device__ __forceinline__ R value(R x, int i) const {
+      // A bool bias masks at the end, in finish_transposed: its addresses take registers that are free by then.
+      // (Read here, it made the kernel of float32 queries' gradients, 256 wide, spill 42 bytes.)
+      if constexpr (std::is_same_v<B, bool>) return all.score(x.x, 0.f);
+      return all.score(x.x, biases[i]);
+    }
     __device__ __forceinline__ R unit() const { return R(all.natural_scale); }
     __device__ __forceinline__ R chain(R g, R x, int) const { return all.cap.chain(g, x); }
     template <int kSize>
@@ -299,7 +304,7 @@ struct TileBiasedScores {
       if constexpr (std::is_same_v<B, bool>) {
 #pragma unroll
         for (int i = 0; i < kSize; ++i) {
-          if (weights[i] == 0.f) g[i] = 0.f;  // the payload of a masked element may not be finite
+          if (biases[i] != 0.f) weights[i] = g[i] = 0.f;
         }
       }
     }
