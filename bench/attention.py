@@ -226,7 +226,7 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
         with_options = [case(torch.bfloat16, device, **long, **option) for option in options]
         with_options += [
             case(torch.float32, device, B=8, H=16, L=2048, d=d, **option)
-            for d in (64, 128)
+            for d in (64, 128, 256)
             for option in ({"softcap": 30.0}, {"bias": True})
         ]
         with_options += [  # groups of 2, 4, 8 and 16 query heads
