@@ -42,6 +42,7 @@ def test_both_passes_compile_at_the_same_time(
 ) -> None:
     monkeypatch.setenv("MONOIDREDUCE_CACHE_DIR", str(tmp_path))
     kernels._loaded.cache_clear()
+    of_others = set(ahead._images)  # kernels of backward passes that earlier tests did not run
     compiled: list[tuple[tuple[Any, ...], float, float]] = []
     compile_unit = compiler.Compiler.compile
 
@@ -62,7 +63,7 @@ def test_both_passes_compile_at_the_same_time(
     first = gradients()
     assert len(compiled) == len({unit for unit, *_ in compiled}) >= 2
     assert max(start for _, start, _ in compiled) < min(end for *_, end in compiled)
-    assert ahead._images == {}
+    assert set(ahead._images) <= of_others
     count = len(compiled)
     for ours, again in zip(first, gradients(), strict=True):
         torch.testing.assert_close(ours, again)
