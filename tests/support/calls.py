@@ -143,8 +143,8 @@ def peak() -> int:
 
 def reset_peak() -> int:
     """The bytes that tensors hold now; `peak` begins again."""
-    # Autograd's thread may hold the last pass's gradients for a moment after the caller has them. When it has run
-    # another pass it does not.
+    # Autograd's thread may hold the last pass's gradients for a moment after the caller has them, but no
+    # longer when it has run another pass.
     x = torch.zeros((), device="cuda", requires_grad=True)
     torch.autograd.grad(x.exp(), x)
     torch.cuda.reset_peak_memory_stats()
