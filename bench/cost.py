@@ -468,10 +468,9 @@ FITS = (
     ),
     *(
         Fit((f"attention_forward/planes/{option}{tile}",), d, "forward", (_planes(d, more),))
-        for tile, d in (("192x64", 64), ("128x64", 128))
+        for tile, d in (("192x64", 64), ("128x64", 128), ("128x64", 256))
         for option, more in OPTIONS.items()
     ),
-    Fit(("attention_forward/planes/128x64",), 256, "forward", (_planes(256),)),
     *(
         Fit(
             tuple(f"attention_backward/planes/{option}{of} alone/128x64" for of in ("dq", "dk", "dv")),
@@ -482,11 +481,14 @@ FITS = (
         for d in (64, 128)
         for option, more in OPTIONS.items()
     ),
-    Fit(
-        tuple(f"attention_backward/planes/{of}/128x64" for of in ("dq", "dk", "dv")),
-        256,
-        "backward",
-        (_planes(256),),
+    *(
+        Fit(
+            tuple(f"attention_backward/planes/{option}{of}/128x64" for of in ("dq", "dk", "dv")),
+            256,
+            "backward",
+            (_planes(256, more),),
+        )
+        for option, more in OPTIONS.items()
     ),
     *(
         Fit((f"mlp_forward/planes/{tile}",), d, "forward", (_mlp(16384, 16384, d, "float32, emulated"),))
