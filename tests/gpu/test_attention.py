@@ -454,6 +454,18 @@ def test_rows_that_a_bias_leaves_nothing(kind: str, options: dict[str, Any], gpu
 
 
 @pytest.mark.tiers("sm90")
+@pytest.mark.parametrize("softcap", (None, 1e4))
+def test_masked_scores_that_overflow(softcap: float | None, gpu: torch.device) -> None:
+    """The weight of a masked column, exp(score - lse), is infinite until the mask is applied."""
+    inputs = biased_inputs("ragged", "keep", torch.bfloat16, gpu)
+    inputs["bias"][..., 60] = False
+    inputs["k"][:, :, 60] *= 1e4
+    options = {} if softcap is None else {"softcap": softcap}
+    found = check_operator("attention", inputs, {"return_lse": True, **options})
+    assert not found["d_k"][:, :, 60].any() and not found["d_v"][:, :, 60].any()
+
+
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("layout", ("contiguous", "expanded", "sliced"))
 def test_upstream_gradients_with_a_bias(layout: str, gpu: torch.device) -> None:
     inputs = biased_inputs("ragged", "of_heads", torch.bfloat16, gpu)

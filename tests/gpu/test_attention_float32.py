@@ -206,6 +206,19 @@ def test_rows_that_a_bias_leaves_nothing(size: str, option: str, kind: str, gpu:
     assert (found["d_k"][..., 64:128, :] == 0).all()
 
 
+@pytest.mark.parametrize("width", (64, 128, 256))
+def test_masked_scores_that_overflow(width: int, gpu: torch.device) -> None:
+    """The weight of a masked key, exp(score - lse), is infinite until the mask is applied."""
+    inputs = attention_inputs(
+        1, 12, 12, 200, 300, width, width, dtype=torch.float32, device=gpu, keep=(200, 300)
+    )
+    inputs["bias"][:, 60] = False
+    inputs["k"][:, :, 60] *= 1e4
+    with takes(PASSES):
+        found = check_operator("attention", inputs, {"return_lse": True})
+    assert not found["d_k"][:, :, 60].any() and not found["d_v"][:, :, 60].any()
+
+
 @pytest.mark.parametrize("layout", ("transposed", "unaligned", "every_third"))
 @pytest.mark.parametrize("boolean", (False, True), ids=("float32", "bool"))
 def test_biases_of_any_strides(boolean: bool, layout: str, gpu: torch.device) -> None:

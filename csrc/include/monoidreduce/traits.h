@@ -134,7 +134,8 @@ concept FragmentScores =
 // Backward: the chain rule.
 template <class S, class M>
 concept PulledScores = requires(const S s, typename M::Real x, typename M::Real g, int i) {
-  { s.value(x, i) } -> std::same_as<typename M::Real>;  // as in FragmentScores
+  // As in FragmentScores; any number where finish_transposed masks.
+  { s.value(x, i) } -> std::same_as<typename M::Real>;
   // The derivative of the score (in natural units) with respect to the variable of chain().
   { s.unit() } -> std::same_as<typename M::Real>;
   // From the derivative g with respect to the score of element i.
@@ -146,7 +147,8 @@ template <class S, class M>
 concept TransposedScores = PulledScores<S, M> && requires(const S s, float (&tile)[4], float (&weights)[4],
                                                           float (&g)[4], int row0, int column0) {
   s.prepare_transposed(tile, row0, column0);
-  // Receives the softmax probabilities ("weights") and the results of chain(). Both are 0 where the element is masked.
+  // Receives the softmax probabilities ("weights") and the results of chain(). Sets both to 0 where s itself masks an
+  // element; until then they may be any numbers there, also infinite or NaN. The kernel clears what the range masks.
   s.finish_transposed(weights, g, row0, column0);
 };
 

@@ -83,7 +83,8 @@ template <class R, Softcap kSoftcap>
 inline constexpr bool kHasBiasGradient<MemoryBiasedScores<R, float, kSoftcap>> = true;
 
 // The scores of one fragment with its biases, if there are any. Forward reads these at once, so that they
-// arrive while the tile's products are computed. Backward does so if kAhead, else where they are added.
+// arrive while the tile's products are computed. Backward does so if kAhead, else where it
+// uses them: a bool bias in finish_transposed, others in value.
 template <int kSize, class Scores>
 __device__ __forceinline__ decltype(auto) folded_with_biases(const Scores& scores, int batch, int head,
                                                              int row0, int column0) {
