@@ -195,7 +195,8 @@ def _call(
         traced = mods_of(*given)
         captured = [_given(tensor, STAND_INS, of_call) for tensor in traced.tensors]
     counts = q.shape[1:2] if traced.counts_heads else ()
-    table, table_index, numbers = tables(captured, q, given[:2], counts)
+    scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
+    table, table_index, numbers = tables(captured, q, given[:2], counts, scores)
     if q.is_cuda and len(numbers) > MOST_SIZES:
         expected = f"at most {MOST_SIZES} on a GPU, one for each tensor and one for each of its axes"
         raise ValueError(mismatch("captured tensors", f"{expected} (torch.stack joins some)", len(numbers)))

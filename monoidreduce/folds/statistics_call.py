@@ -325,7 +325,7 @@ class Call:
         of_tables = [tensors[number] for number in traced.in_tables]
         first_sizes = [*accumulate((1 + t.dim() for t in of_tables), initial=0)]
         text = learned(traced.text, first_sizes[:-1], of_tables)
-        return (text, *tables(of_tables, self.a, (self.of._function,)))
+        return (text, *tables(of_tables, self.a, (self.of._function,), scores=len(self.a) * len(self.b)))
 
     def _vector(self, traced: Traced, tensors: tuple[Tensor, ...], kind: str, source: Source) -> Tensor:
         name, *rest = source

@@ -292,6 +292,28 @@ def test_empty() -> None:
             assert torch.equal(gradient, torch.zeros_like(gradient))
 
 
+@pytest.mark.parametrize("sizes", ((0, 4, 5), (1, 0, 5), (1, 4, 0)), ids=("batches", "queries", "keys"))
+def test_captured_tensors_are_empty_where_there_are_no_scores(sizes: tuple[int, int, int]) -> None:
+    batch, rows, columns = sizes
+    q, k, v = (torch.ones(batch, 2, n, 8, requires_grad=True) for n in (rows, columns, columns))
+    bias = torch.ones(batch, 2, rows, columns, requires_grad=True)
+    kept = torch.ones(batch, rows, columns, dtype=torch.bool)
+    gates = torch.ones(batch, rows, requires_grad=True)
+    leaves = (q, k, v, bias, gates)
+    out, lse = mr.attention(
+        q,
+        k,
+        v,
+        bias=bias,
+        score_mod=lambda score, b, h, i, j: score * gates[b, i],
+        mask_mod=lambda b, h, i, j: kept[b, i, j],
+        return_lse=True,
+    )
+    assert out.shape == q.shape and not out.any() and (lse == -torch.inf).all()
+    for leaf, gradient in zip(leaves, torch.autograd.grad(out.sum(), leaves), strict=True):
+        assert gradient.shape == leaf.shape and not gradient.any()
+
+
 def test_numbers_change() -> None:
     """A number that a function reads is one of now; a tensor's content too."""
     q, k, v = operands(SHAPES[0], F64)
@@ -364,6 +386,12 @@ def test_softcap_and_bias_beside_functions(dtype: torch.dtype) -> None:
         gradients = (torch.autograd.grad(out, (q, k, v), by) for out in (ours, theirs))
         for mine, other in zip((ours, *next(gradients)), (theirs, *next(gradients)), strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-4 if dtype != F64 else 1e-9, atol=1e-5)
+
+
+def test_an_empty_captured_tensor_is_refused_where_there_are_scores() -> None:
+    q, nothing = torch.ones(1, 2, 4, 8), torch.ones(0)
+    with pytest.raises(ValueError, match=r"nothing, of shape \[0\]: expected a tensor with elements"):
+        mr.attention(q, q, q, score_mod=lambda score, b, h, i, j: score + nothing[h])
 
 
 def test_refused() -> None:

@@ -135,6 +135,23 @@ def test_no_columns_and_no_rows() -> None:
     assert results[0].shape == (0,) and (results[-1] == 0).all() and results[-1].shape == (3, 9)
 
 
+@pytest.mark.parametrize(("rows", "columns"), ((0, 5), (4, 0)))
+def test_a_captured_matrix_without_elements(rows: int, columns: int) -> None:
+    weights = torch.ones(rows, columns, dtype=F64, requires_grad=True)
+
+    @mr.statistics
+    def weighted(score: Any, row: Any, column: Any) -> Any:
+        return {"total": stat.total(score * weights[row, column])}
+
+    a, b = (torch.ones(n, 9, dtype=F64, requires_grad=True) for n in (rows, columns))
+    total = weighted(a, b).total
+    assert total.shape == (rows,) and not total.any()
+    for leaf, gradient in zip(
+        (a, b, weights), torch.autograd.grad(total.sum(), (a, b, weights)), strict=True
+    ):
+        assert gradient.shape == leaf.shape and not gradient.any()
+
+
 def test_scores_that_are_not_finite() -> None:
     @mr.statistics
     def of_scores(score: Any) -> Any:

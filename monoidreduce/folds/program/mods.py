@@ -235,6 +235,7 @@ def tables(
     like: Tensor,
     functions: tuple[Any, ...],
     counts: Sequence[int] = (),
+    scores: int = 1,
 ) -> tuple[Tensor | None, Tensor | None, list[int]]:
     """The table of reals, the table of integers, and for each captured tensor its offset and its sizes.
 
@@ -244,9 +245,11 @@ def tables(
             reals.
         functions: the functions that captured the tensors, for errors.
         counts: more sizes of the call.
+        scores: 0 if the call has no scores, so that captured tensors may be empty: nothing reads them.
 
     Raises:
-        ValueError: a tensor is on another device or empty, or together they are too large to index.
+        ValueError: a tensor is on another device, or empty though there are scores, or together they are too
+            large to index.
     """
     reals: list[Tensor] = []
     integers: list[Tensor] = []
@@ -254,11 +257,15 @@ def tables(
     for tensor in tensors:
         tensor = tensor.to(like.device) if like.is_meta else tensor  # values are not used on meta
         into = reals if tensor.is_floating_point() else integers
-        if tensor.device != like.device or not tensor.numel():
+        if tensor.device != like.device:
             named = described(tensor, *(f for f in functions if f is not None))
-            if tensor.device != like.device:
-                raise ValueError(mismatch(named, f"a tensor on {like.device} as q", tensor.device))
-            raise ValueError(mismatch(named, "a tensor with elements", "none"))
+            raise ValueError(mismatch(named, f"a tensor on {like.device} as q", tensor.device))
+        if not tensor.numel():
+            if scores:
+                named = described(tensor, *(f for f in functions if f is not None))
+                raise ValueError(mismatch(named, "a tensor with elements", "none"))
+            # Programs have sizes of at least 1. The zeros in its place have its gradient, which is empty.
+            tensor = tensor.sum().to(tensor.dtype).expand([max(size, 1) for size in tensor.shape])
         first = sum(t.numel() for t in into)
         if first + tensor.numel() > MOST:
             raise ValueError(mismatch("captured tensors", f"at most {MOST} numbers", first + tensor.numel()))
