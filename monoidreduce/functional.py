@@ -726,11 +726,15 @@ def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor
     sink = sinks.to(lse.dtype)[:, None]
     none, infinite = sink == -math.inf, sink == math.inf
     sink = sink.masked_fill(none, 0)
+    # Of a row without keys; second derivatives would be NaN at -inf.
+    empty, of_keys = lse == -math.inf, lse
+    lse = lse.masked_fill(empty, 0)
     # The keys' part of the softmax. Not by sigmoid, whose derivative share * (1 - share) loses digits of a
     # share close to 1.
     share = torch.nn.functional.logsigmoid(lse - sink).exp()
     share = share.masked_fill(none, 1).masked_fill(infinite, math.nan)
-    return out * share[..., None], torch.where(none, lse, torch.logaddexp(lse, sink))
+    joined = torch.where(empty, sink, torch.logaddexp(lse, sink))
+    return out * share[..., None], torch.where(none, of_keys, joined)
 
 
 @overload

@@ -251,7 +251,8 @@ def _linear_cross_entropy(
     if reduction != "none":
         divisor: Any = 1
         if reduction == "mean":
-            divisor = used.sum().clamp(min=1) if class_weight is None else of_target.sum()
+            counted = used.sum().clamp(min=1) if class_weight is None else of_target.sum()
+            divisor = torch.where(used.any(), counted, 1)
         loss = loss.sum() / divisor
     return loss, s.lse
 
@@ -443,9 +444,8 @@ def _of_heads(
     out, lse = out.reshape(*q.shape[:3], v.shape[3]), lse.reshape(q.shape[:3])
     if sinks is None:
         return out, lse
-    empty = lse == -math.inf
-    joined, total = _with_sinks(out.to(lse.dtype), lse.masked_fill(empty, 0), sinks)
-    return joined.to(out.dtype), torch.where(empty, sinks.to(lse.dtype)[:, None], total)
+    joined, total = _with_sinks(out.to(lse.dtype), lse, sinks)
+    return joined.to(out.dtype), total
 
 
 def _rows_of_heads(

@@ -75,7 +75,7 @@ def attend_two_scores(
         other_k,
         column={"v": v},
         block_mask=block_mask,
-        scale=1 / math.sqrt(q.shape[3]) if scale is None else scale,
+        scale=1 / math.sqrt(max(q.shape[3], 1)) if scale is None else scale,
     )
     if not normalized:
         return found.out.to(dtype)  # type: ignore[no-any-return]

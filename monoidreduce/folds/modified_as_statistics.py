@@ -86,9 +86,7 @@ def modified_attention(*arguments: Any) -> tuple[Tensor, Tensor | None]:
         return out.to(q.dtype), None
     lse = values[0].view(B, H, M)
     if of.sinks is not None:
-        empty = lse == -math.inf
-        joined, total = _with_sinks(out, lse.masked_fill(empty, 0), of.sinks)
-        out, lse = joined, torch.where(empty, of.sinks.to(lse.dtype)[:, None], total)
+        out, lse = _with_sinks(out, lse, of.sinks)
     return out.to(q.dtype), lse
 
 
@@ -96,9 +94,11 @@ def seen_in_sequences(
     q: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, left: int, right: int, first: int = 0
 ) -> Tensor:
     """`Mask.bounds` of packed sequences, by ops that torch.func can follow. first: q's first token."""
-    of_q, of_k = (t.to(q.device, torch.int64) for t in (cu_seqlens_q, cu_seqlens_k))
+    # The end once more: queries behind the last sequence are of one without keys.
+    ends = (torch.cat((t, t[-1:])) for t in (cu_seqlens_q, cu_seqlens_k))
+    of_q, of_k = (t.to(q.device, torch.int64) for t in ends)
     query = torch.arange(first, first + q.shape[2], device=q.device)
-    number = torch.searchsorted(of_q[1:], query, right=True)  # of the query's sequence
+    number = torch.searchsorted(of_q[1:-1], query, right=True)  # of the query's sequence
     start, stop = of_k[number], of_k[number + 1]
     aligned = query - of_q[number + 1] + stop
     if left >= 0:

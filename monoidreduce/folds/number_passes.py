@@ -233,10 +233,15 @@ def _gradients_with_most(call: ProgramCall, folded: Folded, grad_values: Tensor,
     row, column, *_ = call.data
     return Gradients(
         [added(_like(x, y), y) for x, y in zip(found.scores, of_scores, strict=True)],
-        added(found.row, _spread(d_row, kept["row"], row)),
-        added(found.column, _spread(d_column, kept["column"], column)),
+        _or_zeros(wanted.row, added(found.row, _spread(d_row, kept["row"], row)), row),
+        _or_zeros(wanted.column, added(found.column, _spread(d_column, kept["column"], column)), column),
         added(found.table, d_table),
     )
+
+
+def _or_zeros(wanted: bool, gradients: Tensor | None, of: Tensor | None) -> Tensor | None:
+    """The gradients of the data `of`, which are 0 if they are wanted though no result depends on the data."""
+    return torch.zeros_like(of) if wanted and gradients is None and of is not None else gradients
 
 
 def _like(x: Tensor | None, y: Tensor | None) -> Tensor | None:

@@ -38,7 +38,7 @@ def _write_sum(call: ProgramCall, number: int, vectors: Tensor, folded: Folded, 
     """Write payload sum `number`, [rows, E]: the product of the elements' weights with the vectors [V, E]."""
     a, of, (row, column, row_index, column_index) = call.a, call.parsed, call.data
     softmax, _ = of.payloads[number]
-    by = torch.full_like(a[:, 0], 1 / call.scale, dtype=to.dtype)
+    by = a.new_full((len(a),), 1 / call.scale, dtype=to.dtype)
     lse = low = by  # not read if the sum is a total
     if softmax >= 0:
         lse, low = folded[0][sum(map(len, of.softmaxes[:softmax]))], folded[1][softmax]

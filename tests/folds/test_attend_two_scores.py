@@ -180,3 +180,11 @@ def test_exported() -> None:
 
     given = [t.detach() for t in leaves()[:3]]
     torch.testing.assert_close(torch.export.export(Layer(), tuple(given)).module()(*given), Layer()(*given))
+
+
+def test_queries_of_width_0() -> None:
+    q, other = torch.zeros(1, 1, 3, 0, dtype=F64), normal(1, 1, 3, 2, seed=1)
+    found = mr.attend(
+        q, q, other, weight=lambda score, other: torch.exp(score) * other, other_q=other, other_k=other
+    )
+    torch.testing.assert_close(found, (other @ other.mT) @ other)

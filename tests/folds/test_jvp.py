@@ -241,3 +241,50 @@ def test_others_say_so(name: str) -> None:
         NotImplementedError, match=r"statistics cannot be .* forward mode .*: (those of a fold|largest)"
     ):
         jvp(of_leaves(fold, call), x, x)
+
+
+def test_a_mean_of_no_tokens_does_not_move() -> None:
+    x, weight, class_weight = torch.randn(2, 3), torch.randn(7, 3), torch.rand(7)
+    ignored = torch.full((2,), -100)
+
+    def loss(weight: Tensor) -> Tensor:
+        return mr.linear_cross_entropy(x, weight, ignored, class_weight=class_weight)
+
+    assert jvp(loss, (weight,), (weight,)) == (0, 0)
+
+
+@pytest.mark.parametrize("shape", ((), (4, 1)), ids=str)
+def test_second_derivatives_of_sinks_of_queries_without_keys(shape: tuple[int, ...]) -> None:
+    """A bias that is the same for all keys is added to the log-sum-exp, which is -inf there."""
+    q, k, sinks = (
+        torch.randn(1, 1, 4, 2, dtype=F64),
+        torch.randn(1, 1, 3, 2, dtype=F64),
+        torch.zeros(1, dtype=F64),
+    )
+
+    def penalty(sinks: Tensor, bias: Tensor | None) -> Tensor:
+        def total(q: Tensor) -> Tensor:
+            options: dict[str, Any] = {"bias": bias, "sinks": sinks, "causal": True, "return_lse": True}
+            out, lse = mr.attention(q, k, k, **options)
+            return out.square().sum() + lse.square().sum()
+
+        return grad(total)(q).square().sum()
+
+    found = grad(penalty)(sinks, torch.zeros(shape, dtype=F64))
+    assert found.isfinite().all() and found.any()
+    torch.testing.assert_close(found, grad(penalty)(sinks, None))
+
+
+@pytest.mark.parametrize("starts", ([0, 3], [0, 1, 3]), ids=str)
+@pytest.mark.parametrize("causal", (False, True))
+def test_forward_mode_of_tokens_behind_the_last_sequence(starts: list[int], causal: bool) -> None:
+    q = torch.randn(5, 2, 3, dtype=F64)
+
+    def packed(q: Tensor) -> Tensor:
+        return mr.attention_varlen(q, q, q, torch.tensor(starts), causal=causal)
+
+    found, moved = jvp(packed, (q,), (q,))
+    inside, expected = jvp(packed, (q[:3],), (q[:3],))
+    torch.testing.assert_close(found[:3], inside)
+    torch.testing.assert_close(moved[:3], expected)
+    assert not found[3:].any() and not moved[3:].any()

@@ -158,3 +158,17 @@ def test_second_derivatives_are_refused_by_name() -> None:
     (gradient,) = torch.autograd.grad(best(a, torch.randn(9, 4)).best.value.sum(), a, create_graph=True)
     with pytest.raises(RuntimeError, match=r"differentiated once: largest\(f, k\) and smallest"):
         gradient.sum().backward()
+
+
+@pytest.mark.parametrize("kind", ("row", "column"))
+def test_data_that_only_a_count_reads_have_gradients_of_zero(kind: str) -> None:
+    a, b = torch.randn(3, 8, requires_grad=True), torch.randn(7, 8, requires_grad=True)
+    data = torch.randn(3 if kind == "row" else 7, requires_grad=True)
+
+    @mr.statistics
+    def counted(score: Any, data: Any) -> Any:
+        return {"above": mr.stat.count(data > 0), "best": mr.stat.largest(score, k=3)}
+
+    found = counted(a, b, **{kind: {"data": data}})
+    d_a, d_data = torch.autograd.grad(found.best.value.sum(), (a, data))
+    assert d_a.any() and d_data.shape == data.shape and not d_data.any()

@@ -345,3 +345,11 @@ def test_flops() -> None:
         torch.autograd.grad(kernel_sum(a, b, column={"v": v}).force.sum(), (a, b, v))
     # Scores twice, gradients of a and b; weights times v, upstream gradients times v, the gradient of v.
     assert counter.get_total_flops() == 2 * rows * columns * (4 * width + 3 * of_vector)
+
+
+def test_vectors_beside_operands_of_width_0() -> None:
+    a, b = torch.zeros(3, 0, dtype=F64), torch.zeros(4, 0, dtype=F64)
+    v = torch.randn(4, 5, dtype=F64, requires_grad=True)
+    mean = attention(a, b, column={"v": v})[0]
+    torch.testing.assert_close(mean, v.mean(0).expand(3, 5))
+    torch.testing.assert_close(torch.autograd.grad(mean.sum(), v)[0], torch.full_like(v, 3 / 4))
