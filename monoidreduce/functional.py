@@ -1077,8 +1077,8 @@ def linear_cross_entropy(
             smaller workspace is slower, never wrong.
         weight_grad: a contiguous tensor like weight in the accumulation dtype. The backward pass adds the
             gradient of weight to it, never rounded to 16 bits; weight.grad stays None. It needs a weight that
-            requires a gradient. By default it is `weight.main_grad` (Megatron), if that is such a tensor. Not
-            for DTensors, gradients of gradients, or inside of graphs of torch.compile.
+            requires a gradient. By default it is `weight.main_grad` (Megatron), if that is such a tensor in
+            float32. Not for DTensors, gradients of gradients, or inside of graphs of torch.compile.
 
     Returns:
         The loss: [...] for reduction "none", else a scalar. With return_lse also lse [...], differentiable.
