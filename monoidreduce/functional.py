@@ -726,7 +726,7 @@ def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor
     sink = sinks.to(lse.dtype)[:, None]
     none, infinite = sink == -math.inf, sink == math.inf
     sink = sink.masked_fill(none, 0)
-    # Of a row without keys; second derivatives would be NaN at -inf.
+    # A row without keys has an lse of -inf, at which second derivatives would be NaN. 0 stands in for it.
     empty, of_keys = lse == -math.inf, lse
     lse = lse.masked_fill(empty, 0)
     # The keys' part of the softmax. Not by sigmoid, whose derivative share * (1 - share) loses digits of a

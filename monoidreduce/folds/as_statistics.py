@@ -251,8 +251,8 @@ def _linear_cross_entropy(
     if reduction != "none":
         divisor: Any = 1
         if reduction == "mean":
-            counted = used.sum().clamp(min=1) if class_weight is None else of_target.sum()
-            divisor = torch.where(used.any(), counted, 1)
+            counted = used if class_weight is None else of_target
+            divisor = torch.where(used.any(), counted.sum(), 1)
         loss = loss.sum() / divisor
     return loss, s.lse
 

@@ -94,9 +94,8 @@ def seen_in_sequences(
     q: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, left: int, right: int, first: int = 0
 ) -> Tensor:
     """`Mask.bounds` of packed sequences, by ops that torch.func can follow. first: q's first token."""
-    # The end once more: queries behind the last sequence are of one without keys.
-    ends = (torch.cat((t, t[-1:])) for t in (cu_seqlens_q, cu_seqlens_k))
-    of_q, of_k = (t.to(q.device, torch.int64) for t in ends)
+    # The end stands there twice, so that queries behind the last sequence belong to a sequence without keys.
+    of_q, of_k = (torch.cat((t, t[-1:])).to(q.device, torch.int64) for t in (cu_seqlens_q, cu_seqlens_k))
     query = torch.arange(first, first + q.shape[2], device=q.device)
     number = torch.searchsorted(of_q[1:-1], query, right=True)  # of the query's sequence
     start, stop = of_k[number], of_k[number + 1]

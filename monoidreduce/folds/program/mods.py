@@ -264,7 +264,8 @@ def tables(
             if scores:
                 named = described(tensor, *(f for f in functions if f is not None))
                 raise ValueError(mismatch(named, "a tensor with elements", "none"))
-            # Programs have sizes of at least 1. The zeros in its place have its gradient, which is empty.
+            # Programs have sizes of at least 1, so a zero stands in for it: the sum of no elements, through
+            # which the empty tensor gets its empty gradient.
             tensor = tensor.sum().to(tensor.dtype).expand([max(size, 1) for size in tensor.shape])
         first = sum(t.numel() for t in into)
         if first + tensor.numel() > MOST:

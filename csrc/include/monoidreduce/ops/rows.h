@@ -51,9 +51,10 @@ constexpr auto describe(const X*) {
                 option("ignore_index", &X::ignore_index), option("unit", &X::unit), option("mean", &X::mean));
 }
 
-// For calls whose rows are not gathered (Plan::skips_rows is false). out_i = x_i, and 0 if row i is not active, even if it holds NaN. With an
-// upstream gradient also writes factors: as a RowOrdering, but 0 for rows that are not active; and last, the factor of a sum over
-// rows: 0 if none is active. Rows are dense and 16-byte aligned.
+// For calls that compute all rows instead of gathering the active ones (Plan::skips_rows is false). Copies x to out and sets inactive
+// rows to 0, even if they hold NaN: out_i = x_i, or 0 if row i is inactive. If there is an upstream gradient, it also writes factors:
+// as a RowOrdering does, but 0 for inactive rows. The last one is the factor of a sum over rows, 0 if no row is active. Rows are dense
+// and 16-byte aligned.
 struct RowClearing {
   TensorView target, mask;  // as in LossReduction; one of the two
   TensorView x, out;
